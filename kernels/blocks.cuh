@@ -15,6 +15,11 @@ struct Cell {
 __device__ __forceinline__ uint64_t thread_index() { return uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ uint64_t thread_count() { return uint64_t(gridDim.x) * blockDim.x; }
 
+// The index of ``count`` that is as far from the last as ``index`` is from the first; negative beyond them.
+__device__ __forceinline__ int64_t from_end(uint64_t index, uint64_t count) {
+    return int64_t(count) - 1 - int64_t(index);
+}
+
 // a / b for a <= most: a division of 64 bits takes several times as long as one of 32, which usually
 // suffices.
 __device__ __forceinline__ uint64_t quotient(uint64_t a, uint64_t b, uint64_t most) {

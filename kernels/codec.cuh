@@ -16,6 +16,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #define HD __host__ __device__ __forceinline__
 
@@ -58,6 +59,12 @@ HD constexpr float power_of_two(int e) {
     for (int i = 0; i < e; ++i) v *= 2.0f;
     for (int i = 0; i > e; --i) v *= 0.5f;
     return v;
+}
+
+// float_of for normal numbers from 2^-103 on, in constant expressions too.
+HD constexpr float normal_float(uint32_t u) {
+    float magnitude = float(0x00800000u | (u & 0x007fffffu)) * power_of_two(int(u >> 23 & 0xff) - 150);
+    return u >> 31 ? -magnitude : magnitude;
 }
 
 // Rounds to the nearest whole number, ties to even.
@@ -277,13 +284,14 @@ struct FixedPointCodec {
     static HD float decode(uint32_t code) { return Whole::decode(code) * power_of_two(-FRACTION); }
 };
 
-// A codebook of up to 16 levels, whose code is found by a binary search. TABLE gives threshold(i): for each
-// code > 0 the least float32 that rounds to it (ties go to the lower level); and level(i).
+// A codebook of up to 16 levels, whose code is found by a binary search. TABLE gives threshold_bits(i): for
+// each code > 0 the bits of the least float32 that rounds to it (ties go to the lower level); and level(i).
 template <typename TABLE>
 struct SixteenLevels {
     static constexpr int bits = 4, per_byte = 0;
+    static HD float threshold(int i) { return float_of(TABLE::threshold_bits(i)); }
     static HD uint32_t encode(float v) {
-        auto t = [](int i) { return TABLE::threshold(i); };
+        auto t = [](int i) { return threshold(i); };
         bool b3 = v >= t(7);
         bool b2 = v >= (b3 ? t(11) : t(3));
         bool b1 = v >= (b3 ? (b2 ? t(13) : t(9)) : (b2 ? t(5) : t(1)));
@@ -296,12 +304,12 @@ struct SixteenLevels {
 
 struct Nf4 : SixteenLevels<Nf4> {
     static constexpr int count = 16;
-    static HD float threshold(int i) {
+    static HD constexpr uint32_t threshold_bits(int i) {
         constexpr uint32_t t[15] = {
             0xbf591cd8u, 0xbf1c5270u, 0xbeeb847fu, 0xbeadea76u, 0xbe703cecu, 0xbe0d38bbu,
             0xbd3a7870u, 0x3d22fb00u, 0x3df64863u, 0x3e5067e1u, 0x3e9582d5u, 0x3ec753fau,
             0x3f006d04u, 0x3f248db0u, 0x3f5c89dau};
-        return float_of(t[i]);
+        return t[i];
     }
     static HD float level(int i) {
         constexpr uint32_t l[16] = {
@@ -312,45 +320,14 @@ struct Nf4 : SixteenLevels<Nf4> {
     }
 };
 
-// Nf4's thresholds by 32 cells of [-1, 1], at most one in each: a code is the number of thresholds in the
-// cells before, and one more from the cell's own on. Lane i of a warp holds cell i, so that a look-up is two
-// shuffles where a search takes four comparisons with selected thresholds.
-struct Nf4Cells {
-    float threshold[32];
-    uint32_t before[32];
-
-    // Cell of v: the low five bits; monotone in v, and so the same for thresholds and for values.
-    static HD uint32_t cell(float v) {
-#ifdef __CUDA_ARCH__
-        return __float_as_uint(__fmaf_rn(__saturatef(__fmaf_rn(v, 0.5f, 0.5f)), 31.0f, 12582912.0f));
-#else
-        float half = __builtin_fmaf(v, 0.5f, 0.5f);
-        return bits_of(__builtin_fmaf(half < 0.0f ? 0.0f : half > 1.0f ? 1.0f : half, 31.0f, 12582912.0f));
-#endif
-    }
-    // No threshold lies so near to a bound of its cell that rounding matters.
-    constexpr Nf4Cells() : threshold(), before() {
-        constexpr int cells[15] = {2, 6, 8, 10, 12, 13, 15, 16, 17, 19, 20, 22, 23, 25, 29};
-        constexpr float thresholds[15] = {
-            -0x1.b239bp-1f, -0x1.38a4ep-1f, -0x1.d708fep-2f, -0x1.5bd4ecp-2f, -0x1.e079d8p-3f,
-            -0x1.1a7176p-3f, -0x1.74f0ep-5f, 0x1.45f6p-5f, 0x1.ec90c6p-4f, 0x1.a0cfc2p-3f,
-            0x1.2b05aap-2f, 0x1.8ea7f4p-2f, 0x1.00da08p-1f, 0x1.491b6p-1f, 0x1.b913b4p-1f};
-        for (int lane = 0, i = 0; lane < 32; ++lane) {
-            before[lane] = uint32_t(i);
-            threshold[lane] = __builtin_nanf("");  // which no value reaches
-            if (i < 15 && cells[i] == lane) threshold[lane] = thresholds[i++];
-        }
-    }
-};
-
 struct Af4 : SixteenLevels<Af4> {
     static constexpr int count = 16;
-    static HD float threshold(int i) {
+    static HD constexpr uint32_t threshold_bits(int i) {
         constexpr uint32_t t[15] = {
             0xbf58e26du, 0xbf1a79fau, 0xbee2d994u, 0xbea138a5u, 0xbe4fd22au, 0xbdcbf3fbu,
             0xbcca2140u, 0x3caf0760u, 0x3db034d1u, 0x3e32aa92u, 0x3e894f82u, 0x3ebe0da2u,
             0x3efb08aeu, 0x3f23bd30u, 0x3f5cb42fu};
-        return float_of(t[i]);
+        return t[i];
     }
     static HD float level(int i) {
         constexpr uint32_t l[16] = {
@@ -364,12 +341,12 @@ struct Af4 : SixteenLevels<Af4> {
 // The last threshold lies beyond every number: there is no sixteenth level.
 struct BnbFp4 : SixteenLevels<BnbFp4> {
     static constexpr int count = 15;
-    static HD float threshold(int i) {
+    static HD constexpr uint32_t threshold_bits(int i) {
         constexpr uint32_t t[15] = {
             0xbf555555u, 0xbf155555u, 0xbed55555u, 0xbe955555u, 0xbe555555u, 0xbdb00000u,
             0xbb2aaaaau, 0x3b2aaaacu, 0x3db00001u, 0x3e555556u, 0x3e955556u, 0x3ed55556u,
             0x3f155556u, 0x3f555556u, 0x7fc00000u};
-        return float_of(t[i]);
+        return t[i];
     }
     static HD float level(int i) {
         constexpr uint32_t l[16] = {
@@ -377,6 +354,51 @@ struct BnbFp4 : SixteenLevels<BnbFp4> {
             0xbbaaaaabu, 0x00000000u, 0x3baaaaabu, 0x3e2aaaabu, 0x3e800000u, 0x3eaaaaabu,
             0x3f000000u, 0x3f2aaaabu, 0x3f800000u, 0x7fc00000u};
         return float_of(l[i]);
+    }
+};
+
+// The thresholds of 16 levels by 32 cells of [-1, 1], at most one in each: a code is the number of thresholds
+// in the cells before, and one more from the cell's own on. Lane i of a warp holds cell i, so that a look-up
+// is two shuffles where a search takes four comparisons with selected thresholds.
+template <typename TABLE>
+struct LevelCells {
+    float threshold[32];
+    uint32_t before[32];
+
+    // Cell of v: the low five bits; monotone in v, and so the same for thresholds and for values.
+    static HD uint32_t cell(float v) {
+#ifdef __CUDA_ARCH__
+        return __float_as_uint(__fmaf_rn(__saturatef(__fmaf_rn(v, 0.5f, 0.5f)), 31.0f, 12582912.0f));
+#else
+        float half = __builtin_fmaf(v, 0.5f, 0.5f);
+        return bits_of(__builtin_fmaf(half < 0.0f ? 0.0f : half > 1.0f ? 1.0f : half, 31.0f, 12582912.0f));
+#endif
+    }
+
+    // The place of a threshold among the cells: cells are the whole numbers nearest to it.
+    static constexpr double place(int i) {
+        return 15.5 + 15.5 * double(normal_float(TABLE::threshold_bits(i)));
+    }
+    static constexpr int cell_of(int i) { return int(place(i) + 0.5); }
+
+    // Whether no two thresholds share a cell, and none lies so near to a bound of its cell that rounding
+    // matters.
+    static constexpr bool fit() {
+        for (int i = 0; i < TABLE::count - 1; ++i) {
+            double from_bound = place(i) + 0.5 - cell_of(i);
+            if (from_bound < 1e-3 || from_bound > 1 - 1e-3) return false;
+            if (i && cell_of(i) == cell_of(i - 1)) return false;
+        }
+        return true;
+    }
+
+    constexpr LevelCells() : threshold(), before() {
+        for (int lane = 0, i = 0; lane < 32; ++lane) {
+            before[lane] = uint32_t(i);
+            threshold[lane] = __builtin_nanf("");  // which no value reaches
+            if (i < TABLE::count - 1 && cell_of(i) == lane)
+                threshold[lane] = normal_float(TABLE::threshold_bits(i++));
+        }
     }
 };
 
@@ -449,6 +471,19 @@ struct CodebookCodec {
         float lower = TABLE::level(below), upper = TABLE::level(below + 1);
         return uint32_t(below) + (noise < (v - lower) / (upper - lower) ? 1u : 0u);
     }
+};
+
+// The cells of a codec of 16 levels; other codecs have none.
+template <typename Q>
+constexpr bool has_cells = false;
+template <typename TABLE>
+constexpr bool has_cells<CodebookCodec<TABLE>> = std::is_base_of_v<SixteenLevels<TABLE>, TABLE>;
+template <typename Q>
+struct CellsOf;
+template <typename TABLE>
+struct CellsOf<CodebookCodec<TABLE>> {
+    static_assert(LevelCells<TABLE>::fit(), "thresholds share a cell");
+    using type = LevelCells<TABLE>;
 };
 
 // Philox 4x32-10 (Salmon et al., SC 2011): word ``element % 4`` of block ``element / 4``, 24 bits in [0, 1).

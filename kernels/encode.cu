@@ -25,11 +25,12 @@ __device__ __forceinline__ void report(float poison, int* unusable) {
     if (SCALE_RULE == CAST && poison != poison) *unusable = 1;
 }
 
+// From the end, which a kernel that found the tensor's range has read last.
 extern "C" __global__ void __launch_bounds__(256)
     encode_flat(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, int* unusable,
                 uint64_t runs, uint64_t seed) {
     follow();
-    uint64_t run = thread_index();
+    uint64_t run = uint64_t(from_end(blockIdx.x, gridDim.x)) * blockDim.x + threadIdx.x;
     if (run >= runs) return;
     Run<T, RUN> values;
     values.load(x + run * RUN);
@@ -41,8 +42,12 @@ extern "C" __global__ void __launch_bounds__(256)
     encode_run(values, Divider(step, kGiven), zero, seed, run * RUN, packed + run * kRunBytes);
 }
 
-// Lanes lie across the columns and warps down the rows (blocks.cuh's ColumnWalk).
-extern "C" __global__ void __launch_bounds__(256)
+// On a multiprocessor, as registers allow; explorer/gpu/quantize.py fills whole rounds of them.
+constexpr int kColumnBlocks = RUN * sizeof(T) > 16 ? 1 : kAsymmetric ? 3 : 4;
+
+// Lanes lie across the columns and warps up the rows (blocks.cuh's ColumnWalk), from the last, which the
+// range pass has read last.
+extern "C" __global__ void __launch_bounds__(256, kColumnBlocks)
     encode_columns(const T* x, uint8_t* packed, const float* steps, const int8_t* zeros, uint64_t rows,
                    uint64_t columns, uint64_t row_bytes, int width, uint64_t seed) {
     follow();
@@ -60,8 +65,9 @@ extern "C" __global__ void __launch_bounds__(256)
         zero[i] = kAsymmetric ? float(zeros[cell]) : 0.0f;
     }
     Run<T, RUN> run[ColumnWalk::kRows];
-    walk.rows([&](int k, uint64_t row) { run[k].load(x + row * columns + column); },
-              [&](int k, uint64_t row) {
+    walk.rows([&](int k, uint64_t up) { run[k].load(x + (rows - 1 - up) * columns + column); },
+              [&](int k, uint64_t up) {
+                  uint64_t row = rows - 1 - up;
                   uint32_t word[(kRunBytes + 3) / 4] = {};
                   with_quotients(
                       by_residual, [&](int i) { return run[k].at(i); },

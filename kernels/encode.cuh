@@ -175,9 +175,10 @@ __device__ __forceinline__ void encode_words(uint32_t* word, Quotient quotient, 
     }
 }
 
-// True if codes are looked up in cells held by a warp's lanes (Nf4Cells); all lanes then take part.
-constexpr bool kCells = std::is_same_v<Q, CodebookCodec<Nf4>> && !kStochastic;
-__device__ const Nf4Cells kNf4Cells;
+// True if codes are looked up in cells held by a warp's lanes (LevelCells); all lanes then take part.
+constexpr bool kCells = has_cells<Q> && !kStochastic;
+template <typename C>
+__device__ const typename CellsOf<C>::type kCellTable;
 
 // Encodes a run and writes it; ``element`` is the index of its first element.
 template <typename T, int N, typename C = Q>
@@ -213,18 +214,18 @@ __device__ __forceinline__ void encode_run(const Run<T, N>& run, const Divider& 
 }
 
 // Encodes a run by the cells of the warp, whose lanes all come here, and writes it if it is ``live``.
-template <typename T, int N>
+template <typename T, int N, typename C = Q>
 __device__ __forceinline__ void encode_run_in_cells(const Run<T, N>& run, const Divider& divide_by, bool live,
                                                     uint8_t* out) {
     constexpr int bytes = packed_bytes<Q>(N);
     uint32_t word[(bytes + 3) / 4] = {};
     if (__all_sync(~0u, divide_by.exact_by_residual)) {
-        float threshold = kNf4Cells.threshold[threadIdx.x & 31];
-        uint32_t before = kNf4Cells.before[threadIdx.x & 31];
+        float threshold = kCellTable<C>.threshold[threadIdx.x & 31];
+        uint32_t before = kCellTable<C>.before[threadIdx.x & 31];
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             float v = divide_by.by_residual(run.at(i));
-            int cell = int(Nf4Cells::cell(v));
+            int cell = int(CellsOf<C>::type::cell(v));
             float own = __shfl_sync(~0u, threshold, cell);
             word[i / 8] += __shfl_sync(~0u, before, cell) << (i % 8 * 4);
             if (v >= own) word[i / 8] += 1u << (i % 8 * 4);

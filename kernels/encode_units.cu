@@ -18,7 +18,8 @@ constexpr int kThreadBlocks = sizeof(T) == 4 ? 4 : 5;
 #endif
 
 // Elements pass through shared memory, so that neighbouring lanes load neighbouring 16 bytes. Those that a
-// unit does not have get the code 0. Warps take stretches in turn, so that few thread blocks add to ``sums``.
+// unit does not have get the code 0. Warps take stretches in turn, so that few thread blocks add to ``sums``;
+// the last ones first, which were read last where the tensor's range was found.
 extern "C" __global__ void __launch_bounds__(256, kThreadBlocks)
     encode_units(const T* x, uint8_t* packed, const float* steps, double* sums, uint64_t rows,
                  uint64_t columns, uint64_t row_bytes) {
@@ -28,9 +29,10 @@ extern "C" __global__ void __launch_bounds__(256, kThreadBlocks)
     T* staged = stage[threadIdx.x >> 5];
     Bounds<Q> bounds(*steps);
     float nonzero = 0.0f;
-    double products = 0.0;
+    double products = 0.0;  // times 2^-896
     uint64_t a_row = Stretch<1>::in_row(columns);
-    for (uint64_t index = thread_index() >> 5; index < rows * a_row; index += thread_count() >> 5) {
+    int64_t index = from_end(thread_index() >> 5, rows * a_row);
+    for (; index >= 0; index -= thread_count() >> 5) {
         Stretch<1> stretch(index, a_row, rows, columns);
         const T* from = x + stretch.row * columns + stretch.element;
         copy_stretch<true>(staged, from, stretch.count);
@@ -48,9 +50,10 @@ extern "C" __global__ void __launch_bounds__(256, kThreadBlocks)
                 float top = exists(i) && v >= bounds.high ? 1.0f : 0.0f;
                 byte[i / 5] = __fmaf_rn(above + top, float(place_of_digit(i % 5)), byte[i / 5]);
                 if constexpr (REFIT) {
+                    // A level other than 0 has the value's sign: their product is its magnitude.
                     float level = exists(i) ? above + top - 1.0f : 0.0f;
                     nonzero = __fmaf_rn(level, level, nonzero);
-                    products += exists(i) ? double(v * level) : 0.0;
+                    products += scaled_magnitude(level == 0.0f ? 0.0f : v);
                 }
             }
         };
@@ -64,5 +67,5 @@ extern "C" __global__ void __launch_bounds__(256, kThreadBlocks)
         store_units(to, __byte_perm(low, high, 0x5410), (stretch.count + 4) / 5);
         __syncwarp();
     }
-    if constexpr (REFIT) add_sums(sums, products, double(nonzero));
+    if constexpr (REFIT) add_sums(sums, products * kScaledBack, double(nonzero));
 }

@@ -11,6 +11,24 @@ enum Range { MINMAX, ABSMEAN, TWN };
 constexpr bool kBothEnds = MAPPING == ASYMMETRIC || MAPPING == NO_CLIP;
 constexpr bool kMean = RANGE != MINMAX;
 
+// The largest -x and x (or the largest |x| alone, as in Extent) of pairs of 16-bit elements, of the first and
+// of the second apart. One instruction compares a pair, and keeps NaN.
+template <typename T>
+struct Extremes {
+    using Pair = typename PairOf<T>::type;
+    Pair top, bottom;
+
+    static __device__ __forceinline__ Pair pair_of(uint32_t word) { return *reinterpret_cast<Pair*>(&word); }
+
+    __device__ __forceinline__ void clear() { top = bottom = pair_of(0); }
+    __device__ __forceinline__ void add(uint32_t word) {
+        top = __hmax2_nan(top, pair_of(kBothEnds ? word : word & 0x7fff7fffu));
+        if constexpr (kBothEnds) bottom = __hmax2_nan(bottom, pair_of(word ^ 0x80008000u));
+    }
+    __device__ __forceinline__ float high(int which) const { return to_float(which ? top.y : top.x); }
+    __device__ __forceinline__ float low(int which) const { return to_float(which ? bottom.y : bottom.x); }
+};
+
 // Running statistics of a block. ``low`` and ``high`` are the largest -x and x (where one scale serves both
 // sides, ``high`` is the largest |x|), ``sum`` is that of |x| · 2^-896; ``poison`` is NaN if any element is
 // not finite.
@@ -32,34 +50,32 @@ struct Extent {
         poison = __fmaf_rn(v, 0.0f, poison);
     }
 
-    // A whole run. Of 16-bit elements one instruction compares two and keeps NaN, so Inf and NaN reach
-    // ``poison``.
+    // A whole run.
     template <typename T, int N>
     __device__ __forceinline__ void add_run(const Run<T, N>& run) {
         if constexpr (sizeof(T) == 4 || kMean) {
 #pragma unroll
             for (int i = 0; i < N; ++i) add(run.at(i));
         } else {
-            using Pair = typename PairOf<T>::type;
-            auto pair = [&](int i, uint32_t flip, uint32_t keep) {
-                uint32_t word = (run.word[i] ^ flip) & keep;
-                return *reinterpret_cast<Pair*>(&word);
-            };
-            constexpr uint32_t all = 0xffffffffu, magnitude = 0x7fff7fffu, signs = 0x80008000u;
-            Pair top = pair(0, 0, kBothEnds ? all : magnitude), bottom = pair(0, signs, all);
+            Extremes<T> pair;
+            pair.clear();
 #pragma unroll
-            for (int i = 1; i < Run<T, N>::words; ++i) {
-                top = __hmax2_nan(top, pair(i, 0, kBothEnds ? all : magnitude));
-                if constexpr (kBothEnds) bottom = __hmax2_nan(bottom, pair(i, signs, all));
-            }
-            float a = to_float(top.x), b = to_float(top.y);
-            poison = __fmaf_rn(a, 0.0f, __fmaf_rn(b, 0.0f, poison));
-            high = fmaxf(high, fmaxf(a, b));
-            if constexpr (kBothEnds) {
-                a = to_float(bottom.x), b = to_float(bottom.y);
-                poison = __fmaf_rn(a, 0.0f, __fmaf_rn(b, 0.0f, poison));
-                low = fmaxf(low, fmaxf(a, b));
-            }
+            for (int i = 0; i < Run<T, N>::words; ++i) pair.add(run.word[i]);
+            add_pair(pair, 0);
+            add_pair(pair, 1);
+        }
+    }
+
+    // The first or the second of the columns of a pair.
+    template <typename T>
+    __device__ __forceinline__ void add_pair(const Extremes<T>& pair, int which) {
+        float top = pair.high(which);
+        poison = __fmaf_rn(top, 0.0f, poison);
+        high = fmaxf(high, top);
+        if constexpr (kBothEnds) {
+            float bottom = pair.low(which);
+            poison = __fmaf_rn(bottom, 0.0f, poison);
+            low = fmaxf(low, bottom);
         }
     }
 

@@ -1,6 +1,7 @@
 // Vector loads and stores, 16 bytes at a time where the size allows it.
 //
-// Tensors are read and written once, so loads and stores are streaming (evicted from the caches first).
+// Tensors are read and written once, so loads and stores are streaming (evicted from the caches first) unless
+// a second pass follows.
 // Pointers are aligned to the widest access that divides the size.
 #pragma once
 #include <cstdint>
@@ -8,12 +9,14 @@
 
 #include "element.cuh"
 
-template <int BYTES>
+// KEEP: the bytes stay in the L2 cache, for another pass over them.
+template <int BYTES, bool KEEP = false>
 __device__ __forceinline__ void load_bytes(const void* from, uint32_t* word) {
     if constexpr (BYTES % 16 == 0) {
 #pragma unroll
         for (int i = 0; i < BYTES / 16; ++i) {
-            uint4 w = __ldcs(static_cast<const uint4*>(from) + i);
+            const uint4* at = static_cast<const uint4*>(from) + i;
+            uint4 w = KEEP ? __ldcg(at) : __ldcs(at);
             word[4 * i] = w.x, word[4 * i + 1] = w.y, word[4 * i + 2] = w.z, word[4 * i + 3] = w.w;
         }
     } else if constexpr (BYTES % 8 == 0) {
@@ -62,7 +65,18 @@ struct Run {
     static constexpr int count = N, words = N * sizeof(T) / 4;
     uint32_t word[words];
 
-    __device__ __forceinline__ void load(const T* from) { load_bytes<N * sizeof(T)>(from, word); }
+    template <bool KEEP = false>
+    __device__ __forceinline__ void load(const T* from) {
+        load_bytes<N * sizeof(T), KEEP>(from, word);
+    }
+
+    // Elements at index ``at`` of ``x``; those from ``kept`` on stay in the L2 cache.
+    __device__ __forceinline__ void load_from(const T* x, uint64_t at, uint64_t kept) {
+        if (at >= kept)
+            load<true>(x + at);
+        else
+            load(x + at);
+    }
 
     // From shared memory.
     __device__ __forceinline__ void load_cached(const T* from) {

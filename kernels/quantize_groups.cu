@@ -15,26 +15,23 @@
 using T = ELEMENT;
 
 // ``runs``: of the matrix; ``lanes``: threads a block of the scheme, one run each. Threads take runs in turn,
-// and load the next one before they encode the last. ``amax``: settle.cuh's ``tensor_scale_from``.
+// and load the next one before they encode the last. Warps begin at the end of the matrix, which a kernel
+// that found the tensor's range has read last. ``amax``: settle.cuh's ``tensor_scale_from``.
 extern "C" __global__ void __launch_bounds__(256)
-    quantize_groups(const T* x, uint8_t* packed, void* scales, int8_t* zeros, float* amax,
+    quantize_groups(const T* x, uint8_t* packed, void* scales, int8_t* zeros, const float* amax,
                     int* unusable, uint64_t runs, int lanes, uint64_t seed) {
     follow();
-    uint64_t run = thread_index(), stride = thread_count();
+    int lane = threadIdx.x & 31;
+    int64_t stride = thread_count(), run = from_end(thread_index() >> 5, (runs + 31) >> 5) * 32 + lane;
     Run<T, RUN> next = {};
-    if (run < runs) next.load(x + run * RUN);
-    // One thread divides for all.
-    __shared__ TensorScale tensor_scale;
-    if constexpr (SCALE_RULE == TWO_LEVEL) {
-        if (threadIdx.x == 0) tensor_scale = tensor_scale_from(amax, blockIdx.x == 0);
-        __syncthreads();
-    }
+    if (run >= 0 && run < runs) next.load(x + run * RUN);
+    TensorScale tensor_scale = tensor_scale_from(amax);
     int shift = __ffs(lanes) - 1;
     // A warp's lanes go on together: they merge what they have seen.
-    for (; run - (threadIdx.x & 31) < runs; run += stride) {
+    for (; run >= 0; run -= stride) {
         bool live = run < runs;
         Run<T, RUN> values = next;
-        if (run + stride < runs) next.load(x + (run + stride) * RUN);
+        if (run >= stride) next.load(x + (run - stride) * RUN);
         Extent extent;
         extent.clear();
         extent.add_run(values);
@@ -43,8 +40,8 @@ extern "C" __global__ void __launch_bounds__(256)
         if (kCells || live) {
             float lo, hi, zero;
             extent.range(double(lanes) * RUN, lo, hi);
-            float step = settle(lo, hi, SCALE_RULE == TWO_LEVEL ? tensor_scale : TensorScale{}, scales, zeros,
-                                run >> shift, live && (run & (lanes - 1)) == 0, zero);
+            float step = settle(lo, hi, tensor_scale, scales, zeros, run >> shift,
+                                live && (run & (lanes - 1)) == 0, zero);
             uint8_t* out = packed + run * packed_bytes<Q>(RUN);
             if constexpr (kCells)
                 encode_run_in_cells(values, Divider(step), live, out);

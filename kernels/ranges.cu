@@ -1,6 +1,5 @@
-// The range of a tensor, of columns or of any blocks, where it has to be known before the codes are made.
+// The range of columns or of any blocks, where it has to be known before the codes are made.
 //
-//   tensor_range    one range for the whole tensor
 //   column_range    one for every column, or every few columns, of rows that are whole runs
 //   block_range     one for each of any blocks, a warp each
 //
@@ -18,63 +17,62 @@ __device__ __forceinline__ void raise(float* target, float value) {
     atomicMax(reinterpret_cast<int*>(target), __float_as_int(value));
 }
 
-// Two runs are loaded before either is used: more bytes in flight.
-extern "C" __global__ void __launch_bounds__(256, 6)
-    tensor_range(const T* x, float* range, int* unusable, uint64_t elements) {
-    follow();
-    uint64_t first = thread_index(), stride = thread_count();
-    uint64_t runs = reinterpret_cast<uintptr_t>(x) % 16 == 0 ? elements / RUN : 0, run = first;
-    Extent extent;
-    extent.clear();
-    for (; run + stride < runs; run += 2 * stride) {
-        Run<T, RUN> a, b;
-        a.load(x + run * RUN);
-        b.load(x + (run + stride) * RUN);
-        extent.add_run(a);
-        extent.add_run(b);
+// The extents of N neighbouring columns; those of 16-bit elements are kept in pairs.
+template <typename E, int N>
+struct ColumnExtents {
+    static constexpr bool kPairs = sizeof(E) == 2 && !kMean;
+    using Part = std::conditional_t<kPairs, Extremes<E>, Extent>;
+    static constexpr int kParts = kPairs ? N / 2 : N;
+    Part part[kParts];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) part[i].clear();
     }
-    if (run < runs) {
-        Run<T, RUN> a;
-        a.load(x + run * RUN);
-        extent.add_run(a);
+    __device__ __forceinline__ void add(const Run<E, N>& run) {
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+            if constexpr (kPairs)
+                part[i].add(run.word[i]);
+            else
+                part[i].add(run.at(i));
+        }
     }
-    for (uint64_t i = runs * RUN + first; i < elements; i += stride) extent.add(to_float(x[i]));
-    extent.report(unusable);
-    extent.merge_block();
-    if (threadIdx.x) return;
-    if constexpr (kMean) {
-        atomicAdd(reinterpret_cast<double*>(range), extent.sum);
-    } else {
-        raise(range + 1, extent.high);
-        raise(range, kBothEnds ? extent.low : extent.high);
+    __device__ __forceinline__ Extent of(int column) const {
+        Extent extent;
+        if constexpr (kPairs) {
+            extent.clear();
+            extent.add_pair(part[column / 2], column % 2);
+        } else {
+            extent = part[column];
+        }
+        return extent;
     }
-}
+};
 
 // Cells are ``width`` columns wide. A thread block first merges what its warps have seen of each column.
-extern "C" __global__ void __launch_bounds__(256)
+// Elements from ``kept`` on stay in the L2 cache.
+extern "C" __global__ void __launch_bounds__(256, 4)
     column_range(const T* x, float* range, int* unusable, uint64_t rows, uint64_t columns, uint64_t cells,
-                 int width) {
+                 int width, uint64_t kept) {
     follow();
     constexpr int warps = 8, across = 32 * RUN;
     __shared__ float low[kBothEnds ? warps : 1][across], high[warps][across];
     ColumnWalk walk(rows);
     uint64_t column = walk.column<RUN>();
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    Extent extent[RUN];
-#pragma unroll
-    for (int i = 0; i < RUN; ++i) extent[i].clear();
+    ColumnExtents<T, RUN> extents;
+    extents.clear();
     Run<T, RUN> run[ColumnWalk::kRows];
     if (column < columns)
-        walk.rows([&](int k, uint64_t row) { run[k].load(x + row * columns + column); },
-                  [&](int k, uint64_t) {
-#pragma unroll
-                      for (int i = 0; i < RUN; ++i) extent[i].add(run[k].at(i));
-                  });
+        walk.rows([&](int k, uint64_t row) { run[k].load_from(x, row * columns + column, kept); },
+                  [&](int k, uint64_t) { extents.add(run[k]); });
 #pragma unroll
     for (int i = 0; i < RUN; ++i) {
-        extent[i].report(unusable);
-        high[warp][i * 32 + lane] = extent[i].high;
-        if constexpr (kBothEnds) low[warp][i * 32 + lane] = extent[i].low;
+        Extent extent = extents.of(i);
+        extent.report(unusable);
+        high[warp][i * 32 + lane] = extent.high;
+        if constexpr (kBothEnds) low[warp][i * 32 + lane] = extent.low;
     }
     __syncthreads();
     for (int i = threadIdx.x; i < across; i += 32 * warps) {

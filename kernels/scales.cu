@@ -9,7 +9,7 @@
 // steps [cells]: float32, what the encode kernels divide by. ``amax``: settle.cuh's ``tensor_scale_from``.
 // ``range`` is zero afterwards, for the next launch.
 extern "C" __global__ void __launch_bounds__(256)
-    scales_of_ranges(float* range, float* amax, void* scales, int8_t* zeros, float* steps,
+    scales_of_ranges(float* range, const float* amax, void* scales, int8_t* zeros, float* steps,
                      Blocks blocks, uint64_t cells) {
     follow();
     uint64_t cell = thread_index();
@@ -27,5 +27,5 @@ extern "C" __global__ void __launch_bounds__(256)
         hi = range[cells + cell];
         range[cell] = range[cells + cell] = 0.0f;
     }
-    steps[cell] = settle(lo, hi, tensor_scale_from(amax, cell == 0), scales, zeros, cell, true, zero);
+    steps[cell] = settle(lo, hi, tensor_scale_from(amax), scales, zeros, cell, true, zero);
 }

@@ -7,13 +7,9 @@
 using Q = CODEC;
 using ScaleCodec = SCALE;
 
-// Of the largest -x and x, amax[0] and amax[1]; left in amax[2] by the thread for which ``write`` holds.
-__device__ __forceinline__ TensorScale tensor_scale_from(float* amax, bool write) {
-    if constexpr (SCALE_RULE == TWO_LEVEL) {
-        TensorScale scale = tensor_scale_of<Q, ScaleCodec>(fmaxf(amax[0], amax[1]));
-        if (write) amax[2] = scale.value;
-        return scale;
-    }
+// As tensor_range.cu has left it in ``amax``: the largest -x and x, the tensor scale and its reciprocal.
+__device__ __forceinline__ TensorScale tensor_scale_from(const float* amax) {
+    if constexpr (SCALE_RULE == TWO_LEVEL) return {amax[2], amax[3]};
     return {};
 }
 

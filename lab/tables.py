@@ -96,7 +96,8 @@ def carried_table() -> str:
 
 
 def quantize_table(timings: Sequence[QuantizeTiming]) -> str:
-    """Bytes that must move per second, and their share of a copy, for each recorded scheme at 16384×16384."""
+    """Bytes that must move per second, and their share of a copy, for each recorded scheme at 16384×16384.
+    Where the matrix is read twice, in brackets the share that counts it once."""
     cells = {(t.scheme, t.operation, t.dtype): _bandwidth(t) for t in timings if t.shape == BIG}
     rows = [
         [f"`{scheme}`", *(cells.get((scheme, *key[:2]), NOT_RECORDED) for key in QUANTIZE_COLUMNS)]
@@ -111,7 +112,8 @@ def _schemes_of(timings: Sequence[QuantizeTiming]) -> Iterable[str]:
 
 
 def _bandwidth(timing: QuantizeTiming) -> str:
-    return f"{timing.gigabytes_per_s / 1e3:.2f} TB/s, {100 * timing.share:.0f} %"
+    least = f" ({100 * timing.least_share:.0f} %)" if timing.reads_twice else ""
+    return f"{timing.gigabytes_per_s / 1e3:.2f} TB/s, {100 * timing.share:.0f} %{least}"
 
 
 def quantize_baselines_table(timings: Sequence[QuantizeTiming]) -> str:

@@ -33,7 +33,7 @@ from explorer.bench.cpu_gemm import (
 )
 from explorer.bench.grouped import run_cases
 from explorer.bench.plan import plan, plan_of_layers, plan_of_records, run_jobs
-from explorer.bench.quantize import DTYPES, time_quantize
+from explorer.bench.quantize import DTYPES, compile_ahead, time_quantize
 from explorer.bench.runs import SCHEMES as RUN_SCHEMES
 from explorer.bench.runs import time_runs
 from explorer.bench.steps import BATCHES, SHAPES, schemes_here, time_steps
@@ -155,9 +155,14 @@ def bench_quantize(
     every, sizes = list(schemes or with_kernels()), matrices(shapes or [(16384, 16384), (4096, 4096)])
     if without := [str(scheme) for scheme in every if not has_kernels(scheme)]:
         raise ValueError(f"no kernels quantize by {', '.join(without)}: torch operations do on every device")
-    rows = chain.from_iterable(time_quantize(every, s, dtypes, work_device(), baselines) for s in sizes)
+
+    def rows() -> Iterator[QuantizeTiming]:
+        compile_ahead(every, sizes, dtypes, work_device(), baselines)
+        for size in sizes:
+            yield from time_quantize(every, size, dtypes, work_device(), baselines)
+
     total = 2 * len(every) * len(sizes) * len(dtypes)
-    return Benchmark(QUANTIZE, this_machine(work_device()), rows, total, quantize_line)
+    return Benchmark(QUANTIZE, this_machine(work_device()), rows(), total, quantize_line)
 
 
 def bench_gemm(

@@ -83,7 +83,7 @@ _LOWERED: dict[int, tuple[Scheme, Lowered | None]] = {}
 
 def lowered(scheme: Scheme) -> Lowered | None:
     """``scheme`` in the kernels' terms; None if they do not find its scales: a calibrator that searches, a
-    least-squares scale for each block, conventions of other libraries.
+    least-squares scale for each block, means under a tensor scale, conventions of other libraries.
 
     Kept by identity: to compare schemes takes longer than to launch a kernel.
     """
@@ -99,7 +99,9 @@ def lowered(scheme: Scheme) -> Lowered | None:
 def _finds_scales(scheme: Scheme) -> bool:
     # The kernel sums for a least-squares scale of the whole tensor, and without zero points.
     fit_in_torch = scheme.least_squares_scale and (scheme.block != (None, None) or scheme.asymmetric)
-    return scheme.calibrator.name in RANGES and not fit_in_torch and has_kernels(scheme)
+    # The tensor scale comes from the largest range of a block, which the kernels find where it is that of x.
+    of_means = scheme.scale is not None and scheme.scale.per_tensor and scheme.calibrator.name != "minmax"
+    return scheme.calibrator.name in RANGES and not fit_in_torch and not of_means and has_kernels(scheme)
 
 
 def _scale_rule(rule: ScaleRule | None) -> kernel.KernelScaleRule:

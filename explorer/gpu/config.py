@@ -60,6 +60,7 @@ _ONE_PASS = ("ELEMENT", "RUN", *_SCALE, "STOCHASTIC")
 MACROS: dict[str, tuple[str, ...]] = {
     "quantize_groups.cu": _ONE_PASS,
     "quantize_tile.cu": (*_ONE_PASS, "KEPT", "THREADS"),
+    "tensor_range.cu": ("ELEMENT", "RUN", *_SCALE, "REFIT"),
     "ranges.cu": ("ELEMENT", "RUN", "MAPPING", "RANGE"),
     "scales.cu": _SCALE,
     "encode.cu": ("ELEMENT", "RUN", "CODEC", "MAPPING", "SCALE_RULE", "STOCHASTIC", "REFIT", "GIVEN"),
@@ -188,9 +189,12 @@ class Launch:
         launch(*what, early=True)
 
 
-def walk_columns(layout: Layout, run: int, device: torch.device) -> tuple[int, int]:
+def walk_columns(layout: Layout, run: int, device: torch.device, at_once: int = 0) -> tuple[int, int]:
     """The grid of kernels that walk down columns: blocks of 32 runs across, and as many down as leave the
-    last of them little of the time, of at least 16 rows a warp."""
+    last of them little of the time, of at least 16 rows a warp. Where that is more than run ``at_once`` on
+    every multiprocessor (0: not asked for), whole rounds of those."""
     across = math.ceil(layout.columns / (32 * run))
     enough = math.ceil(multiprocessors(device) * 32 / across)
-    return across, max(1, min(math.ceil(layout.rows / (16 * WALKING_WARPS)), enough, 65535))
+    down = max(1, min(math.ceil(layout.rows / (16 * WALKING_WARPS)), enough, 65535))
+    a_round = max(1, multiprocessors(device) * at_once // across)
+    return across, down // a_round * a_round if down > a_round else down

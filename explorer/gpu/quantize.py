@@ -1,7 +1,8 @@
 """Launchers of the quantizing kernels: check the arguments, choose kernels, grid and thread blocks, launch.
 
 Blocks that fit a warp or a thread block are quantized in one pass (quantize_groups.cu, quantize_tile.cu); for
-others the ranges come first, then scales, then codes (ranges.cu, scales.cu, encode.cu).
+others the ranges come first, then scales, then codes (ranges.cu, scales.cu, encode.cu). What a whole tensor's
+range gives, its scale or the one above its blocks' scales, comes from tensor_range.cu.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from explorer.gpu.config import (
 )
 from explorer.gpu.dequantize import dequantize
 from explorer.gpu.ready import Ready, Template, start_all
-from explorer.gpu.runtime import Build
+from explorer.gpu.runtime import Build, cache_bytes
 from explorer.gpu.zero_words import zero_words
 
 __all__ = [
@@ -52,6 +53,12 @@ MAX_TILE_THREADS = 512
 GROUP_BLOCKS, FEW_GROUP_BLOCKS = 64, 16
 """Thread blocks on a multiprocessor, one after another, where blocks of the scheme are parts of rows: in
 larger matrices each thread takes several runs. Few where there would not be so many."""
+RANGE_BLOCKS = 12
+"""Thread blocks on a multiprocessor that find the range of a whole tensor, at most."""
+KEPT_SHARE = 0.75
+"""Part of the L2 cache that a range pass fills with the tensor's end, where the codes' pass begins."""
+RANGED_AT_ONCE = 4
+"""Thread blocks of ``column_range`` that run at once on a multiprocessor."""
 TILE_THREADS = 64
 """Threads of a thread block that holds a small block of the scheme: beyond them each keeps several runs."""
 
@@ -68,6 +75,8 @@ class Slot(enum.IntEnum):
     RANGES = 6
     STEPS = 7
     SUMS = 8
+    GATHERED = 9
+    NOTHING = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +176,7 @@ class LaunchPlan:
         self._packed_shape, self._grid = (layout.rows, layout.row_bytes), layout.grid
         self._makes_zeros = config.asymmetric and not given
         self._makes_amax = config.two_level and not given
+        self._has_tensor_range = any(launch.kernel == "tensor_range" for launch in self.launches)
 
     def start(
         self,
@@ -183,16 +193,20 @@ class LaunchPlan:
         scales = x.new_empty(self._grid, dtype=self.config.scale_dtype)
         if self._makes_zeros:
             zeros = x.new_empty(self._grid, dtype=torch.int8)
-        amax = x.new_zeros(4, dtype=torch.float32) if self._makes_amax else None
-        sums = x.new_zeros(2, dtype=torch.float64) if self.config.refit else None
+        # Each launch counts in a small matrix: what the range kernel writes or clears is not filled before.
+        make = x.new_empty if self._has_tensor_range else x.new_zeros
+        amax = make(4, dtype=torch.float32) if self._makes_amax else None
+        sums = make(2, dtype=torch.float64) if self.config.refit else None
+        gathered = zero_words(x.device, 4) if self._has_tensor_range else None
         bad = zero_words(x.device, 1) if flag is None else None
         ranges = None
         if self._ranges_first:
-            ranges, steps = self._range_memory(x), x.new_empty(self.layout.cells, dtype=torch.float32)
+            steps = x.new_empty(self.layout.cells, dtype=torch.float32)
+            ranges = self._range_memory(x) if self.layout.cells > 1 else None
         if self.launches:
             addresses = [
                 0 if part is None else part.data_ptr()
-                for part in (x, packed, scales, zeros, amax, bad, ranges, steps, sums)
+                for part in (x, packed, scales, zeros, amax, bad, ranges, steps, sums, gathered, None)
             ]
             if flag is not None:
                 addresses[Slot.BAD] = flag
@@ -221,11 +235,8 @@ class LaunchPlan:
         )
 
     def _range_memory(self, x: Tensor) -> Tensor:
-        """Two ranges a cell that are zero where kernels add to them. Each launch counts in a small matrix:
-        one range, which is zero again in the end, is not filled."""
+        """Two ranges a cell that are zero where kernels add to them."""
         kind = torch.float64 if self.config.range is not KernelRange.MINMAX else torch.float32
-        if self.layout.cells == 1:
-            return zero_words(x.device, 4).view(kind)
         make = x.new_zeros if self._columns_fit else x.new_empty
         return make(2 * self.layout.cells, dtype=kind)
 
@@ -304,7 +315,7 @@ class LaunchPlan:
 
     def _by_groups(self) -> None:
         if self.config.two_level:
-            self._tensor_range(Slot.AMAX)
+            self._tensor_range()
         runs = self.elements // self.run
         blocks, count = math.ceil(runs / THREADS), multiprocessors(self.device)
         self._add(
@@ -349,22 +360,27 @@ class LaunchPlan:
 
     def _by_ranges(self) -> None:
         """A maximum (or mean) for every block first, scales from those, then the codes."""
-        if self.config.two_level:
-            self._tensor_range(Slot.AMAX)
-        cells, ranges = self.layout.cells, Slot.RANGES
-        if cells == 1 and self.aligned:
-            self._tensor_range(ranges)
-        elif self._columns_fit:
-            self._column_range(ranges)
+        if self.layout.cells == 1:
+            self._tensor_range(settles=True)
         else:
-            self._block_range(ranges)
+            if self.config.two_level:
+                self._tensor_range()
+            if self._columns_fit:
+                self._column_range()
+            else:
+                self._block_range()
+            self._scales_of_ranges()
+        self._encode()
+
+    def _scales_of_ranges(self) -> None:
+        cells = self.layout.cells
         self._add(
             self._build("scales.cu"),
             "scales_of_ranges",
             math.ceil(cells / THREADS),
             THREADS,
             f"PPPPP{BLOCKS}Q",
-            ranges,
+            Slot.RANGES,
             Slot.AMAX,
             Slot.SCALES,
             Slot.ZEROS,
@@ -372,42 +388,53 @@ class LaunchPlan:
             *self.layout.blocks,
             cells,
         )
-        self._encode()
 
-    def _tensor_range(self, range_: Slot) -> None:
+    def _tensor_range(self, settles: bool = False) -> None:
+        """``settles``: the scheme has one block, whose scale the kernel stores."""
         run = 32 // self.dtype.itemsize
         enough = math.ceil(self.elements / (THREADS * run * 2))
-        blocks = max(1, min(enough, multiprocessors(self.device) * 12))
+        of_one_block = (Slot.SCALES, Slot.ZEROS, Slot.STEPS) if settles else (Slot.NOTHING,) * 3
         self._add(
-            self._build("ranges.cu", RUN=run),
+            self._build("tensor_range.cu", RUN=run),
             "tensor_range",
-            blocks,
+            min(enough, multiprocessors(self.device) * RANGE_BLOCKS),
             THREADS,
-            "PPPQ",
+            "PPPQQPPPPP",
             Slot.X,
-            range_,
+            Slot.GATHERED,
             Slot.BAD,
             self.elements,
+            self._kept,
+            Slot.AMAX,
+            *of_one_block,
+            Slot.SUMS,
         )
 
-    def _column_range(self, ranges: Slot) -> None:
+    @property
+    def _kept(self) -> int:
+        """The first element that a range pass leaves in the L2 cache."""
+        kept = int(KEPT_SHARE * cache_bytes(self.device)) // self.dtype.itemsize
+        return max(0, self.elements - kept)
+
+    def _column_range(self) -> None:
         layout, run = self.layout, 16 // self.dtype.itemsize
         self._add(
             self._build("ranges.cu", RUN=run),
             "column_range",
-            walk_columns(layout, run, self.device),
+            walk_columns(layout, run, self.device, RANGED_AT_ONCE),
             32 * WALKING_WARPS,
-            "PPPQQQi",
+            "PPPQQQiQ",
             Slot.X,
-            ranges,
+            Slot.RANGES,
             Slot.BAD,
             layout.rows,
             layout.columns,
             layout.cells,
             layout.width,
+            self._kept,
         )
 
-    def _block_range(self, ranges: Slot) -> None:
+    def _block_range(self) -> None:
         cells = self.layout.cells
         self._add(
             self._build("ranges.cu", RUN=16 // self.dtype.itemsize),
@@ -416,7 +443,7 @@ class LaunchPlan:
             THREADS,
             f"PPP{BLOCKS}Q",
             Slot.X,
-            ranges,
+            Slot.RANGES,
             Slot.BAD,
             *self.layout.blocks,
             cells,
@@ -443,10 +470,12 @@ class LaunchPlan:
                 self.seed,
             )
         elif by_runs and layout.height >= layout.rows and not self.config.two_level:
+            wide = self._column_run * self.dtype.itemsize > 16
+            at_once = 1 if wide else 3 if self.config.asymmetric else 4
             self._add(
                 self._build("encode.cu", RUN=self._column_run, GIVEN=given),
                 "encode_columns",
-                walk_columns(layout, self._column_run, self.device),
+                walk_columns(layout, self._column_run, self.device, at_once),
                 32 * WALKING_WARPS,
                 "PPPPQQQiQ",
                 Slot.X,

@@ -112,6 +112,13 @@ def multiprocessors(device: torch.device) -> int:
     return _multiprocessors(torch.cuda.current_device() if device.index is None else device.index)
 
 
+def cache_bytes(device: torch.device) -> int:
+    """Bytes of a GPU's L2 cache; 0 for other devices."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
 @functools.cache
 def _multiprocessors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
 
+import torch
 from pydantic import BeforeValidator
 
 from explorer.paths import KERNELS
@@ -17,6 +19,8 @@ from explorer.schemes import Scheme
 NAME = "quantize"
 SMALL = (256, 256)
 """A matrix whose call is the host's work alone."""
+TWO_READS = ("tensor_range", "column_range", "block_range")
+"""Kernels that read the whole matrix before another does, by how their names begin."""
 _DEFINITION = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(")
 _OLD_NAME = re.compile(r"(?<=quantize_tile)[124](?=_)|_(?:f32|bf16|f16)$")
 
@@ -69,6 +73,17 @@ class QuantizeTiming:
     torch_compile_s: float | None
     call: CallTimes | None = None
     small_call: CallTimes | None = None
+
+    @property
+    def reads_twice(self) -> bool:
+        """Whether ``bytes_moved`` counts the matrix twice: a range is found before the codes are made."""
+        return any(kernel.startswith(TWO_READS) for kernel in self.kernels)
+
+    @property
+    def least_share(self) -> float:
+        """``share`` by the bytes that move at least once: a second read of the matrix counts for nothing."""
+        second = math.prod(self.shape) * getattr(torch, self.dtype).itemsize if self.reads_twice else 0
+        return self.share * (self.bytes_moved - second) / self.bytes_moved
 
     @property
     def speedup(self) -> float | None:

@@ -148,6 +148,11 @@ def test_every_scale_format_matches(name: str) -> None:
         check(draw(*shape, torch.bfloat16), dataclasses.replace(scheme, block=block, format=FORMATS["int4"]))
 
 
+def test_means_under_a_tensor_scale_match() -> None:
+    """The tensor scale is that of the largest mean: kernels would take the largest value's."""
+    check(draw(64, 256, torch.float32), Scheme.parse("float4_e2m1fn~1x16~symmetric~nvfp4~absmean"))
+
+
 def test_misaligned_and_non_contiguous_inputs() -> None:
     base = draw(64, 520, torch.bfloat16)
     for view in (base[:, 1:513], base[:, :512].t(), base[1:, 4:516]):
@@ -233,6 +238,35 @@ def test_columns_of_every_width_match(name: str, width: int) -> None:
         for rows, columns in ((5, 33), (70, 1024), (700, 48)):
             for dtype in DTYPES:
                 check(draw(rows, columns, dtype), scheme)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["int8_tensor", "int8_tensor_asym", "nvfp4", "ternary_twn", "ternary_absmean_ls", "int8_column_asym"],
+)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 16), (16, 1), (3, 48), (1031, 4096), (6144, 6400)], ids=str)
+def test_two_passes_match_on_tensors_of_any_size(name: str, shape: tuple[int, int]) -> None:
+    """Tiny, of rows that are no whole number of warps, larger than the L2 cache; the second pass runs
+    backwards. The memory that ranges are gathered in is zero again: a call after a larger one is right."""
+    large = shape[0] > 4096
+    for dtype in [torch.bfloat16] if large else DTYPES:
+        x = draw(*shape, dtype)
+        if not large:
+            check(x * 2, SCHEMES[name])
+        check(x, SCHEMES[name])
+
+
+@pytest.mark.parametrize("name", ["af4", "nf4"])
+@pytest.mark.parametrize("offset", [-2, -1, 0, 1, 2])
+def test_levels_match_round_every_threshold(name: str, offset: int) -> None:
+    """Numbers a few units in the last place round the midpoints of levels, in blocks whose scale is 1 and
+    others; the last warp has half of its blocks."""
+    levels = FORMATS[name].values.sort().values
+    middle = (levels[1:] + levels[:-1]) / 2
+    near = (middle.view(torch.int32) + offset).view(torch.float32)
+    block = torch.cat([near, levels, torch.ones(64 - len(near) - len(levels))])
+    x = torch.stack([block, -block, block * 0.37, block * 3.0, block * 2.0**-70]).repeat(1, 3)
+    check(x, Scheme("t", "t", FORMATS[name], (1, 64)))
 
 
 def test_base_three_rows_of_any_length_and_alignment() -> None:

@@ -185,7 +185,15 @@ def test_stored_scales_are_converted_when_they_are_asked_for(
         _ = q.scales.other  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["q4_k", "nf4_block64_double", "int4~1x48~asymmetric~bfloat16~mse"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "q4_k",
+        "nf4_block64_double",
+        "int4~1x48~asymmetric~bfloat16~mse",
+        "float4_e2m1fn~1x16~symmetric~nvfp4~absmean",
+    ],
+)
 def test_a_graph_of_what_has_no_kernels_is_refused_in_words(
     name: str, flag: Flag, monkeypatch: pytest.MonkeyPatch
 ) -> None:

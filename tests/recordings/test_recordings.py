@@ -177,6 +177,17 @@ def test_recorded_kernels_are_those_of_today() -> None:
         kernel_file("encode")
 
 
+def test_a_second_read_does_not_count_among_the_least_bytes() -> None:
+    """An INT8 code and one scale for a tensor, a row, a column: 3 of the 5 bytes that move for a BF16 value
+    read twice. If this fails, kernels with a range pass look better than those without."""
+    rows = {
+        t.scheme: t for t in recorded_quantize().rows if (t.operation, t.dtype) == ("quantize", "bfloat16")
+    }
+    for name, part in (("int8_tensor", 3 / 5), ("int8_column", 3 / 5), ("int8_row", 1)):
+        assert rows[name].least_share == pytest.approx(rows[name].share * part, rel=1e-3)
+        assert rows[name].reads_twice == (part < 1)
+
+
 def test_a_file_that_changes_is_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`bench --record` in a running process is seen by the next view."""
     monkeypatch.setattr(recordings, "FOLDER", tmp_path)

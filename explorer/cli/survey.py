@@ -25,6 +25,7 @@ from explorer.cli.options import (
     SequenceLength,
     byte_size,
     check_model,
+    check_out,
     check_readable,
     examples,
     read_files,
@@ -770,3 +771,92 @@ def _print_written(written: Written, to: str | None, private: bool, as_json: boo
         print_json({**vars(written), "folder": str(written.folder), "url": url})
     elif url:
         say(f"uploaded: {url}")
+
+
+@app.command(
+    "cache",
+    rich_help_panel=MODELS,
+    epilog=examples(
+        "cache path/to/model --text text.txt --rotated",
+        "cache path/to/model --pairs int4~32x1~asymmetric~float16~minmax/int4~1x64~asymmetric~float16~minmax",
+        "cache path/to/model --schemes fp8_e4m3_cast --out cache.safetensors",
+    ),
+)
+def cache_of(
+    model: Annotated[str, typer.Argument(help="Folder or Hub id of a causal model.")],
+    text: Annotated[
+        str | None, typer.Option(help=f"Texts to measure on: {TEXT_FILE}.", show_default="built-in texts")
+    ] = None,
+    schemes: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated schemes, each for keys alone and for values alone.",
+            show_default="eleven from 8 to 2 bits",
+        ),
+    ] = None,
+    pairs: Annotated[
+        str, typer.Option(help="Comma-separated KEYS/VALUES: schemes of both at the same time.")
+    ] = "",
+    recent: Annotated[int, typer.Option(min=0, help="Last tokens that stay exact.")] = 0,
+    rotated: Annotated[
+        bool, typer.Option("--rotated", help="Each also with a Hadamard matrix within each head.")
+    ] = False,
+    out: Annotated[
+        str | None, typer.Option(help="Write keys and values of the texts to this .safetensors file.")
+    ] = None,
+    column: Column = None,
+    sequence_length: SequenceLength = None,
+    samples: Samples = None,
+    revision: Revision = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """What a format of the cache of keys and values costs a causal model, and what it saves."""
+    check_readable(text)
+    check_out(out)
+    (texts,) = read_files(text, column=column, sequence_length=sequence_length, samples=samples)
+    hide_bars_of_transformers(as_json)
+    from explorer.export.files import write_tensors
+    from explorer.models.capture import load_model
+    from explorer.schemes import Scheme
+    from explorer.survey.cache import SCHEMES, CachePlan, CacheSurvey, captured_cache, each_alone
+
+    turns = (False, True) if rotated else (False,)
+    alone = [Scheme.parse(name) for name in (SCHEMES if schemes is None else split(schemes))]
+    plans = each_alone(alone, recent, turns)
+    for pair in split(pairs) if pairs else ():
+        keys, slash, values = pair.partition("/")
+        if not slash:
+            raise ValueError(f"--pairs {pair}: two schemes are needed, KEYS/VALUES")
+        of = Scheme.parse(keys), Scheme.parse(values)
+        plans += [CachePlan(*of, recent, turned) for turned in turns]
+    found = CacheSurvey(load_model(model, revision, use_device(device), head=True), texts)
+    with reporting("caches", as_json) as progress:
+        rows = list(found.rows(plans, progress))
+    if out:
+        write_tensors(captured_cache(found.model, texts), out, {"model": found.model.name})
+    whole = found.shape.bytes_a_token(16, 16)
+    if as_json:
+        print_json({"rows": rows, "bytes_a_token": whole, "layers": found.shape.layers})
+        return
+    columns = ("of", "scheme", "rotated", "bits", "bytes a token", "KL (nats)", "95 %", "same token")
+    lines = [
+        (
+            row.part,
+            row.scheme,
+            "yes" if row.rotated else "",
+            row.bits,
+            round(row.bytes_a_token),
+            row.kl,
+            "" if row.low is None else f"{row.low:.3g} to {row.high:.3g}",
+            f"{100 * row.same_top:.1f} %",
+        )
+        for row in rows
+    ]
+    print_table(PrintedTable(columns, lines))
+    say(
+        f"{found.shape.layers} layers; a token takes {whole:,.0f} bytes in 16 bits, 32,768 tokens "
+        f"{32768 * whole / 2**30:.2f} GiB"
+    )
+    if out:
+        say(f"written: {out}")

@@ -1,0 +1,189 @@
+"""A cache of keys and values that is stored by schemes: what attention reads, and what that costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors
+import torch
+
+from explorer import quantize
+from explorer.cli import main
+from explorer.models.capture import Model, load_model
+from explorer.schemes import Scheme
+from explorer.sources.base import SourceError
+from explorer.survey import cache
+from explorer.survey.cache import (
+    BOTH,
+    KEYS,
+    PIECE,
+    SCHEMES,
+    VALUES,
+    CachedNetwork,
+    CachePlan,
+    CacheShape,
+    CacheSurvey,
+    captured_cache,
+    check_scheme,
+    each_alone,
+    restored,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WORDS = "the cat sleeps on the warm roof the train was late again salt lowers the roof the cat was late"
+BY_CHANNEL, BY_TOKEN = "int4~4x1~asymmetric~float16~minmax", "int4~1x16~asymmetric~float16~minmax"
+
+
+@pytest.fixture
+def llama(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """A small model, with pieces that its texts have several of."""
+    monkeypatch.setattr(cache, "PIECE", 4)
+    return load_model(str(tiny_llama), head=True)
+
+
+@pytest.mark.parametrize("recent", [0, 3, 5])
+def test_attention_reads_old_tokens_from_their_codes_and_recent_ones_exactly(
+    recent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, a loss is that of another cache: whole pieces are restored once they lie before the
+    recent tokens, block by block as if they had been quantized alone."""
+    monkeypatch.setattr(cache, "PIECE", 4)
+    schemes = Scheme.parse(BY_CHANNEL), Scheme.parse(BY_TOKEN)
+    layer = cache._RestoredLayer(CachePlan(*schemes, recent))
+    generator = torch.Generator().manual_seed(0)
+    exact = [torch.randn(1, 2, 15, 16, generator=generator) for _ in range(2)]
+    for start in range(0, 15, 4):
+        read = layer.update(*(states[:, :, start : start + 4].clone() for states in exact))
+        old = max(0, start - recent) // 4 * 4
+        for got, states, scheme in zip(read, exact, schemes, strict=True):
+            assert torch.equal(got[:, :, old:], states[:, :, old : start + 4])
+            for piece in range(0, old, 4):
+                matrix = states[0, :, piece : piece + 4].transpose(0, 1).reshape(4, 32)
+                want = quantize(matrix, scheme).dequantize().view(4, 2, 16).transpose(0, 1)
+                assert torch.equal(got[0, :, piece : piece + 4], want), (start, piece)
+
+
+def test_a_cache_that_nothing_is_done_to_costs_nothing(llama: Model) -> None:
+    """If this fails, running a text in pieces moves its logits: positions or masks are wrong."""
+    row = CacheSurvey(llama, [WORDS]).row(CachePlan())
+    assert row.kl < 1e-6 and row.same_top == 1.0
+    assert (row.part, row.scheme, row.bits, row.bytes_a_token) == (BOTH, "as it is", 16.0, 2 * 32 * 2 * 2)
+
+
+def test_no_token_sees_what_follows_it(llama: Model) -> None:
+    """Blocks go along tokens: if this fails, a scale is made of tokens that are not there yet."""
+    network = CachedNetwork(llama.network, CachePlan(Scheme.parse(BY_CHANNEL), Scheme.parse(BY_CHANNEL)))
+    ids = llama.tokenizer(WORDS, return_tensors="pt").input_ids
+    other = ids.clone()
+    other[0, 10] = 5
+    with torch.no_grad():
+        one, two = network(ids).logits[0], network(other).logits[0]
+    assert torch.equal(one[:10], two[:10]) and not torch.equal(one[10], two[10])
+
+
+def test_parts_cost_more_at_fewer_bits_and_less_with_recent_tokens(llama: Model) -> None:
+    """If this fails, a part is not stored as its plan says, or its bits are not those of its scheme."""
+    survey = CacheSurvey(llama, [WORDS])
+    coarse, fine = (Scheme.parse(BY_TOKEN.replace("int4", fmt)) for fmt in ("int2", "int8"))
+    rows = list(
+        survey.rows([*each_alone([coarse, fine]), CachePlan(coarse, coarse, 64), CachePlan(coarse, fine)])
+    )
+    assert [row.part for row in rows] == [KEYS, VALUES] * 2 + [BOTH] * 2
+    assert all(few.kl > 10 * more.kl for few, more in zip(rows[:2], rows[2:4], strict=True))
+    assert rows[4].kl < 1e-6 and rows[5].scheme == f"{coarse} / {fine}"
+    bits = [coarse.bits_per_element((4, 32)).total, fine.bits_per_element((4, 32)).total]
+    assert [row.bits for row in rows] == [bits[0]] * 2 + [bits[1]] * 2 + [bits[0], sum(bits) / 2]
+    assert rows[5].bytes_a_token == pytest.approx(2 * 32 * sum(bits) / 8)
+
+
+def test_a_rotation_spreads_a_large_channel() -> None:
+    """If this fails, a rotated cache is not rotated back, or not within its heads."""
+    states = torch.randn(1, 2, 8, 64, generator=torch.Generator().manual_seed(0))
+    states[..., 7] += 30
+    scheme = Scheme.parse("int4~1x64~asymmetric~float16~minmax")
+    plain, turned = (restored(states, scheme, rotated) - states for rotated in (False, True))
+    assert turned.square().sum() < 0.5 * plain.square().sum()
+    by_channel = restored(states, Scheme.parse("int4~8x1~asymmetric~float16~minmax")) - states
+    assert by_channel.square().sum() < 0.1 * plain.square().sum()
+    kept = restored(states, Scheme.parse("fp32"), rotated=True)
+    assert torch.allclose(kept, states, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["int8_column", "int8_tensor", "int4~64x1~symmetric~float16~minmax"])
+def test_blocks_that_tokens_cannot_be_appended_to_are_refused(name: str) -> None:
+    """If this fails, a scale covers tokens that come later."""
+    with pytest.raises(ValueError, match="grows token by token"):
+        check_scheme(Scheme.parse(name))
+
+
+def test_the_usual_schemes_are_accepted() -> None:
+    """If this fails, the command fails without options."""
+    for name in (*SCHEMES, "int8_row", "fp8_e4m3_row"):
+        check_scheme(Scheme.parse(name))
+    assert PIECE == 32
+
+
+def test_keys_and_values_are_captured(llama: Model) -> None:
+    """If this fails, an opened cache is not what attention reads. The first token's position is 0: rotary
+    embedding leaves its key as it is, and turns the others' without changing their length."""
+    found = captured_cache(llama, [WORDS, WORDS], tokens=24)
+    assert list(found) == [
+        f"layers.{i}.{n}" for i in (0, 1) for n in ("keys", "keys_before_rotary", "values")
+    ]
+    for i in (0, 1):
+        after, before = found[f"layers.{i}.keys"], found[f"layers.{i}.keys_before_rotary"]
+        assert after.shape == before.shape == found[f"layers.{i}.values"].shape == (24, 32)
+        assert torch.equal(after[0], before[0]) and not torch.equal(after[1], before[1])
+        assert torch.allclose(
+            after.view(24, 2, 16).norm(dim=2), before.view(24, 2, 16).norm(dim=2), rtol=1e-4
+        )
+
+
+def test_memory_of_a_cache_by_its_context() -> None:
+    """If this fails, the size of a long context is wrong: Llama-3-8B has 128 KiB a token in 16 bits."""
+    shape = CacheShape(32, 8 * 128)
+    assert shape.bytes_a_token(16, 16) == 128 * 1024
+    assert shape.bytes_of(1000, 4, 2, recent=100) == 900 * 32 * 1024 * 6 / 8 + 100 * 128 * 1024
+
+
+def test_the_command_measures_pairs_and_writes_the_cache(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If this fails, `explorer cache` does not do what its help says."""
+    out, text = tmp_path / "cache.safetensors", tmp_path / "text.txt"
+    text.write_text(" ".join([WORDS] * 3))
+    pair = "int8~32x1~asymmetric~float16~minmax/int2~1x32~asymmetric~float16~minmax"
+    options = ["--text", str(text), "--schemes", "int8_row", "--pairs", pair, "--rotated", "--json"]
+    assert main(["cache", str(tiny_llama), *options, "--out", str(out)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [row["part"] for row in said["rows"]] == [KEYS, VALUES, KEYS, VALUES, BOTH, BOTH]
+    assert [row["rotated"] for row in said["rows"]] == [False, False, True, True, False, True]
+    assert said["rows"][4]["scheme"] == " / ".join(str(Scheme.parse(one)) for one in pair.split("/"))
+    assert said["rows"][4]["kl"] > 0
+    assert said["bytes_a_token"] == 256
+    with safetensors.safe_open(out, "pt") as file:
+        assert set(file.keys()) == set(captured_cache(load_model(str(tiny_llama), head=True), [WORDS]))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--schemes", "int8_column"], "grows token by token"),
+        (["--pairs", "int8_row"], "two schemes"),
+        (["--recent", "-1"], "recent"),
+    ],
+)
+def test_the_command_refuses_in_words(
+    tiny_llama: Path, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If this fails, a wrong option is a traceback, or is found after minutes."""
+    assert main(["cache", str(tiny_llama), *options]) != 0
+    assert words in capsys.readouterr().err
+
+
+def test_an_encoder_has_no_cache(tiny_bert: Path) -> None:
+    """If this fails, the message is that of transformers."""
+    with pytest.raises(SourceError, match="predicts no tokens"):
+        CacheSurvey(load_model(str(tiny_bert)), [WORDS])

@@ -834,7 +834,7 @@ def cache_of(
     with reporting("caches", as_json) as progress:
         rows = list(found.rows(plans, progress))
     if out:
-        write_tensors(captured_cache(found.model, texts), out, {"model": found.model.name})
+        write_tensors(captured_cache(found.model, found.run_on), out, {"model": found.model.name})
     whole = found.shape.bytes_a_token(16, 16)
     if as_json:
         print_json({"rows": rows, "bytes_a_token": whole, "layers": found.shape.layers})

@@ -30,6 +30,7 @@ from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 from explorer.sources.base import SourceError
 from explorer.survey.loss import LossReference, reference_for
+from explorer.survey.run import held_out_texts
 
 PIECE = 32
 """Tokens that become old together: blocks of a scheme are as many tokens high at most, and divide it."""
@@ -190,7 +191,8 @@ class CacheShape:
 
 @dataclass(frozen=True, eq=False)
 class CacheSurvey:
-    """A causal model on texts, against which caches are measured; ``SourceError`` for other models."""
+    """A causal model on texts, against which caches are measured; without texts, on the built-in ones that
+    checks use. ``SourceError`` for other models."""
 
     model: Model
     texts: AnyTexts
@@ -199,13 +201,18 @@ class CacheSurvey:
         if not self.model.causal:
             raise SourceError(f"{self.model.name} predicts no tokens: it keeps no keys and values")
 
+    @property
+    def run_on(self) -> AnyTexts:
+        """The texts."""
+        return self.texts or held_out_texts(True)
+
     @cached_property
     def reference(self) -> LossReference:
-        return reference_for(self.model, self.texts)
+        return reference_for(self.model, self.run_on)
 
     @cached_property
     def shape(self) -> CacheShape:
-        captured = captured_cache(self.model, self.texts, tokens=2)
+        captured = captured_cache(self.model, self.run_on, tokens=2)
         keys = [states for name, states in captured.items() if name.endswith(".keys")]
         return CacheShape(len(keys), max(states.shape[1] for states in keys))
 

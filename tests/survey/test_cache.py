@@ -12,6 +12,7 @@ import torch
 from explorer import quantize
 from explorer.cli import main
 from explorer.models.capture import Model, load_model
+from explorer.models.texts import texts_of
 from explorer.schemes import Scheme
 from explorer.sources.base import SourceError
 from explorer.survey import cache
@@ -30,6 +31,7 @@ from explorer.survey.cache import (
     each_alone,
     restored,
 )
+from explorer.survey.run import held_out_texts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WORDS = "the cat sleeps on the warm roof the train was late again salt lowers the roof the cat was late"
@@ -181,6 +183,12 @@ def test_the_command_refuses_in_words(
     """If this fails, a wrong option is a traceback, or is found after minutes."""
     assert main(["cache", str(tiny_llama), *options]) != 0
     assert words in capsys.readouterr().err
+
+
+def test_without_texts_those_of_the_checks_are_run(llama: Model) -> None:
+    """If this fails, `explorer cache MODEL` alone asks for a text that its help does not."""
+    assert texts_of(CacheSurvey(llama, []).run_on).sha256 == texts_of(held_out_texts(True)).sha256
+    assert CacheSurvey(llama, [WORDS]).run_on == [WORDS]
 
 
 def test_an_encoder_has_no_cache(tiny_bert: Path) -> None:

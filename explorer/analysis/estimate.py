@@ -1,10 +1,10 @@
 """The error of a large matrix under a scheme, estimated on a sample of it, with intervals.
 
 A sample is of units: bands of rows that the scheme's blocks fill, cut into pieces of whole blocks where rows
-are long. One pass over the matrix (``sizes_of``) finds the energy and the largest magnitude of every unit. Units
-are drawn by a fixed seed, the more probably the larger they are, and the largest with certainty: few large
-rows are always in the sample. Their number does not depend on the size of the matrix. The pass gives scales
-of a whole tensor or column too, where they follow from the least and the greatest value.
+are long. One pass over the matrix (``sizes_of``) finds the energy and the largest magnitude of every unit.
+Units are drawn by a fixed seed, the more probably the larger they are, and the largest with certainty: few
+large rows are always in the sample. Their number does not depend on the size of the matrix. The pass gives
+scales of a whole tensor or column too, where they follow from the least and the greatest value.
 
 Units are drawn by Pareto sampling: B. Rosén, On sampling with probability proportional to size, Journal of
 Statistical Planning and Inference 62 (1997) 159-191, which has the variance too. SQNR is a ratio of two sums,

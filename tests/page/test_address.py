@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from app.sections.speed_machines import choices as machines
 from explorer import SCHEMES
 from tests.page.test_browser import choose, frames, look_at, open_page, open_panel, route_requests, until_held
 from tests.sampled import sampled
@@ -64,6 +65,37 @@ def test_the_range_of_ones_own(page: Page, url: str) -> None:
     expect(number).to_have_value("0.5")
     page.go_forward()
     expect(number).to_have_value("0.31")
+
+
+@pytest.mark.shared_page
+def test_a_machine_is_a_step_of_back(page: Page, url: str) -> None:
+    """As a shape is, with the shape that it is shown at, and as the second machine is. If this fails, Back
+    leads past the machine, or to a machine with another's shape."""
+    open_page(page, url, "tab=speed&shape=4096x4096x4096")
+    source, shape = page.locator("#speed-source"), page.locator("#speed-shape input")
+    look_at(source)
+    expect(source).to_contain_text("Recorded on one NVIDIA H200")
+    before = page.evaluate("history.length")
+    page.get_by_label("Recorded on AMD EPYC").check()
+    expect(source).to_contain_text("4096×4096×4096 was not timed on this machine: shown is")
+    wait_for_query(page, "machine=amd-epyc", "!shape=4096x4096x4096", "shape=")
+    near = shape.input_value()
+    page.locator("#speed-beside input").click()
+    page.get_by_role("option", name="Recorded on Intel").click()
+    expect(page.locator("#speed-two")).to_contain_text("Intel")
+    wait_for_query(page, "beside=intel")
+    assert page.evaluate("history.length") == before + 2
+    page.go_back()
+    expect(page.locator("#speed-two")).to_be_empty()
+    expect(shape).to_have_value(near)
+    page.go_back()
+    expect(page.get_by_label(machines()[0][0])).to_be_checked()
+    expect(source).to_contain_text("Recorded on one NVIDIA H200")
+    expect(shape).to_have_value(re.compile("^4096×4096×4096"))
+    wait_for_query(page, "shape=4096x4096x4096", "!machine")
+    page.go_forward()
+    expect(source).to_contain_text("Recorded on one AMD EPYC")
+    expect(shape).to_have_value(near)
 
 
 @pytest.mark.thorough

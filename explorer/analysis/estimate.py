@@ -249,9 +249,15 @@ class _Sums:
             return (values.sum(1).view(inside.shape) * inside).sum(1)
 
         errors = restored - x
-        zeroed = (restored == 0).logical_and_(x != 0)
-        parts = (x.square(), errors.square(), restored.square(), x * restored, errors.abs(), zeroed)
-        return cls(*(each(part) for part in parts), inside.sum(1).double() * x.shape[1])
+        return cls(
+            signal=each(x.square()),
+            noise=each(errors.square()),
+            output=each(restored.square()),
+            inner=each(x * restored),
+            absolute=each(errors.abs()),
+            zeroed=each((restored == 0).logical_and_(x != 0)),
+            count=inside.sum(1).double() * x.shape[1],
+        )
 
 
 def _estimated(

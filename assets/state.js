@@ -74,8 +74,8 @@ Object.assign(explorer, {
     explorer.go();
   },
 
-  /* Where Back or Forward leads is not what is shown while it is computed, or waits for what was chosen before:
-     after a moment a line names it, and what is shown is dimmed. */
+  /* Where Back or Forward leads is not what is shown while it is computed, or waits for what was chosen
+     before: after a moment a line names it, and what is shown is dimmed. */
   goingMs: 250,
   goesTo: () => [...explorer.sent?.acts || [], ...explorer.acts].findLast(act => act.do === 'visit'),
   sayGoing() {

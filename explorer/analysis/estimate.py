@@ -93,7 +93,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Layout:
+class UnitLayout:
     """A matrix of so many ``rows`` and ``columns`` cut into units of ``tall`` rows × ``wide`` columns.
     ``by_column``: the scheme has scales of whole columns."""
 
@@ -131,7 +131,7 @@ class Layout:
 @dataclass(frozen=True, eq=False)
 class Sizes:
     """How large the units of a matrix are: float64 [units] ``energy`` Σx² and ``peak`` max |x|, in the order
-    of ``Layout.place``. ``low`` and ``high``: float32 [1], its least and greatest value, or those of each
+    of ``UnitLayout.place``. ``low`` and ``high``: float32 [1], its least and greatest value, or those of each
     column, [columns], where the layout is ``by_column``."""
 
     energy: Tensor
@@ -164,7 +164,7 @@ def worth_estimating(shape: tuple[int, int], scheme: Scheme) -> bool:
     return layout is not None and _count(layout, SEARCHED if slow else ELEMENTS) > 0
 
 
-def sizes_of(pieces: Pieces, layout: Layout) -> Sizes:
+def sizes_of(pieces: Pieces, layout: UnitLayout) -> Sizes:
     """The sizes of all units, in one pass over the matrix. ``ValueError`` if a value is not finite."""
     columns = layout.wide if layout.tall == 1 else layout.columns
     rows = layout.rows * layout.columns // columns
@@ -324,7 +324,7 @@ def _factor(numbers: Tensor, weights: Tensor, chances: Tensor) -> float:
     return math.exp(float(stdtrit(at_random - 1, (1 + _QUANTILE) / 2)) * deviation)
 
 
-def _count(layout: Layout, elements: int) -> int:
+def _count(layout: UnitLayout, elements: int) -> int:
     """How many units a sample has; 0 where there are too few."""
     count = min(elements // (layout.tall * layout.wide), layout.units, MOST_UNITS)
     return 0 if count < FEWEST or 2 * count > layout.units else count
@@ -358,7 +358,7 @@ def _chances(sizes: Sizes, count: int) -> Tensor:
         certain |= more
 
 
-def _ends(sizes: Sizes, scheme: Scheme, layout: Layout) -> Tensor:
+def _ends(sizes: Sizes, scheme: Scheme, layout: UnitLayout) -> Tensor:
     """float32 [0 or 2 · tall, wide]: rows that give the sample the range of the whole matrix, or of its
     columns, where the scheme has a scale that follows from it."""
     scale = scheme.scale
@@ -368,7 +368,7 @@ def _ends(sizes: Sizes, scheme: Scheme, layout: Layout) -> Tensor:
     return ends.repeat_interleave(layout.tall, 0)
 
 
-def layout_of(shape: tuple[int, int], scheme: Scheme) -> Layout | None:
+def layout_of(shape: tuple[int, int], scheme: Scheme) -> UnitLayout | None:
     """The units of a matrix: whole blocks of the scheme. None where its blocks end within rows, or a row has
     no whole number of pieces and is too long to be one."""
     rows, columns = shape
@@ -386,7 +386,7 @@ def layout_of(shape: tuple[int, int], scheme: Scheme) -> Layout | None:
         wide = fits[-1] if fits else columns
     if height is None and scheme.scale is not None and width is not None:
         wide = columns
-    return Layout(rows, columns, tall, wide, height is None and width is not None)
+    return UnitLayout(rows, columns, tall, wide, height is None and width is not None)
 
 
 def _spans_rows(scheme: Scheme) -> bool:
@@ -400,7 +400,7 @@ def _by_ends(scheme: Scheme) -> bool:
 
 
 def _in_place(
-    report: Report, layout: Layout, units: Sequence[int], bits: BitBudget, shape: tuple[int, int]
+    report: Report, layout: UnitLayout, units: Sequence[int], bits: BitBudget, shape: tuple[int, int]
 ) -> Report:
     """The sample's report with the matrix's bits and bytes, and the place in it of the largest error."""
     at, within = divmod(report.max_error_at[0], layout.tall)

@@ -49,8 +49,8 @@ _MICROSECONDS = r"\d{1,7}(\.\d{1,4})?"
 NO_FILE = "This link shows somebody's own file, which a link cannot carry: drop the file in again"
 """Said in the page as long as nothing else is chosen."""
 NO_RECORDING = (
-    "The link names a recording that is not open here, so the recorded machine is shown: open its file again "
-    "under Speed"
+    "The link names a recording that is not open here, so the recorded machine is shown, at a shape of its "
+    "own: open the file again under Speed"
 )
 
 
@@ -128,6 +128,10 @@ def visited(
         for key in ("machine", "beside")
         if speed_machines.is_missing(query.get(key, ""), opened_here)
     }
+    lost_machine = speed_machines.is_missing(query.get("machine", ""), opened_here)
+    if lost_machine and query.get("shape") and not _is_timed(query["shape"]):
+        wrong["shape"] = NO_RECORDING
+        del query["shape"]
     for what, value, accepted in _nonsense(query):
         said = f"The link's {what} {value[:40]!r} is not valid; using the default. Accepted: {accepted}"
         wrong[what] = said
@@ -386,6 +390,11 @@ def _shape_of(text: str | None) -> str | None:
     if text and re.fullmatch(r"[1-9]\d{0,8}(x[1-9]\d{0,8}){2}", text):
         return text.replace("x", "×")
     return text if text in OF_LAYER else None
+
+
+def _is_timed(text: str | None) -> bool:
+    """True for a link's shape that the machine whose recordings ship has timed."""
+    return _shape_of(text) in speed_machines.shapes_of(speed_machines.shipped().rows)
 
 
 def _shape(text: str | None) -> Any:

@@ -70,7 +70,25 @@ Object.assign(explorer, {
     explorer.sent = {number: explorer.requests, acts: explorer.acts.splice(0), visits: explorer.visits};
     document.documentElement.toggleAttribute('data-asking', true);
     explorer.sayWaiting(explorer.sent);
+    if (document.documentElement.hasAttribute('data-going')) explorer.sayGoing();
     explorer.go();
+  },
+
+  /* Where Back or Forward leads is not what is shown while it is computed, or waits for what was chosen
+     before: after a moment a line names it, and what is shown is dimmed. */
+  goingMs: 250,
+  goesTo: () => [...explorer.sent?.acts || [], ...explorer.acts].findLast(act => act.do === 'visit'),
+  sayGoing() {
+    const visit = explorer.goesTo();
+    if (!visit || !explorer.record) return;
+    const query = new URLSearchParams(visit.query), of = key => query.get(key);
+    const tensor = of('file_tensor') || of('layer') || of('sample') || 'the first tensor';
+    const schemes = [of('scheme'), of('second')].filter(Boolean).join(' and ');
+    document.documentElement.toggleAttribute('data-going', true);
+    explorer.notice(`Going to ${tensor}${schemes && ` by ${schemes}`}. Until then the view before is shown.`);
+  },
+  endGoing() {
+    if (!explorer.goesTo()) document.documentElement.removeAttribute('data-going');
   },
 
   /* After so long without a word a line says that the server is silent, and for how long. The page goes on
@@ -135,6 +153,10 @@ Object.assign(explorer, {
     explorer.markSampled(true);
     delete document.documentElement.dataset.linked;
     if (sent.visits !== explorer.visits) return;
+    if (document.documentElement.hasAttribute('data-going')) {
+      document.documentElement.removeAttribute('data-going');
+      explorer.notice('');
+    }
     const went = sent.acts.some(act => act.do === 'visit');
     if (!went) explorer.settle();
     explorer.writeQuery(explorer.addressOfRecord(sampled), !went && !before);
@@ -180,6 +202,7 @@ Object.assign(explorer, {
     if (explorer.sent !== sent) return same;
     explorer.sent = null;
     document.documentElement.removeAttribute('data-asking');
+    explorer.endGoing();
     if (sent.acts.every(act => act.do === 'look')) {
       if (done) explorer.answerShown();
       setTimeout(explorer.sendActs);
@@ -233,6 +256,7 @@ Object.assign(explorer, {
       if (!sent || explorer.sent !== sent) return;
       explorer.sent = null;
       document.documentElement.removeAttribute('data-asking');
+      explorer.endGoing();
       const {answer} = explorer;
       if (answer?.number === sent.number && answer.record && !answer.overtaken) {
         explorer.answered = answer;
@@ -430,4 +454,5 @@ addEventListener('popstate', () => {
   if (moved) explorer.arrive(section);
   for (const read of explorer.readers) read(query);
   explorer.choose({do: 'visit', query: location.search});
+  setTimeout(explorer.sayGoing, explorer.goingMs);
 });

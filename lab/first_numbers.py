@@ -22,6 +22,7 @@ SIZES = ((7680, 7680), (15360, 15360))
 OPENED, FILE, KEY = "the page opens on it", "a file is chosen", "scheme A by key"
 NUMBERS = "#numbers"
 """The block of numbers below the answer."""
+OUTLIERS = 40
 WAIT_MS = 300_000
 
 WATCH = """
@@ -104,11 +105,13 @@ def time_first_numbers(
 
 
 def random_file(path: Path, shape: tuple[int, int]) -> Path:
-    """A .npy file of float32 values of a normal distribution, from a fixed seed, written in runs of rows."""
+    """A .npy file of float32 values of a normal distribution, from a fixed seed, written in runs of rows.
+    Three rows have values 40 times as large: an even sample would seldom meet them."""
     values = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
     generator = np.random.default_rng(0)
     for row in range(0, shape[0], 256):
         values[row : row + 256] = generator.standard_normal(values[row : row + 256].shape, np.float32)
+    values[[shape[0] * part // 4 for part in (1, 2, 3)]] *= OUTLIERS
     values.flush()
     return path
 

@@ -345,7 +345,8 @@ def vector_codes_table(rows: Sequence[VectorRow]) -> str:
                 f"{real.sqnr_db:.2f} dB" if real else NOT_RECORDED,
             ]
         )
-    titles = ["bits", "normal values", "below the bound", "error", "claimed", "two layers"]
+    of_normal = ["normal values", "normal values: below the bound", "squared error", "claimed"]
+    titles = ["bits of the layers", *of_normal, "two layers"]
     return markdown(["", *titles], lines) if lines else f"({NOT_RECORDED})"
 
 

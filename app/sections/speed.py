@@ -46,6 +46,7 @@ from app.sections.speed_machines import (
     recorded_chip,
     remove_recording,
     shapes_of,
+    why_two,
 )
 from app.sections.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
 from app.state.cache import BoundedCache
@@ -188,6 +189,41 @@ def show(
 
     Returns where the numbers are from, shapes, products, five figures, the advice, table, CSV and JSON.
     """
+    return _shown(chosen, view, shape_text, product, errors_of, own, opened)
+
+
+@shows(SpeedView)
+def show_machine(
+    chosen: Selection,
+    view: str,
+    shape_text: str | None,
+    product: str | None,
+    errors_of: str,
+    own: Own | None,
+    opened: OpenedRecordings = (),
+) -> SpeedView:
+    """``show`` once another machine was chosen: where it did not time the shape, the nearest that it did."""
+    recording = machine_of(view, own, opened)
+    place = _place(chosen, recording.rows, shape_text, view)
+    stays = place.timed or not recording or (view == RECORDED and shape_text in OF_LAYER)
+    if stays or place.shape is None:
+        return _shown(chosen, view, shape_text, product, errors_of, own, opened)
+    near = "×".join(map(str, by_distance(shapes_of(recording.rows).values(), place.shape)[0]))
+    said = f"{place.text} was not timed on this machine: shown is {near}, the nearest shape that was."
+    return _shown(chosen, view, near, product, errors_of, own, opened, said)
+
+
+def _shown(
+    chosen: Selection,
+    view: str,
+    shape_text: str | None,
+    product: str | None,
+    errors_of: str,
+    own: Own | None,
+    opened: OpenedRecordings,
+    said: str = "",
+) -> SpeedView:
+    """``show``, with what is ``said`` before all else."""
     recording = machine_of(view, own, opened)
     place = _place(chosen, recording.rows, shape_text, view)
     here = _timings_at(view, recording, place)
@@ -197,11 +233,8 @@ def show(
     every, marked = points(here, errors), _marked(chosen, _on_cpu(here))
     name = f"{recording.machine.chip or 'here'} {place.text}"
     files = _files(f"gemm {name}", recording.machine, here)
-    source = " ".join(
-        (_source(view, recording, place), *modelled_words(here), _schemes_words(chosen, here, view))
-    )
     return SpeedView(
-        source=html.status(source.strip()),
+        source=_source_words(chosen, view, recording, place, here, said),
         shape=_shape_picker(place, view),
         product=_product_picker(names, product, _on_cpu(here)),
         **_marked_figures(recording, place, here, every, marked),
@@ -235,13 +268,10 @@ def follow(
     place = _place(chosen, recording.rows, shape, view)
     here = _timings_at(view, recording, place)
     marked = _marked(chosen, _on_cpu(here))
-    source = " ".join(
-        (_source(view, recording, place), *modelled_words(here), _schemes_words(chosen, here, view))
-    )
     now = _marks(view, place, marked)
     figures = {} if now == marks else _marked_figures(recording, place, here, points(here), marked)
     return SpeedView.unchanged(
-        source=html.status(source.strip()),
+        source=_source_words(chosen, view, recording, place, here),
         shape=_shape_picker(place, view),
         marks=now,
         **figures,
@@ -444,6 +474,25 @@ def _product(wanted: str | None, names: Sequence[str]) -> str | None:
     """The product asked for if it is there, else BF16, else the first."""
     wanted = canonical_name(wanted or "")
     return next((name for name in (wanted, "bf16", *names) if name in names), None)
+
+
+def _source_words(
+    chosen: Selection,
+    view: str,
+    recording: Own,
+    place: Place,
+    here: Sequence[GemmTiming],
+    said: str = "",
+) -> str:
+    """What is ``said``, where the numbers are from, what is modelled, and which products A and B are."""
+    every = (
+        said,
+        _source(view, recording, place),
+        why_two(view) if here else "",
+        *modelled_words(here),
+        _schemes_words(chosen, here, view),
+    )
+    return html.status(" ".join(filter(None, every)))
 
 
 def _source(view: str, recording: Own, place: Place) -> str:
@@ -705,7 +754,7 @@ def build(page: Page) -> None:
     )
     extra = [pickers.view, pickers.shape, kernels.product, pickers.errors_of, own, opened]
     compared = [*page.selection, pickers.view, pickers.shape, pickers.beside, own, opened]
-    show_all = _ShowAll([*page.selection, *extra], outputs, compared, both)
+    show_all = _ShowAll(page, [*page.selection, *extra], outputs, compared, both)
     _wire_view(page, pickers, extra, show_all, mine.sizes)
     _wire_kernels(kernels, [pickers.view, own, opened], pickers.view)
     _wire_run(page, mine, pickers, show_all)
@@ -877,19 +926,36 @@ _UNLISTED: dict[str, Any] = {**QUIET, "api_visibility": "undocumented"}
 class _ShowAll:
     """What every change of the pickers runs: ``show``, and then ``compare``."""
 
+    page: Page
     inputs: list[Any]
     outputs: SpeedView
     compared: list[Any]
     both: BesideView
 
-    def on(self, event: Any, **options: Any) -> None:
-        """Show the section and the two machines after ``event``; ``options`` are those of the first."""
+    def on(self, event: Any, **options: Any) -> Any:
+        """Show the section and the two machines after ``event``; ``options`` are those of the first, whose
+        event is returned."""
         shown = listen(event, show, self.inputs, self.outputs, **options)
         self.compare_on(shown.then)
+        return shown
+
+    def on_another(self, event: Any, **options: Any) -> None:
+        """The same after the machine has changed, by a hand or with what it shows: the address keeps it, as
+        part of the step before."""
+        shown = self.on(event, **options)
+        for key in ("machine", "shape"):
+            self.page.keep(key, self.page.kept[key], shown.then, visit=False)
+
+    def on_choice(self, view: gr.Radio, **options: Any) -> None:
+        """The same after another machine was chosen: it may be shown at another shape."""
+        shown = listen(view.input, show_machine, self.inputs, self.outputs, **options)
+        self.compare_on(shown.then)
+        self.page.keep("shape", self.page.kept["shape"], shown.then, visit=False)
 
     def compare_on(self, event: Any) -> None:
-        """Show the two machines after ``event``."""
-        listen(event, compare, self.compared, self.both, **PRIVATE)
+        """Show the two machines after ``event``; the second may be gone then."""
+        compared = listen(event, compare, self.compared, self.both, **PRIVATE)
+        self.page.keep("beside", self.page.kept["beside"], compared.then, visit=False)
 
 
 def _wire_view(page: Page, pickers: _Pickers, extra: list[Any], show_all: _ShowAll, sizes: ShapeView) -> None:
@@ -903,13 +969,13 @@ def _wire_view(page: Page, pickers: _Pickers, extra: list[Any], show_all: _ShowA
         api_name="speed_two_machines",
         api_visibility="undocumented",
     )
-    page.keep("machine", pickers.view, pickers.view.change, visit=False)
-    page.keep("beside", pickers.beside, pickers.beside.change, visit=False)
+    page.keep("machine", pickers.view, pickers.view.input)
+    page.keep("beside", pickers.beside, pickers.beside.input)
     page.keep("shape", pickers.shape, pickers.shape.input)
     for key, size in vars(sizes).items():
         page.keep(key, size, size.change, visit=False)
+    show_all.on_choice(pickers.view, api_name="speed_view", **_UNLISTED)
     for control, what in (
-        (pickers.view, "view"),
         (pickers.shape, "shape"),
         (outputs.product, "product"),
         (pickers.errors_of, "errors"),
@@ -928,8 +994,7 @@ def _wire_opening(page: Page, view: OpenedView, pickers: _Pickers, show_all: _Sh
         api_name="open_recording",
         **_UNLISTED,
     )
-    page.keep("shape", pickers.shape, shown.then, visit=False)
-    show_all.on(shown.then, **PRIVATE)
+    show_all.on_another(shown.then, **PRIVATE)
     removed = listen(
         view.remove.click,
         remove_recording,
@@ -938,7 +1003,7 @@ def _wire_opening(page: Page, view: OpenedView, pickers: _Pickers, show_all: _Sh
         api_name="remove_recording",
         **_UNLISTED,
     )
-    show_all.on(removed.then, **PRIVATE)
+    show_all.on_another(removed.then, **PRIVATE)
     pickers.view.input(None, None, view.status, js="() => ''", **PRIVATE)  # it spoke of what was shown
 
 
@@ -981,10 +1046,10 @@ def _wire_run(page: Page, mine: _OwnRun, pickers: _Pickers, show_all: _ShowAll) 
     )
     shown, sizes = [pickers.view, pickers.shape], list(mine.sizes.in_order())
     live = running.then(_after_run, [*sizes, page.gemm_timings], shown, **PRIVATE)
-    show_all.on(live.then, api_name="speed_measured", **_UNLISTED)
+    show_all.on_another(live.then, api_name="speed_measured", **_UNLISTED)
     cpu_live = of_cpu.then(_after_cpu, page.gemm_timings, shown, **PRIVATE)
-    show_all.on(cpu_live.then, **PRIVATE)
+    show_all.on_another(cpu_live.then, **PRIVATE)
     halted = buttons.end_with(running, of_cpu).then(
         _after_stop, [*sizes, page.gemm_timings], shown, **PRIVATE
     )
-    show_all.on(halted.then, **PRIVATE)
+    show_all.on_another(halted.then, **PRIVATE)

@@ -103,15 +103,13 @@ def is_missing(name: str, opened: OpenedRecordings) -> bool:
 
 def choices(opened: OpenedRecordings = ()) -> list[tuple[str, str]]:
     """Whose numbers can be shown, as labels and names: of the machine whose recordings ship, of other
-    machines, of this one. Machines of one name are told apart by what was recorded."""
-    recorded = {RECORDED: recorded_chip(), **{name: _chip(one) for name, one in _others().items()}}
-    alike = Counter(recorded.values())
-    later = (runs_of_gemms()[1] or Machine()).date
-    said = []
-    for name, chip in recorded.items():
-        which = {LAYERS_NAME: "layers of models", LATER_NAME: later}.get(name, name)
-        told_apart = alike[chip] > 1 and name != RECORDED
-        said.append((f"Recorded on {chip}{f', {which}' if told_apart else ''}", name))
+    machines, of this one. Recordings of one machine are told apart by their dates and what they hold."""
+    recorded = {RECORDED: shipped(), **_others()}
+    chips = {name: recorded_chip() if name == RECORDED else _chip(one) for name, one in recorded.items()}
+    alike, said = Counter(chips.values()), []
+    for name, chip in chips.items():
+        which = f", {_holding(name, recorded[name])}" if alike[chip] > 1 else ""
+        said.append((f"Recorded on {chip}{which}", name))
     mine = [(f"Opened: {label}", name) for label, name in opened_choices(opened)]
     return [*said, *mine, ("Measured here", LIVE)]
 
@@ -269,6 +267,45 @@ def recorded_chip() -> str:
         return _chip(recorded_gemms())
     except RecordingError:
         return "a GPU"
+
+
+def shipped() -> Own:
+    """The recording that ships; empty if it is damaged: that is said when it is shown."""
+    try:
+        return recorded_gemms()
+    except RecordingError:
+        return Recording(Machine(), ())
+
+
+def _holding(name: str, recording: Own) -> str:
+    """The date of a recording, and which shapes it has."""
+    sides = {timing.shape[1:] for timing in recording.rows}
+    shapes = len({timing.shape for timing in recording.rows})
+    held = f"{shapes} shape{'' if shapes == 1 else 's'}"
+    if name == LAYERS_NAME:
+        held = "layers of models"
+    elif len(sides) == 1:
+        n, k = next(iter(sides))
+        held = f"N = K = {n} only" if n == k else f"N = {n}, K = {k} only"
+    return ": ".join(filter(None, (recording.machine.date, held)))
+
+
+def why_two(view: str) -> str:
+    """Why there are two recordings of the machine whose recordings ship, where ``view`` is one of them."""
+    if view not in (RECORDED, LATER_NAME):
+        return ""
+    whole, later = runs_of_gemms()
+    if later is None:
+        return ""
+    what = _holding(LATER_NAME, _others()[LATER_NAME]).partition(": ")[2].removesuffix(" only")
+    if view == RECORDED:
+        return (
+            f"Products with {what} were timed again on {later.date}, with later kernels: a second recording."
+        )
+    return (
+        f"The whole recording of this machine is of {whole.date} and an earlier commit; with later kernels "
+        f"products with {what} alone were timed again."
+    )
 
 
 def _others() -> dict[str, Own]:

@@ -9,13 +9,23 @@ from app import limits
 from app.state.analyses import known_report
 from app.state.cache import BoundedCache
 from app.state.selection import Selection, file_source, is_read, matrix_of, tensor_key
-from explorer.analysis.estimate import Estimate, estimate, of_matrix, worth_estimating
+from explorer.analysis.estimate import (
+    Estimate,
+    Sizes,
+    estimate,
+    layout_of,
+    of_matrix,
+    sizes_of,
+    worth_estimating,
+)
 from explorer.analysis.report import Report
 from explorer.core.backend import work_device
 from explorer.methods.recipe import Recipe
 from explorer.sources.base import Pieces
 
 _ESTIMATES = BoundedCache[Estimate](256)
+_SIZES = BoundedCache[Sizes](1 << 26)
+"""The sizes of tensors' units, by their layout, in bytes: most schemes have one layout."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +84,11 @@ def _estimate(chosen: Selection, recipe: Recipe, pieces: Pieces, shape: tuple[in
     key: tuple[Hashable, ...] = (*tensor_key(chosen), limits.current().elements, str(recipe))
     known = _ESTIMATES.peek(key)
     if known is None:
-        made = estimate(pieces, shape, recipe.scheme)
+        layout = layout_of(shape, recipe.scheme)
+        if layout is None:
+            return None
+        sizes = _SIZES.get((*key[:-1], layout), lambda: sizes_of(pieces, layout), lambda one: one.nbytes)
+        made = estimate(pieces, shape, recipe.scheme, sizes=sizes)
         return None if made is None else _ESTIMATES.get(key, lambda: made, lambda _: 1)
     return known
 

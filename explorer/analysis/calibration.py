@@ -7,6 +7,7 @@ of thresholds that can be drawn on the histogram of the values.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from explorer.schemes.calibrators import (
     CALIBRATORS,
     ENTROPY_BINS,
     MINMAX,
+    SHRINKS,
     Range,
     entropy_objective,
     magnitude_histogram,
@@ -184,24 +186,38 @@ def _kl(magnitudes: Tensor, shares: np.ndarray, levels: int) -> np.ndarray:
 
 
 def summary(report: CalibrationReport) -> str:
-    """Name the method with the least error, and its trade-off against min-max."""
+    """Name the method with the least error, and its trade-off against min-max; and the range of the curve
+    that errs less than those of all methods, where there is one."""
     methods = [c for c in report.choices if c.method != "own"]
     base, best = methods[0], max(methods, key=lambda c: c.report.sqnr_db)
     name, gain = report.scheme.format.label, best.report.sqnr_db - base.report.sqnr_db
     if base.report.max_error == 0:
         return f"With one scale for all values, min-max leaves {name} no error: there is nothing to gain."
+    beyond = _beyond_methods(report, base, best)
     if best is base or gain < GAIN_DB:
-        return (
-            f"With one scale for all values, {name} gains nothing from clipping: "
-            f"min-max has {base.report.sqnr_db:.2f} dB."
-        )
+        instead = "gains nothing from clipping" if not beyond else "gains nothing from any method"
+        most = f"min-max has {base.report.sqnr_db:.2f} dB.{beyond}"
+        return f"With one scale for all values, {name} {instead}: {most}"
     share = best.threshold / base.threshold if base.threshold else 1.0
     return (
-        f"With one scale for all values, {name} has the highest SQNR with {best.label}: "
+        f"With one scale for all values, {name} has the highest SQNR of the methods with {best.label}: "
         f"{best.report.sqnr_db:.2f} dB, {gain:.2f} dB more than min-max. Its range ends at "
         f"{100 * share:.0f} % of the largest value: {100 * best.report.clipped:.3g} % of the values are "
-        "clipped (beyond the outermost codes), and all others are rounded to a finer grid."
+        f"clipped (beyond the outermost codes), and all others are rounded to a finer grid.{beyond}"
     )
+
+
+def _beyond_methods(report: CalibrationReport, base: ChosenRange, best: ChosenRange) -> str:
+    """That a range of the curve has a higher SQNR than that of every method, in words; else an empty text.
+    Formats of few levels may need a range below the last that the search tries."""
+    at = int(report.squared_error.argmin())
+    least, share = float(report.squared_error[at]), report.thresholds[at] / (base.threshold or 1.0)
+    if not least or -10 * math.log10(least) - best.report.sqnr_db < GAIN_DB:
+        return ""
+    ends = f"the search for the least squared error ends at {100 * min(SHRINKS):.0f} %"
+    why = f", because {ends}" if share < min(SHRINKS) else ""
+    most = f"{-10 * math.log10(least):.2f} dB, the most of the curve"
+    return f" A range at {100 * share:.0f} % has {most}: no method chooses it{why}."
 
 
 def threshold_by_rows(x: Tensor, scheme: Scheme) -> Iterator[tuple[int, str, float]]:

@@ -103,6 +103,7 @@ class Calibrator:
     ``headroom``: a scale over the whole tensor is that many times larger than its largest value asks for,
     so that block scales have room above it (Four Over Six: E4M3 up to 256 instead of 448).
     ``of_magnitudes``: the range is found from |x|, and so includes zero.
+    ``of_ends``: it follows from the least and the greatest value of a block.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Calibrator:
     explanation: str
     headroom: float = 1.0
     of_magnitudes: bool = True
+    of_ends: bool = False
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A row of ``CALIBRATORS`` is pickled as its name, since its function may have none."""
@@ -494,6 +496,7 @@ MINMAX = Calibrator(
     _minmax,
     "the smallest and the largest value: nothing is clipped",
     of_magnitudes=False,
+    of_ends=True,
 )
 ABSMEAN = Calibrator(
     "absmean", "mean magnitude", _absmean, "plus and minus the mean of |x| (BitNet b1.58, XNOR-Net)"
@@ -544,6 +547,7 @@ _ROWS = (
         "rounding is unbiased",
         headroom=17 / 16,
         of_magnitudes=False,
+        of_ends=True,
     ),
     ABSMEAN,
     TWN,
@@ -596,4 +600,5 @@ def share_of_minmax(share: float) -> Calibrator:
         _Share(share),
         f"{share} of the way from zero to the smallest and the largest value; the rest is clipped",
         of_magnitudes=False,
+        of_ends=True,
     )

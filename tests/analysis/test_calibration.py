@@ -79,6 +79,18 @@ def test_the_summary_says_what_the_numbers_say(name: str, words: str, heavy: tor
     assert gains == (f"with {best.label}: {best.report.sqnr_db:.2f} dB" in text)
 
 
+@pytest.mark.parametrize("name", ["tq1_0", "ternary_absmean", "binary_row", "int4_row", "int8_row"])
+def test_the_summary_names_the_best_range_of_the_curve(name: str) -> None:
+    """Ternary and binary codes err least under ranges below the last that the search tries. If this fails,
+    the sentence calls an error the least beside a curve that has a smaller one."""
+    x = torch.randn(64, 300, generator=torch.Generator().manual_seed(0))
+    x[0, 0] = 12
+    report = compare_calibrators(x, SCHEMES[name])
+    best, least = max(c.report.sqnr_db for c in report.choices), -10 * math.log10(report.squared_error.min())
+    assert (f"{least:.2f} dB, the most of the curve" in summary(report)) is (least - best >= 0.05)
+    assert (least - best >= 0.05) is (name in ("tq1_0", "ternary_absmean", "binary_row"))
+
+
 def test_the_summary_of_static_and_dynamic_scales(heavy: torch.Tensor) -> None:
     """Both kinds of scale are named with their SQNR; one row has nothing to hold out, and that is said."""
     comparison = static_and_dynamic(heavy, SCHEMES["int8_tensor"])

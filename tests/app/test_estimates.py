@@ -182,20 +182,17 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return messages
 
 
-def test_a_value_that_no_sample_meets_is_refused_by_the_page(file: str) -> None:
-    """If this fails, a large file with a NaN is opened by ``explorer page`` and never refused, or its
-    estimates stay."""
+def test_a_value_that_is_not_finite_has_no_first_numbers(file: str) -> None:
+    """Wherever it is. If this fails, a large file with a NaN is opened by ``explorer page`` and never
+    refused, or has numbers for a while."""
+    assert start._can_be_sampled(file)
     x = np.load(file)
     x[-1] = np.nan
     np.save(file, x)
-    assert start._can_be_sampled(file)
-    seen = list(views({"do": "file"}, upload=file, scheme="int8_row"))
-    assert of_sample(next(view for view in seen if not unchanged(view.shown.kpis)))
-    assert "256 of 262144 values are NaN or Inf" in json.loads(seen[-1].answer)["why"]
-    restored = [view.shown.kpis for view in seen if not unchanged(view.shown.kpis)][-1]
-    assert "≈" not in restored
-    np.save(file, np.full(SHAPE, np.nan, np.float32))
     assert not start._can_be_sampled(file)  # then all of it is looked at, and refused, before it is served
+    seen = list(views({"do": "file"}, upload=file, scheme="int8_row"))
+    assert "256 of 262144 values are NaN or Inf" in json.loads(seen[-1].answer)["why"]
+    assert all(unchanged(view.shown.kpis) for view in seen)
 
 
 def test_what_fills_the_screen_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -535,6 +535,10 @@ KEPT = [
 ]
 
 
+SHAPES = ("4096x4096x4096", "7x64x64")
+"""One that the machine whose recordings ship has timed, and one that it has not."""
+
+
 def test_a_link_keeps_two_machines() -> None:
     """Recorded ones by name; a recording that is not open is asked for; what is no machine is said."""
     seen = visited("machine=gemm-layers&beside=recorded")
@@ -546,6 +550,9 @@ def test_a_link_keeps_two_machines() -> None:
         assert own.kept.machine == "recorded" and own.kept.beside["value"] == ""
         assert own.missing.count("names a recording that is not open here") == 1
         assert {"machine", "beside"} <= set(own.dropped), "the address is that of what is shown"
+        timed, lacking = (visited(f"machine=opened-1&shape={shape}", first=first) for shape in SHAPES)
+        assert timed.kept.shape["value"] == "4096×4096×4096" and lacking.kept.shape["value"] is None
+        assert "shape" in lacking.dropped and "shape" not in timed.dropped, "no time is extrapolated"
     wrong = visited("machine=x&beside=recorded")
     assert wrong.kept.machine == "recorded" and wrong.kept.beside["value"] == ""
     assert "The link's machine 'x' is not valid" in wrong.missing and "gemm-layers" in wrong.missing

@@ -39,6 +39,7 @@ from explorer.products.table import GEMMS
 from explorer.recordings import files as recordings
 from explorer.recordings.files import NOT_RECORDED, Recording
 from explorer.recordings.gemm import (
+    LATER_NAME,
     LAYERS_NAME,
     GemmTiming,
     gemms_by_machine,
@@ -317,7 +318,6 @@ def test_the_recording_of_layers_is_one_more_machine(monkeypatch: pytest.MonkeyP
     """Of whatever machine it is: its own shapes are shown, and what it lacks is said, never modelled."""
     layers = recorded_layers()
     assert layers.machine.gpu == "NVIDIA H100 80GB HBM3", "the page's words below are of this file"
-    assert ("Recorded on an NVIDIA H100 80GB HBM3", LAYERS_NAME) in speed_machines.choices()
     out = shown(view=LAYERS_NAME, shape="16×6144×4096")
     assert "Recorded on one NVIDIA H100" in out.source and "not timed on it" not in out.source
     timed = [row for row in out.table if row[COLUMN_OF_SHAPE]]
@@ -332,7 +332,47 @@ def test_the_recording_of_layers_is_one_more_machine(monkeypatch: pytest.MonkeyP
     same = dataclasses.replace(layers, machine=recorded_gemms().machine)
     monkeypatch.setattr(speed_machines, "gemms_by_machine", lambda: {LAYERS_NAME: same})
     labels = [label for label, _ in speed_machines.choices()]
-    assert labels[:2] == ["Recorded on an NVIDIA H200", "Recorded on an NVIDIA H200, layers of models"]
+    dated = [recorded_gemms().machine.date, same.machine.date]
+    count = len(speed_machines.shapes_of(recorded_gemms().rows))
+    assert labels[:2] == [
+        f"Recorded on an NVIDIA H200, {dated[0]}: {count} shapes",
+        f"Recorded on an NVIDIA H200, {dated[1]}: layers of models",
+    ]
+
+
+def test_two_recordings_of_one_machine_say_what_they_hold() -> None:
+    """Date and shapes in the picker, and below it why there are two. If this fails, the same name stands
+    twice and nobody can tell which to take."""
+    labels = {name: label for label, name in speed_machines.choices()}
+    newer = gemms_by_machine()[LATER_NAME].machine.date
+    assert labels[LATER_NAME] == f"Recorded on an NVIDIA H200, {newer}: N = K = 8192 only"
+    assert re.fullmatch(r"Recorded on an NVIDIA H200, [\d-]+: \d+ shapes", labels[RECORDED])
+    assert f"timed again on {newer}, with later kernels" in shown().source
+    assert "The whole recording of this machine is of" in shown(view=LATER_NAME).source
+    assert "recording of this machine" not in shown(view=LAYERS_NAME).source
+
+
+@pytest.mark.parametrize(
+    ("view", "asked", "near"),
+    [
+        (LAYERS_NAME, "4096×4096×4096", "64×4096×4096"),
+        (RECORDED, "16×6144×4096", "16×8192×8192"),
+        (RECORDED, "layer-decode", "layer-decode"),
+        (LAYERS_NAME, "layer-decode", None),
+        (RECORDED, "4096×4096×4096", "4096×4096×4096"),
+        (LIVE, "16×6144×4096", "16×6144×4096"),
+    ],
+)
+def test_another_machine_is_shown_at_a_shape_that_it_has(view: str, asked: str, near: str | None) -> None:
+    """The nearest, and it is said; what depends on the layer is modelled where it can be. If this fails, a
+    machine is chosen and times are extrapolated, or there are none."""
+    out = speed.show_machine(*selection(), view, asked, None, speed.RANDOM, None, ())
+    assert near in (None, out.shape["value"])
+    assert ("was not timed on this machine: shown is" in out.source) is (out.shape["value"] != asked)
+    assert "was not timed on it" not in out.source
+    if view != LIVE:
+        shape = next(row[COLUMN_OF_SHAPE] for row in out.table if row[COLUMN_OF_SHAPE])
+        assert asked == "layer-decode" or shape == out.shape["value"]
 
 
 def a_file(path: Path, chip: str, *rows: GemmTiming) -> str:

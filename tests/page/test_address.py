@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from app.sections.speed_machines import choices as machines
 from explorer import SCHEMES
 from tests.page.test_browser import choose, frames, look_at, open_page, open_panel, route_requests, until_held
 from tests.sampled import sampled
@@ -64,6 +65,56 @@ def test_the_range_of_ones_own(page: Page, url: str) -> None:
     expect(number).to_have_value("0.5")
     page.go_forward()
     expect(number).to_have_value("0.31")
+
+
+@pytest.mark.shared_page
+def test_a_machine_is_a_step_of_back(page: Page, url: str) -> None:
+    """As a shape is, with the shape that it is shown at, and as the second machine is. If this fails, Back
+    leads past the machine, or to a machine with another's shape."""
+    open_page(page, url, "tab=speed&shape=4096x4096x4096")
+    source, shape = page.locator("#speed-source"), page.locator("#speed-shape input")
+    look_at(source)
+    expect(source).to_contain_text("Recorded on one NVIDIA H200")
+    before = page.evaluate("history.length")
+    page.get_by_label("Recorded on AMD EPYC").check()
+    expect(source).to_contain_text("4096×4096×4096 was not timed on this machine: shown is")
+    wait_for_query(page, "machine=amd-epyc", "!shape=4096x4096x4096", "shape=")
+    near = shape.input_value()
+    page.locator("#speed-beside input").click()
+    page.get_by_role("option", name="Recorded on Intel").click()
+    expect(page.locator("#speed-two")).to_contain_text("Intel")
+    wait_for_query(page, "beside=intel")
+    assert page.evaluate("history.length") == before + 2
+    page.go_back()
+    expect(page.locator("#speed-two")).to_be_empty()
+    expect(shape).to_have_value(near)
+    page.go_back()
+    expect(page.get_by_label(machines()[0][0])).to_be_checked()
+    expect(source).to_contain_text("Recorded on one NVIDIA H200")
+    expect(shape).to_have_value(re.compile("^4096×4096×4096"))
+    wait_for_query(page, "shape=4096x4096x4096", "!machine")
+    page.go_forward()
+    expect(source).to_contain_text("Recorded on one AMD EPYC")
+    expect(shape).to_have_value(near)
+
+
+OF_ARROWS = """() => [...document.querySelectorAll('#section-speed input[role=combobox]')]
+  .filter(input => input.offsetWidth && input.parentElement.querySelector('.dropdown-arrow'))
+  .map(input => {
+    const arrow = input.parentElement.querySelector('.dropdown-arrow').getBoundingClientRect();
+    const end = input.getBoundingClientRect().right - parseFloat(getComputedStyle(input).paddingRight);
+    return arrow.left - end;
+  })"""
+
+
+@pytest.mark.shared_page
+def test_a_choice_ends_before_its_arrow_on_a_phone(page: Page, url: str) -> None:
+    """If this fails, a long shape is painted under the arrow of its list."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    open_page(page, url, "tab=speed&shape=4096x4096x4096")
+    look_at(page.locator("#speed-shape"))
+    gaps = page.evaluate(OF_ARROWS)
+    assert len(gaps) >= 2 and min(gaps) >= 0
 
 
 @pytest.mark.thorough
@@ -237,6 +288,37 @@ def test_back_while_a_step_is_on_its_way(page: Page, url: str, wait: int) -> Non
     expect(page.locator("#preset input")).to_have_value(scheme.label)
     expect(page.locator("#inspector h3")).to_contain_text("Element (3, 4)")
     assert (query["row"], query["column"]) == ("3", "4")
+
+
+GOING = "document.documentElement.hasAttribute('data-going')"
+
+
+@pytest.mark.shared_page
+def test_where_back_leads_is_said_while_it_is_awaited(page: Page, url: str) -> None:
+    """Behind what was chosen before, too. If this fails, the heading of the view that was left looks as if
+    Back had done nothing, for as long as a large tensor takes."""
+    open_page(page, url, "scheme=int4_row&row=3&column=4")
+    settled(page)
+    page.keyboard.press("]")
+    settled(page)
+    waiting = held_acts(page, 2)
+    page.keyboard.press("]")
+    until_held(page, waiting)
+    page.go_back()
+    line = page.locator(".page-notice")
+    expect(line).to_contain_text("Going to ")
+    expect(line).to_contain_text("by int4_row")
+    assert page.evaluate(GOING)
+    expect(page.locator("#which")).to_have_css("opacity", "0.35")
+    waiting[0].continue_()
+    until_held(page, waiting, 2)
+    expect(line).to_contain_text("by int4_row")
+    waiting[1].continue_()
+    page.unroute_all()
+    settled(page)
+    expect(line).to_have_count(0)
+    assert not page.evaluate(GOING)
+    expect(page.locator("#chip-a")).to_have_text(SCHEMES["int4_row"].label)
 
 
 def held_acts(page: Page, count: int) -> list[Route]:

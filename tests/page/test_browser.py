@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Error, Locator, Page, Route, expect
 from app.learn import training
 from app.places import PLACES
 from app.sections import compare
+from app.sections.speed_machines import choices as machines
 from explorer import SCHEMES
 from explorer.methods import METHODS
 from explorer.recordings.files import Recording, record_to
@@ -680,7 +681,7 @@ def test_speed_recorded_then_measured_here(page: Page, url: str) -> None:
         re.compile("(products|timings) at 512×1536×384"), timeout=60_000
     )
     expect(page.locator("#speed-source")).to_contain_text("Measured now")
-    page.get_by_label("Recorded on an NVIDIA H200").check()
+    page.get_by_label(machines()[0][0]).check()
     expect(page.locator("#speed-source")).to_contain_text("Recorded on one NVIDIA H200")
 
 
@@ -716,12 +717,12 @@ def test_a_recording_is_opened_and_stands_beside_another(page: Page, url: str, t
     page.locator("#speed-shape input").click()
     page.get_by_role("option", name="16×4096×4096").click()
     expect(page.locator("#speed-advice")).to_contain_text("16×4096×4096")
-    page.get_by_label("Recorded on an NVIDIA H200").check()
+    page.get_by_label(machines()[0][0]).check()
     expect(source).to_contain_text("Recorded on one NVIDIA H200")
     page.go_back()
     expect(page.get_by_label("Opened: NVIDIA A100")).to_be_checked()
     expect(source).to_contain_text("From a file that you opened. Recorded on one NVIDIA A100")
-    expect(page.locator("#speed-shape input")).to_have_value(re.compile("^64×4096×4096"))
+    expect(page.locator("#speed-shape input")).to_have_value(re.compile("^16×4096×4096"))
     page.locator("#speed-remove").click()
     expect(source).to_contain_text("Recorded on one NVIDIA H200")
     expect(page.get_by_label("Opened: NVIDIA A100")).to_have_count(0)
@@ -744,8 +745,9 @@ def test_this_cpu_answers_within_seconds_and_stops(page: Page, url: str) -> None
 
 @pytest.mark.thorough
 def test_shapes_are_typed_and_wrong_ones_corrected(page: Page, url: str) -> None:
-    """A shape with x between its numbers is found and modelled, *Measured here* and back keeps it, and a
-    number that is refused is explained and leaves Run to be pressed again."""
+    """A shape with x between its numbers is found and modelled, *Measured here* keeps it, the recorded
+    machine goes to the nearest that it has, and a number that is refused is explained and leaves Run to be
+    pressed again."""
     open_page(page, url, "tab=speed")
     source, shape = page.locator("#speed-source"), page.locator("#speed-shape input")
     expect(source).to_contain_text("Recorded on one NVIDIA H200")
@@ -757,9 +759,10 @@ def test_shapes_are_typed_and_wrong_ones_corrected(page: Page, url: str) -> None
     expect(shape).to_have_value("64×8192×8200")
     page.get_by_label("Measured here").check()
     expect(source).to_contain_text("Nothing measured here yet")
-    page.get_by_label("Recorded on an NVIDIA H200").check()
-    expect(source).to_contain_text("times are modelled")
     expect(shape).to_have_value("64×8192×8200")
+    page.get_by_label(machines()[0][0]).check()
+    expect(source).to_contain_text("not timed on this machine: shown is 64×8192×8192")
+    expect(shape).to_have_value(re.compile("^64×8192×8192"))
     page.get_by_text("Measure on this machine").click()
     run = page.locator("#section-speed").get_by_role("button", name="Run", exact=True)
     page.locator("#speed-preset input").click()

@@ -141,8 +141,10 @@ def test_who_does_an_operation(
     operation: str, given: tuple[Any, ...], by_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel serves what it was written for; everything else is the reference's, with its result."""
-    if operation == "fake_quantize":  # it asks for the scales first
-        monkeypatch.setattr(Cuda, "quantize", lambda self, x, scheme: Reference().quantize(x, scheme))
+    if operation == "fake_quantize":  # it quantizes and restores by the others
+        for name in ("quantize", "dequantize"):
+            own = getattr(Reference(), name)
+            monkeypatch.setattr(Cuda, name, lambda self, *given, own=own: own(*given))
     if by_kernel:
         name = "quantize" if operation == "encode" else operation
         with pytest.raises(LaunchedError, match=name):

@@ -6,6 +6,7 @@ was. Whether the kernels' codes are right is asked on a GPU (tests/gpu).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -13,9 +14,20 @@ import pytest
 import torch
 
 from explorer import SCHEMES, Scheme, quantize
-from explorer.core.lowering import config_of, has_kernels, layout_of, lowered, with_kernels
+from explorer.core import lowering
+from explorer.core.lowering import (
+    CodedScales,
+    config_of,
+    has_kernels,
+    layout_of,
+    lowered,
+    raw_scales,
+    scales_from,
+    with_kernels,
+)
 from explorer.formats import FORMATS
-from explorer.schemes import OWN_CODES, Convention, MappingType
+from explorer.gpu.quantize import Output
+from explorer.schemes import OWN_CODES, Convention, MappingType, Scales
 
 WITHOUT = {
     "another library's scales": ["int8_row_vllm", "int4_group128_vllm", "nvfp4_vllm", "nvfp4_gguf"],
@@ -127,3 +139,71 @@ def test_the_kernels_are_told_what_the_scheme_says(scheme: Scheme) -> None:
     name = scheme.calibrator.name
     assert config.range.name == (name.upper() if name in ("minmax", "absmean", "twn") else "MINMAX")
     assert config_of(dataclasses.replace(scheme, seed=3)).stochastic
+
+
+WRITTEN = ("nvfp4", "mxfp4", "int4_group128", "int4_group128_asym", "fp8_e4m3_row", "fp16")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_scales_of_a_kernel_are_those_of_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Converted from their codes when they are asked for, kept then, and copied as plain scales; under a
+    graph's capture nothing is kept, for each replay writes its own."""
+    monkeypatch.setattr(lowering.runtime, "is_capturing", lambda: False)
+    q = quantize(torch.randn(8, 256, generator=torch.Generator().manual_seed(4)), SCHEMES[name])
+    raw, zeros = raw_scales(q.scales, q.scheme), q.scales.zero_points
+    over = q.scales.tensor_scale
+    amax = None if over is None else torch.cat([torch.zeros(2), over.view(1), torch.zeros(1)])
+    output = Output(q.packed, raw, zeros, amax, None, None, (object(),))  # type: ignore[arg-type]
+    scales = scales_from(output, q.scheme)
+    assert "stored" not in vars(scales) or raw.dtype is torch.float32
+    assert torch.equal(scales.stored, q.scales.stored) and scales.stored is scales.stored
+    assert torch.equal(scales.scale, q.scales.scale) and scales.zero_points is zeros
+    assert q.scheme.scale is None or raw_scales(scales, q.scheme) is raw
+    again = copy.deepcopy(scales)
+    assert type(again) is Scales and torch.equal(again.stored, scales.stored)
+    with pytest.raises(AttributeError, match="nothing"):
+        scales.nothing  # noqa: B018
+    kept = scales_from(output, q.scheme)
+    monkeypatch.setattr(lowering.runtime, "is_capturing", lambda: True)
+    captured = scales_from(output, q.scheme)
+    assert type(captured) is Scales and torch.equal(captured.stored, q.scales.stored)
+    if type(kept) is CodedScales:
+        assert torch.equal(kept.stored, q.scales.stored) and "stored" not in vars(kept)
+
+
+def test_an_empty_matrix_has_the_tensor_scale_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel ran that would have made it."""
+    monkeypatch.setattr(lowering.runtime, "is_capturing", lambda: False)
+    scheme = SCHEMES["nvfp4"]
+    q = quantize(torch.zeros(0, 32), scheme)
+    output = Output(q.packed, raw_scales(q.scales, scheme), None, torch.zeros(4), None, None, ())
+    scales = scales_from(output, scheme)
+    assert scales.tensor_scale is not None and q.scales.tensor_scale is not None
+    assert torch.equal(scales.tensor_scale.view(-1), q.scales.tensor_scale.view(-1))
+
+
+class Planned:
+    """In the place of ``LaunchPlan``: what it was made of."""
+
+    def __init__(self, *given: Any) -> None:
+        self.given = given
+
+
+def test_launches_are_planned_once_for_each_kind_of_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shape, element type and alignment: a plan for another of these reads what is not there. Old plans are
+    forgotten, not without bound kept."""
+    monkeypatch.setattr(lowering, "LaunchPlan", Planned)
+    monkeypatch.setattr(lowering, "MOST_KEPT", 3)
+    scheme = Scheme.parse("int4~1x64~symmetric~float16~minmax")
+    kept = lowered(scheme)
+    assert kept is not None
+    x = torch.zeros(4 * 64 + 1)
+    matrices = [x[:-1].view(4, 64), x[1:].view(4, 64), x[:-1].view(2, 128), x[:-1].view(4, 64).half()]
+    plans = [kept.plan(matrix) for matrix in matrices[:3]]
+    assert kept.plan(matrices[0]) is plans[0] and len({id(plan) for plan in plans}) == 3
+    for matrix, plan in zip(matrices, plans, strict=False):
+        aligned = matrix is not matrices[1]
+        layout = layout_of((matrix.shape[0], matrix.shape[1]), scheme)
+        assert plan.given == (kept.config, layout, matrix.dtype, aligned, matrix.device, 0)
+    kept.plan(matrices[3])
+    assert len(kept.plans) == 1 and kept.plan(matrices[0]) is not plans[0]

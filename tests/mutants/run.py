@@ -37,11 +37,11 @@ from tests.mutants.sample import Mutant, change_in_words, function_at, sample
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, HEADING = "docs/correctness.md", "## Mutants"
 TESTS = {
-    "formats": ["tests/formats", "tests/core", "tests/analysis"],
-    "schemes": ["tests/schemes", "tests/core", "tests/analysis"],
-    "core": ["tests/core", "tests/schemes", "tests/analysis"],
-    "methods": ["tests/methods"],
-    "checkpoints": ["tests/checkpoints"],
+    "formats": ["tests/formats", "tests/core", "tests/analysis", "tests/test_values.py"],
+    "schemes": ["tests/schemes", "tests/core", "tests/analysis", "tests/test_values.py"],
+    "core": ["tests/core", "tests/schemes", "tests/analysis", "tests/methods", "tests/test_values.py"],
+    "methods": ["tests/methods", "tests/test_values.py"],
+    "checkpoints": ["tests/checkpoints", "tests/test_values.py"],
 }
 """By package of the library the tests that ought to notice a change of it."""
 QUICK = "not gpu and not thorough and not browser"
@@ -182,12 +182,13 @@ def traced_in(file: Path) -> list[Timed]:
 
 def chosen(tests: Sequence[Timed], path: str, function: int | None) -> list[Timed]:
     """Of ``tests``, the quickest first, those that call the function, up to ``TESTS_SECONDS``, at least one.
-    Where none does, as for None, it runs as it is imported: first those that call any function of the file,
-    then the others."""
+    Where none does, as for None, it runs as it is imported: first those that call no function, for they look
+    at tables or at the source itself, then those that call any of the file, then the others."""
     reaching = [test for test in tests if f"{path}:{function}" in test.calls]
 
-    def elsewhere(test: Timed) -> bool:
-        return not any(call.startswith(f"{path}:") for call in test.calls)
+    def elsewhere(test: Timed) -> int:
+        here = any(call.startswith(f"{path}:") for call in test.calls)
+        return 0 if not test.calls else 1 if here else 2
 
     found, seconds = list[Timed](), 0.0
     for test in reaching or sorted(tests, key=elsewhere):

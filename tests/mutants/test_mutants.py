@@ -77,6 +77,8 @@ def test_tests_that_call_the_function_quickest_first(monkeypatch: pytest.MonkeyP
         == ["t0", "t1"]
         == [t.name for t in chosen(tests, "a.py", 5)]
     ), "what is called by no test may run as it is imported"
+    table = Timed("t9", 0.9, frozenset())
+    assert [t.name for t in chosen([*tests, table], "a.py", None)] == ["t9", "t0", "t1"], "it looks at tables"
     assert [t.name for t in chosen(tests[3:], "a.py", 9)] == ["t3"]
     assert [t.name for t in chosen(tests, "b.py", None)] == ["t0", "t1"], "a table has no functions"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ REGISTRIES = ["formats", "schemes", "methods", "checkpoints.table", "products.ta
 def test_rows_of_tables_are_values(module: str) -> None:
     """Of every registry: no field of a row can be set."""
     names = vars(importlib.import_module(f"explorer.{module}"))
-    tables = [table for table in names.values() if isinstance(table, dict)]
+    tables = [table for table in names.values() if isinstance(table, Mapping)]
     rows = [row for table in tables for row in table.values() if dataclasses.is_dataclass(row)]
     assert rows
     for row in rows:

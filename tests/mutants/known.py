@@ -18,7 +18,8 @@ WHY: dict[tuple[str, str], Reason] = {
     (
         "explorer/checkpoints/gguf_vocabulary.py",
         "`scores = [0.0 if type_ != NORMAL else score for score, type_ in zip(scores, types, strict=True)]` "
-        "→ `scores = [0.0 if type_ != NORMAL else score for score, type_ in zip(scores, types, strict=False)]`",
+        "→ "
+        "`scores = [0.0 if type_ != NORMAL else score for score, type_ in zip(scores, types, strict=False)]`",
     ): Reason("both lists have an entry for each token", equivalent=True),
     ("explorer/schemes/calibrators.py", "`best = (1.0, 1.0)` → `best = (1.0, 0.0)`"): Reason(
         "the first search moves both ends: nothing reads where it starts", equivalent=True

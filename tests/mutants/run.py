@@ -1,11 +1,14 @@
 """Runs a seeded sample of mutants for some minutes, and writes what became of them.
 
     python -m tests.mutants.run --minutes 30 [--seed 1] [--jobs 2] [--packages formats,core] [--record]
+                                [--traces FOLDER] [--page]
 
 First the tests of the packages run once, as they are: which functions each calls, and how long it takes. Then
 each mutant is made in a copy of the project, and the tests that call the changed function run, the quickest
 first, up to ``TESTS_SECONDS`` of them (``chosen``). A mutant is killed by a failure, an error, or by taking
 ``SLOWER`` times as long; else it survives.
+``--traces`` keeps the first run's files, and takes those that are there: on a slow machine it takes longer
+than all mutants.
 A mutant whose tests had not ended by the deadline has no verdict: it is counted apart, and the share killed
 is also given as if all of these had survived, since those that survive or hang take the longest.
 ``--record`` writes ``recorded.json`` and the section "Mutants" of docs/correctness.md; ``--page`` writes the
@@ -121,6 +124,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="processes beside each other")
     parser.add_argument("--packages", default=",".join(TESTS), help=f"of {', '.join(TESTS)}")
+    parser.add_argument(
+        "--traces", type=Path, help="keep what the first run found here, and use what is there"
+    )
     parser.add_argument("--record", action="store_true", help=f"write the section {HEADING!r} of {PAGE}")
     parser.add_argument("--page", action="store_true", help="write that section of what was recorded")
     asked = parser.parse_args()
@@ -132,7 +138,8 @@ def main() -> int:
         parser.error(f"no package {', '.join(wrong)}; accepted: {', '.join(TESTS)}")
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = run(Path(folder), packages, asked.seed, start + 60 * asked.minutes, asked.jobs)
+        traces = asked.traces or Path(folder)
+        outcomes = run(Path(folder), traces, packages, asked.seed, start + 60 * asked.minutes, asked.jobs)
     minutes = (time.monotonic() - start) / 60
     machine = this_machine(CPU, ("cosmic-ray", "pytest")).describe()
     found = Run(asked.seed, minutes, machine, tuple(outcomes))
@@ -149,11 +156,13 @@ def write_page(found: Run) -> None:
     page.write_text(with_section(page.read_text(encoding="utf-8"), report(found)), encoding="utf-8")
 
 
-def run(folder: Path, packages: Sequence[str], seed: int, deadline: float, jobs: int) -> list[Outcome]:
+def run(
+    folder: Path, traces: Path, packages: Sequence[str], seed: int, deadline: float, jobs: int
+) -> list[Outcome]:
     """What became of as many mutants of ``packages`` as fit until ``deadline`` (of ``time.monotonic``)."""
     original, *copies = (copied(folder / f"copy{i}") for i in range(jobs + 1))
     first = time.monotonic() + WARM_SHARE * (deadline - time.monotonic())
-    tests = {name: found for name, found in first_run(folder, copies, packages, first).items() if found}
+    tests = {name: found for name, found in first_run(traces, copies, packages, first).items() if found}
     paths = [
         path.relative_to(ROOT).as_posix()
         for name in tests
@@ -191,11 +200,13 @@ def copied(folder: Path) -> Path:
 
 
 def first_run(
-    folder: Path, copies: Sequence[Path], packages: Sequence[str], deadline: float
+    traces: Path, copies: Sequence[Path], packages: Sequence[str], deadline: float
 ) -> dict[str, list[Timed]]:
-    """By package the tests that pass unchanged, of those that end until ``deadline``, the quickest first."""
+    """By package the tests that pass unchanged, of those that end until ``deadline``, the quickest first. A
+    group of tests with a file in ``traces`` is not run again."""
     groups = list(dict.fromkeys(group for name in packages for group in TESTS[name]))
-    files = {group: folder / f"reach{i}.jsonl" for i, group in enumerate(groups)}
+    files = {group: traces / f"{group.replace('/', '-')}.jsonl" for group in groups}
+    traces.mkdir(parents=True, exist_ok=True)
     free = list(copies)
 
     def trace(group: str) -> None:
@@ -206,7 +217,7 @@ def first_run(
         free.append(copy)
 
     with ThreadPoolExecutor(len(copies)) as pool:
-        list(pool.map(trace, groups))
+        list(pool.map(trace, [group for group in groups if not files[group].exists()]))
     of_group = {group: traced_in(file) for group, file in files.items() if file.exists()}
     return {
         name: sorted(

@@ -451,15 +451,15 @@ def _more_than(before: RankRow | None, after: RankRow) -> str:
 
 
 def undecided(rows: Sequence[RankRow], scheme: str) -> str:
-    """The pairs of methods whose losses differ by less than ``difference``'s interval: "HQQ and GPTQ"."""
+    """The pairs of methods whose losses differ by less than ``difference``'s interval: "HQQ against GPTQ"."""
     whole = [row for row in rows_of(rows, scheme) if row.loss is not None]
     pairs = []
     for i, before in enumerate(whole):
         for after in whole[i + 1 :]:
             more, half = difference(before, after)
             if abs(more) < half:
-                pairs.append(f"{label_of(before.method)} and {label_of(after.method)}")
-    return "; ".join(pairs) or "none"
+                pairs.append(f"{label_of(before.method)} against {label_of(after.method)}")
+    return ", ".join(pairs) or "none"
 
 
 def _places(values: Mapping[str, float]) -> dict[str, int]:

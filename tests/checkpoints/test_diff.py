@@ -396,6 +396,8 @@ def test_joined_and_renamed_layers_find_their_parts(tmp_path: Path) -> None:
         assert row.equal and row.shape == (24, 4) and not (found.missing or found.extra)
     (row,) = diff(open_pair(str(as_one), str(whole))).layers
     assert row.equal and row.stored_as == "layers.0.attn.qkv_proj.weight"
+    (row,) = diff(open_pair(str(apart), str(as_one))).layers
+    assert row.name == "model.layers.0.attn.q_proj.weight and 2 more"
 
 
 def test_experts_of_a_gguf_file_are_those_of_the_folder(tmp_path: Path) -> None:

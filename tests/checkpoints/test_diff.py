@@ -25,6 +25,7 @@ from explorer.checkpoints import EXPORTS, write_checkpoint, write_one
 from explorer.checkpoints.diff import (
     Diff,
     LayerDiff,
+    _in_steps,
     analysis_of,
     compared,
     diff,
@@ -438,6 +439,12 @@ def test_a_folder_is_its_only_gguf_file(tmp_path: Path) -> None:
         gguf_of(str(tmp_path), LOCAL)
     (tmp_path / "model.safetensors").touch()
     assert gguf_of(str(tmp_path), LOCAL) is None
+
+
+def test_blocks_of_scale_zero_have_no_steps() -> None:
+    """They restore zeros exactly; the largest error is that of the other blocks, of scale 1 too."""
+    x, values, steps = torch.tensor([[0.0, 1.4, 3.0], [0.0, 1.0, 2.0], [0.0, 1.0, 4.0]])[:, None]
+    assert _in_steps(x, values, steps) == pytest.approx(0.4) and _in_steps(x, values, None) is None
 
 
 @pytest.mark.parametrize(("gain_db", "found"), [(2.9, False), (3.1, True)])

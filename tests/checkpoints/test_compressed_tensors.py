@@ -5,6 +5,7 @@ If these fail, other programs load other weights than those that were measured h
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,9 @@ def test_a_mixed_recipe_is_several_groups(
     assert compare(theirs, ours, layers, tokens) <= ALMOST[dtype]
     groups = theirs.config.quantization_config.quantization_config.config_groups
     assert len(groups) == len([name for name in schemes if name != "bf16"])
+    said = json.loads((written.folder / "config.json").read_text())["quantization_config"]
+    formats = {group["format"] for group in said["config_groups"].values()}
+    assert said["format"] == (formats.pop() if len(formats) == 1 else "mixed-precision")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -244,6 +244,13 @@ def test_layers_of_any_size_are_held_in_whole_blocks(name: str, shape: tuple[int
     assert refuses(SCHEMES[name], shape) == words
 
 
+@pytest.mark.parametrize("length", [32, 64, 128, 256, 512, 1024, 2048, 4096, 8192])
+def test_blocks_of_bitsandbytes(length: int) -> None:
+    """The block sizes that its kernels take: powers of two from 64 to 4096."""
+    scheme = Scheme.parse(f"nf4~1x{length}~symmetric~float32~minmax")
+    assert (EXPORTS["bitsandbytes"].refusal(scheme, (4, 8192)) == "") is (64 <= length <= 4096)
+
+
 EXPERTS = ("int4_group128", "int8_group32", "fp8_e4m3_row")
 NO_EXPERTS = (
     "int4_group128_asym",

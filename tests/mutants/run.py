@@ -124,9 +124,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="processes beside each other")
     parser.add_argument("--packages", default=",".join(TESTS), help=f"of {', '.join(TESTS)}")
-    parser.add_argument(
-        "--traces", type=Path, help="keep the first run here, and use what is there"
-    )
+    parser.add_argument("--traces", type=Path, help="keep the first run here, and use what is there")
     parser.add_argument("--record", action="store_true", help=f"write the section {HEADING!r} of {PAGE}")
     parser.add_argument("--page", action="store_true", help="write that section of what was recorded")
     asked = parser.parse_args()

@@ -54,7 +54,7 @@ from lab.runs import runs_table
 from lab.sizes import recorded_sizes
 from lab.steps import expectation, head_costs, head_of, products_table, steps_command, steps_table
 from lab.training import record_training, recorded_gradients, recorded_training
-from lab.vllm import recorded_vllm, vllm_table
+from lab.vllm import not_tried_in_words, recorded_vllm, vllm_table
 from lab.written import readme_table, recorded_written, written_table
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -177,6 +177,7 @@ def _context() -> dict[str, Any]:
         "exports": recorded_exports(),
         "exports_measured": exports_measured,
         "vllm": recorded_vllm(),
+        "not_tried_in_words": not_tried_in_words,
         "vllm_table": vllm_table,
         "written": recorded_written(),
         "runs": recorded_runs(),

@@ -8,7 +8,6 @@ the method sees inputs, with another sample of calibration texts.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,13 +34,12 @@ from explorer.recordings.machine import this_machine
 from explorer.schemes import SCHEMES
 from explorer.schemes.scheme import label_of_text
 from lab.embeddings import BOTH, PACKAGES, TOKENS, EmbeddingRun
+from lab.intervals import half_interval, paired
 from lab.tables import by_embedding_run, markdown, with_standard_error
 
 NAME = "inputs"
 GROUP = 4
 """Sentences in a row that speak of one subject; groups are independent of each other, sentences are not."""
-NORMAL_95 = 1.96
-"""Standard errors on either side that hold 95 % of a normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +119,6 @@ def embed_in_order(model: Model, texts: Sequence[str], order: int) -> Tensor:
     return torch.empty_like(shuffled).index_copy_(0, chosen, shuffled)
 
 
-def half_interval(groups: Sequence[float]) -> float:
-    """Half of the 95 % interval of the mean of ``groups``, which are independent of each other."""
-    return NORMAL_95 * statistics.stdev(groups) / math.sqrt(len(groups))
-
-
 def inputs_table(rows: Sequence[InputsRow], elsewhere: Sequence[EmbeddingDrift]) -> str:
     """Weights and inputs: means of the runs, the interval over sentences, and the least and the most of the
     runs; beside them what ``elsewhere``, another machine, gave."""
@@ -138,7 +131,8 @@ def inputs_table(rows: Sequence[InputsRow], elsewhere: Sequence[EmbeddingDrift])
         if other is not None:
             there = [f"{other.cosine:.4f}", f"{100 * other.neighbours:.1f} %"]
         lines.append([_label(run), *(_cells(of) if of else [NOT_RECORDED, "", "", ""]), *there])
-    titles = ["bits", "cosine", "rank", "neighbour", "other CPU: cosine", "neighbour"]
+    titles = ["bits", "cosine ± 95 % interval", "rank", "neighbour ± standard error"]
+    titles += ["other CPU: cosine", "neighbour"]
     return markdown(["weights × inputs, all layers", *titles], lines)
 
 
@@ -150,13 +144,41 @@ def _label(run: EmbeddingRun) -> str:
 def _cells(rows: Sequence[InputsRow]) -> list[str]:
     cosines = [row.cosine for row in rows]
     neighbours = [row.neighbours for row in rows]
-    half = half_interval([statistics.fmean(group) for group in zip(*(r.groups for r in rows), strict=True)])
+    half = half_interval(_of_groups(rows))
     return [
         f"{rows[0].bits:.2f}",
         f"{statistics.fmean(cosines):.4f} ± {max(half, 0.0001):.4f} {_spread(cosines, 4)}",
         f"{statistics.fmean(row.rank for row in rows):.4f} {_spread([row.rank for row in rows], 4)}",
         f"{with_standard_error(statistics.fmean(neighbours))} {_spread([100 * n for n in neighbours], 1)}",
     ]
+
+
+def _of_groups(rows: Sequence[InputsRow]) -> list[float]:
+    """The cosine of each group, as a mean over runs."""
+    return [statistics.fmean(group) for group in zip(*(row.groups for row in rows), strict=True)]
+
+
+def differences_table(rows: Sequence[InputsRow]) -> str:
+    """What one row has more than another, group by group of sentences: each method against rounding with the
+    same schemes, and each way of rounding against the one before it in ``BOTH``."""
+    by_run, lines = rows_by_run(rows), []
+    plain = [run for run in BOTH if run.method == "rtn"]
+    pairs = [(plain[i], run) for i, run in enumerate(plain[1:])]
+    for run in BOTH:
+        usual = EmbeddingRun(run.scheme, "rtn", run.activations)
+        if run != usual:
+            pairs.append((usual, run))
+    for before, after in pairs:
+        if before in by_run and after in by_run:
+            mean, half = paired(*(_of_groups(by_run[run]) for run in (before, after)))
+            lines.append([_label(after), _label(before), f"{signed(mean)} ± {max(half, 0.0001):.4f}"])
+    titles = ["against", "cosine more, ± 95 % interval of the difference"]
+    return markdown(["weights × inputs", *titles], lines or [[NOT_RECORDED, "", ""]])
+
+
+def signed(difference: float) -> str:
+    """ "+0.0012" or "−0.0012"."""
+    return f"{'−' if difference < 0 else '+'}{abs(difference):.4f}"
 
 
 def _spread(values: Sequence[float], digits: int) -> str:

@@ -23,7 +23,6 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from explorer.core.backend import work_device
@@ -39,7 +38,8 @@ from explorer.schemes import SCHEMES
 from explorer.schemes.scheme import label_of_text
 from lab.bias_correction import BiasRow
 from lab.embeddings import METHODS_SCHEMES, PACKAGES, TOKENS
-from lab.inputs import GROUP, half_interval
+from lab.inputs import GROUP, signed
+from lab.intervals import at_most, chance, half_interval, paired, spearman, spearman_interval
 from lab.tables import markdown
 
 NAME = "ranking"
@@ -85,7 +85,8 @@ class RankRow:
     ``half`` of its 95 % interval over groups of them, ``own_loss`` on the calibration sentences, ``error``:
     the median over layers of their errors; ``bits`` of each weight. ``value_loss``: with the value layers by
     the method and all others as they were; ``value_loss_but_first``: with their outputs for the first token
-    of each text as they were, too.
+    of each text as they were, too. ``groups``: the loss of each group of ``GROUP`` sentences, which paired
+    differences are made of; empty in rows that were recorded without.
     """
 
     scheme: str
@@ -100,6 +101,7 @@ class RankRow:
     own_loss: float | None = None
     error: float | None = None
     bits: float | None = None
+    groups: tuple[float, ...] = ()
 
 
 def recorded_ranking() -> Recording[RankRow]:
@@ -358,10 +360,12 @@ def rank_row(
         )
         for name, layer in changed.items()
     ]
+    groups = tuple(lost.unflatten(0, (-1, GROUP)).mean(1).tolist())
     return replace(
         row,
         loss=float(lost.mean()),
-        half=half_interval(lost.unflatten(0, (-1, GROUP)).mean(1).tolist()),
+        half=half_interval(groups),
+        groups=groups,
         own_loss=float(1 - own.mean()),
         error=statistics.median(errors),
         bits=bits,
@@ -416,14 +420,46 @@ def ranks_table(rows: Sequence[RankRow], bias: Sequence[BiasRow], scheme: str) -
             [
                 label_of(row.method),
                 f"{row.loss:.4f} ± {row.half:.4f} ({place})",
+                _more_than(row_of(rows, scheme, "rtn"), row),
                 f"{row.own_loss:.4f}",
                 f"{100 * (row.error or 0.0):.1f} % ({by_error[row.method]})",
                 *cells,
             ]
         )
-    titles = [f"{tokens_of(rows, LONG)} tokens: loss", "on other sentences", "error of a layer"]
+    titles = [f"{tokens_of(rows, LONG)} tokens: loss ± 95 % interval", "more than by rounding"]
+    titles += ["on other sentences", "error of a layer"]
     titles += [f"{TOKENS} tokens: loss", "error of a layer"]
     return markdown([label_of_text(scheme), *titles], lines or [[NOT_RECORDED, *[""] * len(titles)]])
+
+
+def difference(before: RankRow, after: RankRow) -> tuple[float, float]:
+    """How much more the model loses by ``after``, and half of the 95 % interval of that: of pairs of groups,
+    or its upper bound where the losses of groups were not recorded."""
+    assert before.loss is not None and before.half is not None
+    assert after.loss is not None and after.half is not None
+    if before.groups and after.groups:
+        return paired(before.groups, after.groups)
+    return after.loss - before.loss, at_most(before.half, after.half)
+
+
+def _more_than(before: RankRow | None, after: RankRow) -> str:
+    if before is None or before.loss is None or before.method == after.method:
+        return ""
+    more, half = difference(before, after)
+    bound = "±" if before.groups and after.groups else "± at most"
+    return f"{signed(more)} {bound} {half:.4f}"
+
+
+def undecided(rows: Sequence[RankRow], scheme: str) -> str:
+    """The pairs of methods whose losses differ by less than ``difference``'s interval: "HQQ against GPTQ"."""
+    whole = [row for row in rows_of(rows, scheme) if row.loss is not None]
+    pairs = []
+    for i, before in enumerate(whole):
+        for after in whole[i + 1 :]:
+            more, half = difference(before, after)
+            if abs(more) < half:
+                pairs.append(f"{label_of(before.method)} against {label_of(after.method)}")
+    return ", ".join(pairs) or "none"
 
 
 def _places(values: Mapping[str, float]) -> dict[str, int]:
@@ -432,25 +468,29 @@ def _places(values: Mapping[str, float]) -> dict[str, int]:
 
 
 def rank_correlation(rows: Sequence[RankRow], scheme: str) -> str:
-    """Spearman's, of the methods' losses with the errors of their layers, with many tokens."""
-    whole = [(row.loss, row.error) for row in rows_of(rows, scheme) if row.loss is not None]
-    return f"{_spearman(whole):.2f}" if len(whole) > 2 else f"({NOT_RECORDED})"
+    """Spearman's, of the methods' losses with the errors of their layers, with many tokens, and its exact
+    two-sided p-value."""
+    whole = [row for row in rows_of(rows, scheme) if row.loss is not None]
+    return _correlation([(row.loss or 0.0, row.error or 0.0) for row in whole])
 
 
 def few_rank_correlation(bias: Sequence[BiasRow], scheme: str) -> str:
     """The same with few tokens."""
-    whole = [(1 - row.cosine, row.error) for row in recorded_few(bias, scheme).values()]
-    return f"{_spearman(whole):.2f}" if len(whole) > 2 else f"({NOT_RECORDED})"
+    return _correlation([(1 - row.cosine, row.error) for row in recorded_few(bias, scheme).values()])
+
+
+def _correlation(pairs: Sequence[tuple[float, float]]) -> str:
+    """ "0.60 (p = 0.35)"."""
+    if len(pairs) < 3:
+        return f"({NOT_RECORDED})"
+    losses, errors = zip(*pairs, strict=True)
+    return f"{spearman(losses, errors):.2f} (p = {chance(losses, errors):.2f})"
 
 
 def few_loss(bias: Sequence[BiasRow], scheme: str, method: str) -> str:
     """The loss of the whole model with few tokens, as it stands in a sentence."""
     row = recorded_few(bias, scheme).get(method)
     return f"({NOT_RECORDED})" if row is None else f"{1 - row.cosine:.4f}"
-
-
-def _spearman(pairs: Sequence[tuple[float | None, float | None]]) -> float:
-    return float(spearmanr(*zip(*pairs, strict=True)).statistic)
 
 
 def added(rows: Sequence[RankRow], method: str) -> str:
@@ -472,17 +512,25 @@ def measures_table(rows: Sequence[RankRow]) -> str:
         pairs = list(_ratios(rows, kind))
         if len(pairs) < 3:
             continue
-        ratios = [(loss, error) for loss, error, _ in pairs]
-        seen = [(loss, attended) for loss, _, attended in pairs if attended is not None]
-        lines.append(
-            [kind, str(len(pairs)), f"{_spearman(ratios):.2f}", f"{_spearman(seen):.2f}" if seen else "–"]
-        )
+        error = _over_layers([(layer, loss, error) for layer, loss, error, _ in pairs])
+        attended = _over_layers([(layer, loss, seen) for layer, loss, _, seen in pairs if seen is not None])
+        layers = len({layer for layer, *_ in pairs})
+        lines.append([kind, f"{len(pairs)}, of {layers} layers", error, attended])
     titles = ["measured", "error of the layer", "attended error"]
     return markdown(["one layer alone", *titles], lines or [[NOT_RECORDED, "", "", ""]])
 
 
-def _ratios(rows: Sequence[RankRow], kind: str) -> Iterator[tuple[float, float, float | None]]:
-    """Loss, error and attended error of each layer of a kind in each row, over those by rounding."""
+def _over_layers(triples: Sequence[tuple[str, float, float]]) -> str:
+    """ "0.80 (0.50 to 0.90)": the correlation and its interval by the bootstrap over layers."""
+    if not triples:
+        return "–"
+    layers, losses, errors = zip(*triples, strict=True)
+    low, high = spearman_interval(losses, errors, layers)
+    return f"{spearman(losses, errors):.2f} ({low:.2f} to {high:.2f})"
+
+
+def _ratios(rows: Sequence[RankRow], kind: str) -> Iterator[tuple[str, float, float, float | None]]:
+    """Name, loss, error and attended error of each layer of a kind in each row, over those by rounding."""
     for row in rows:
         base = row_of(rows, row.scheme, "rtn")
         if base is None or row.method == "rtn":
@@ -493,7 +541,7 @@ def _ratios(rows: Sequence[RankRow], kind: str) -> Iterator[tuple[float, float, 
                 before = usual[layer.layer]
                 there = layer.attended is not None and before.attended is not None
                 attended = (layer.attended or 0) / (before.attended or 1) if there else None
-                yield layer.loss / before.loss, layer.error / before.error, attended
+                yield layer.layer, layer.loss / before.loss, layer.error / before.error, attended
 
 
 def of_first(rows: Sequence[RankRow], scheme: str, method: str, calibration: str = LONG) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from explorer.methods import label_of
 from explorer.recordings.files import NOT_RECORDED
 from explorer.schemes.scheme import label_of_text
 from explorer.survey import SENSITIVITIES, Survey
+from lab.intervals import at_most, paired, spearman, spearman_interval
 from lab.recipes import BUDGETS, BY_METHODS, SIGNAL, RecipeRun
 from lab.tables import markdown
 
@@ -85,6 +85,23 @@ def best_single(runs: Iterable[RecipeRun], budget: float) -> RecipeRun | None:
     return min(fit, key=lambda run: run.loss, default=None)
 
 
+def undecided(runs: Sequence[RecipeRun]) -> str:
+    """The budgets at which the recipe and the best single scheme that fits differ by less than the interval
+    of their difference, or than its upper bound where the losses of texts were not recorded."""
+    close = []
+    for budget in BUDGETS:
+        chosen, single = _one(runs, budget, SIGNAL), best_single(runs, budget)
+        if chosen and single:
+            if chosen.losses and single.losses:
+                more, half = paired(single.losses, chosen.losses)
+            else:
+                more = chosen.loss - single.loss
+                half = at_most(*((run.high - run.low) / 2 for run in (chosen, single)))
+            if abs(more) < half:
+                close.append(f"{budget:g} bits")
+    return ", ".join(close) or "none"
+
+
 def saved(runs: Sequence[RecipeRun], budget: float, scheme: str) -> str:
     """By how much the recipe's measured loss is less than that of ``scheme``: "38 %"."""
     chosen = _one(runs, budget, SIGNAL)
@@ -93,16 +110,20 @@ def saved(runs: Sequence[RecipeRun], budget: float, scheme: str) -> str:
 
 
 def signals_table(survey: Survey) -> str:
-    """Ranking quality of signals: Spearman correlations with the measured single losses."""
+    """Ranking quality of signals: Spearman correlations with the measured single losses; that over all layers
+    and schemes with its 95 % interval over layers."""
     rows = []
     measured = _cells(survey, "measured")
     for name in survey.head.signals:
         row, costs = SENSITIVITIES[name], _cells(survey, name)
         if name == "measured":
             continue
-        within = [float(spearmanr(costs[:, s], measured[:, s]).statistic) for s in range(costs.shape[1])]
-        every = float(spearmanr(costs.ravel(), measured.ravel()).statistic)
-        rows.append([row.label, row.why, row.needs.value, f"{every:.3f}", f"{np.mean(within):.2f}"])
+        within = [spearman(costs[:, s].tolist(), measured[:, s].tolist()) for s in range(costs.shape[1])]
+        flat = costs.ravel().tolist(), measured.ravel().tolist()
+        layers = np.repeat([x.name for x in survey.linear], costs.shape[1]).tolist()
+        low, high = spearman_interval(*flat, layers)
+        every = f"{spearman(*flat):.3f} ({low:.3f} to {high:.3f})"
+        rows.append([row.label, row.why, row.needs.value, every, f"{np.mean(within):.2f}"])
     return markdown(
         ["signal", "what it is", "needs", "all layers and schemes", "layers, within one scheme"], rows
     )

@@ -51,7 +51,8 @@ class RecipeRun:
     ``scheme`` is that of all layers, "" for a recipe of ``budget`` bits by ``signal``, ``fused`` or not.
     ``loss`` with its 95 % interval over texts; ``predicted`` None where nothing predicts it. ``perplexity``
     and ``same_top`` (share of tokens with the same most probable successor) of causal models, whose loss is
-    the KL divergence. ``model``: the name of the folder, where it is not MiniLM.
+    the KL divergence. ``model``: the name of the folder, where it is not MiniLM. ``losses``: of each text, in
+    the texts' order, which paired differences are made of; empty in rows that were recorded without.
     """
 
     budget: float
@@ -69,6 +70,7 @@ class RecipeRun:
     perplexity: float | None = None
     same_top: float | None = None
     model: str = ""
+    losses: tuple[float, ...] = ()
 
 
 def record_recipes(model: str | Path = MODEL) -> list[Path]:
@@ -194,4 +196,5 @@ def _run(
         tokens=loss.tokens,
         perplexity=loss.scores.get("perplexity"),
         same_top=loss.scores.get("same_top"),
+        losses=loss.each,
     )

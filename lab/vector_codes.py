@@ -350,6 +350,12 @@ def vector_codes_table(rows: Sequence[VectorRow]) -> str:
     return markdown(["", *titles], lines) if lines else f"({NOT_RECORDED})"
 
 
+def error_of(rows: Sequence[VectorRow], name: str) -> str:
+    """The recorded error of a code on normal values, as it stands in the table."""
+    found = [row.error for row in rows if row.name == name and row.of == NORMAL]
+    return f"{found[0]:.4f}" if found else f"({NOT_RECORDED})"
+
+
 def in_words(rows: Sequence[VectorRow]) -> str:
     """What the best lattice and the best trellis have more than four levels for each value by itself, and
     what the scheme of fewest bits that reaches the trellis takes."""

@@ -49,6 +49,11 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 128,
     "tie_word_embeddings": False,
 }
+NOT_TRIED = {
+    "tq2_0": "ternary codes in blocks of 256, which are written as other INT2 schemes are",
+    "nvfp4_vllm": "the scheme of that name was another when the others were recorded",
+}
+"""Schemes of the layout without a recording, and why."""
 FIXED = 4.0 / 127
 """The scale of inputs by a fixed scale: nothing of N(0, 1) beyond four deviations."""
 
@@ -57,7 +62,8 @@ FIXED = 4.0 / 127
 class VllmRow:
     """One checkpoint that vLLM was given. ``refused``: why the target ``vllm`` does not write it; then it was
     written as compressed-tensors. ``kernel``: "reference" where vLLM has none for the machine that this ran
-    on; ``difference`` of the outputs of layers, relative to the largest, None where it was not opened."""
+    on; ``difference`` of the outputs of layers, relative to the largest, None where it was not opened.
+    ``text``: what the scheme of that name was, empty in rows that were recorded without."""
 
     scheme: str
     inputs: str
@@ -67,6 +73,7 @@ class VllmRow:
     kernel: str
     difference: float | None
     version: str
+    text: str = ""
 
 
 def recorded_vllm() -> Recording[VllmRow]:
@@ -98,6 +105,11 @@ def vllm_table(rows: Sequence[VllmRow]) -> str:
         for kernel, names in by_kernel.items()
     ]
     return markdown(["product", "schemes", "largest difference of a layer's outputs"], lines)
+
+
+def not_tried_in_words() -> str:
+    """What vLLM has not opened since: "`a` (why), `b` (why)"."""
+    return ", ".join(f"`{name}` ({why})" for name, why in NOT_TRIED.items())
 
 
 def run_vllm() -> Iterator[VllmRow]:
@@ -171,5 +183,13 @@ def _row(
         )
     kernel = ", ".join(dict.fromkeys(reading.kernels.values()))
     return VllmRow(
-        scheme.name, inputs, refused, reading.opened, reading.why, kernel, difference, reading.version
+        scheme.name,
+        inputs,
+        refused,
+        reading.opened,
+        reading.why,
+        kernel,
+        difference,
+        reading.version,
+        scheme.text,
     )

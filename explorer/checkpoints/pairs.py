@@ -37,11 +37,6 @@ class Pair:
     original: tuple[str, ...]
     quantized: tuple[str, ...]
 
-    @property
-    def renamed(self) -> bool:
-        """Whether the other checkpoint has other names for it."""
-        return self.original != self.quantized
-
 
 @dataclass(frozen=True)
 class Pairs:

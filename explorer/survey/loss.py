@@ -45,7 +45,8 @@ class Loss:
     the mean KL divergence in nats a token; ``scores``: perplexity, perplexity_original, same_top (share of
     tokens whose most probable successor is the same), kl_p99 (99th percentile of the KL divergence over
     tokens), and ``kinds`` has the same of each kind of text where there are several. ``left_out``: texts that
-    could not be used, as they have fewer than two tokens; ``texts`` were.
+    could not be used, as they have fewer than two tokens; ``texts`` were. ``each``: the mean of each text
+    that was used, in their order: the losses of two models on the same texts are paired.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class Loss:
     scores: Mapping[str, float] = field(default_factory=dict)
     left_out: int = 0
     kinds: Mapping[str, Loss] = field(default_factory=dict)
+    each: tuple[float, ...] = field(default=(), repr=False)
 
 
 class LossReference(Protocol):
@@ -119,7 +121,8 @@ class _Embeddings:
         )  # 1 - cosine, without cancellation
         scores = embedding_scores(self.before, after) if len(self.sequences) > 2 else {}
         value, low, high = _mean(lost, torch.ones(len(lost)))
-        return Loss(self.kind, value, low, high, len(lost), self.tokens, scores)
+        each = tuple(lost.tolist())
+        return Loss(self.kind, value, low, high, len(lost), self.tokens, scores, each=each)
 
     def objectives(self, draws: Tensor, index: int) -> tuple[list[Tensor], int]:
         """Random projections of the embedding."""
@@ -257,7 +260,8 @@ def _next_token_loss(found: Sequence[_Compared]) -> Loss:
         "same_top": sum(one.same for one in found) / tokens,
         "kl_p99": max(float(np.percentile(divergence, 99)), 0.0),
     }
-    return Loss(NEXT_TOKEN, value, low, high, len(found), tokens, scores)
+    each = tuple(float(one.divergence.mean()) for one in found)
+    return Loss(NEXT_TOKEN, value, low, high, len(found), tokens, scores, each=each)
 
 
 def _exp(x: float) -> float:

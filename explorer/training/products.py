@@ -74,6 +74,8 @@ class TrainedLinear(nn.Module):
     as after a loss scale that was too large, both gradients are NaN, and ``GradScaler`` skips the step.
     ``seed``, below 2^31, makes the roundings of one layer differ from another's; ``calls`` counts forward
     passes, so that those of each pass differ from the last one's; it is in no state dict.
+    ``torch.compile`` runs the layer as it is, between compiled parts of the model; with ``fullgraph=True`` it
+    raises its own error, with the reason.
     ``ValueError`` for a layer that computes in another way than ``nn.Linear``.
     """
 
@@ -86,6 +88,7 @@ class TrainedLinear(nn.Module):
         self.precision, self.seed, self.calls = precision, seed, 0
         self.train(linear.training)
 
+    @torch.compiler.disable(reason="TrainedLinear checks values on the host while it quantizes them")
     def forward(self, x: Tensor) -> Tensor:
         """[..., N] for ``x`` [..., K]."""
         first = (self.seed * MOST_CALLS + self.calls % MOST_CALLS) * 2

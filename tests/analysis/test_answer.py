@@ -13,7 +13,6 @@ from explorer.analysis.answer import answer
 from explorer.analysis.goals import goal_of
 from explorer.analysis.report import Report
 from explorer.analysis.shortlist import Candidate, RowTime, storage
-from explorer.checkpoints.held import OWN, held_by
 from explorer.schemes import BitBudget
 
 BASE = compare(torch.ones(2, 64), quantize(torch.ones(2, 64), SCHEMES["int4_group32"]))
@@ -93,19 +92,3 @@ def test_storage_is_known_before_anything_is_quantized(name: str) -> None:
     x = torch.randn(40, 512, generator=torch.Generator().manual_seed(0))
     report = compare(x, quantize(x, SCHEMES[name]))
     assert storage(SCHEMES[name], (40, 512)) == (report.bits.total, report.nbytes)
-
-
-HELD = {
-    "nvfp4": ("compressed-tensors (vLLM)", OWN),
-    "int4_group128_asym": ("compressed-tensors (vLLM)", "GPTQ", "AWQ", "ONNX", OWN),
-    "nf4_block64": ("bitsandbytes", OWN),
-    "q4_k": (OWN,),
-    "q4_1": ("GGUF", OWN),
-    "int3_row": ("compressed-tensors", "GPTQ", OWN),
-}
-
-
-@pytest.mark.parametrize("name", HELD)
-def test_who_can_hold_it(name: str) -> None:
-    """By the writers' own rules: 384 columns are not a whole number of Q4_K's blocks of 256."""
-    assert held_by(SCHEMES[name], (1536, 384)) == HELD[name]

@@ -5,6 +5,7 @@ If these fail, other programs load other weights than those that were measured h
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,23 @@ def test_a_mixed_recipe_is_several_groups(
     assert compare(theirs, ours, layers, tokens) <= ALMOST[dtype]
     groups = theirs.config.quantization_config.quantization_config.config_groups
     assert len(groups) == len([name for name in schemes if name != "bf16"])
+
+
+@pytest.mark.parametrize(
+    ("schemes", "said"),
+    [
+        (("int4_group128", "int8_group128"), "pack-quantized"),
+        (("int4_group128", "int8_row"), "mixed-precision"),
+    ],
+)
+def test_the_format_of_the_folder(
+    schemes: tuple[str, ...], said: str, llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """That of all groups where they have one: engines look there first."""
+    recipes = {name: Recipe(SCHEMES[schemes[i % 2]]) for i, name in enumerate(layers)}
+    written = write_checkpoint(TARGET, llama, recipes, tmp_path / "out")
+    config = json.loads((written.folder / "config.json").read_text())["quantization_config"]
+    assert config["format"] == said and len(config["config_groups"]) == 2
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

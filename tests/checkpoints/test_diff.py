@@ -25,6 +25,7 @@ from explorer.checkpoints import EXPORTS, write_checkpoint, write_one
 from explorer.checkpoints.diff import (
     Diff,
     LayerDiff,
+    _in_steps,
     analysis_of,
     compared,
     diff,
@@ -35,8 +36,9 @@ from explorer.checkpoints.diff import (
 from explorer.checkpoints.diff_words import sentences
 from explorer.checkpoints.gguf_model import GgufModel
 from explorer.checkpoints.integer_words import int32_words
+from explorer.checkpoints.rescaled import find_factors, whole_factor
 from explorer.checkpoints.restored import Restored
-from explorer.checkpoints.stored import GgufCheckpoint, open_checkpoint
+from explorer.checkpoints.stored import GgufCheckpoint, gguf_of, open_checkpoint
 from explorer.cli import main
 from explorer.core.file import save_quantized
 from explorer.figures.diff import depth_figure
@@ -395,6 +397,8 @@ def test_joined_and_renamed_layers_find_their_parts(tmp_path: Path) -> None:
         assert row.equal and row.shape == (24, 4) and not (found.missing or found.extra)
     (row,) = diff(open_pair(str(as_one), str(whole))).layers
     assert row.equal and row.stored_as == "layers.0.attn.qkv_proj.weight"
+    (row,) = diff(open_pair(str(apart), str(as_one))).layers
+    assert row.name == "model.layers.0.attn.q_proj.weight and 2 more"
 
 
 def test_experts_of_a_gguf_file_are_those_of_the_folder(tmp_path: Path) -> None:
@@ -423,6 +427,59 @@ def test_experts_of_a_gguf_file_are_those_of_the_folder(tmp_path: Path) -> None:
     truth = compare(torch.cat(list(reversed(experts.values()))), q)
     assert row.sqnr_db == pytest.approx(truth.sqnr_db, rel=1e-9)
     assert row.max_error_steps is not None and 0.45 < row.max_error_steps < 0.56
+
+
+def test_a_folder_is_its_only_gguf_file(tmp_path: Path) -> None:
+    """None or two are no answer: the two are counted, and one is named."""
+    assert gguf_of(str(tmp_path), LOCAL) is None
+    (tmp_path / "b.gguf").touch()
+    assert gguf_of(str(tmp_path), LOCAL) == tmp_path / "b.gguf"
+    (tmp_path / "a.gguf").touch()
+    with pytest.raises(SourceError, match=r"holds 2 GGUF files: name one, such as .*a\.gguf"):
+        gguf_of(str(tmp_path), LOCAL)
+    (tmp_path / "model.safetensors").touch()
+    assert gguf_of(str(tmp_path), LOCAL) is None
+
+
+def test_blocks_of_scale_zero_have_no_steps() -> None:
+    """They restore zeros exactly; the largest error is that of the other blocks, of scale 1 too."""
+    x, values, steps = torch.tensor([[0.0, 1.4, 3.0], [0.0, 1.0, 2.0], [0.0, 1.0, 4.0]])[:, None]
+    assert _in_steps(x, values, steps) == pytest.approx(0.4) and _in_steps(x, values, None) is None
+
+
+@pytest.mark.parametrize(("gain_db", "found"), [(2.9, False), (3.1, True)])
+@pytest.mark.parametrize("where", ["norm", "weight", "whole"])
+def test_factors_are_believed_from_three_decibels_on(where: str, gain_db: float, found: bool) -> None:
+    """Noise is added until undoing the factors gains so many decibels: below three they may be chance. From a
+    norm, from the weight alone, and one for all values."""
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(64, 64, generator=generator, dtype=torch.float64)
+    columns = torch.full((64,), 1.05) if where == "whole" else torch.linspace(0.8, 1.2, 64)
+    columns = columns.double()
+    other = torch.randn(64, 64, generator=generator, dtype=torch.float64)
+    for _ in range(40):  # noise that factors cannot explain: of no rows, columns or whole
+        other -= weight * ((weight * other).sum(0) / weight.square().sum(0))
+        other -= weight * ((weight * other).sum(1) / weight.square().sum(1))[:, None]
+
+    def gain(size: float) -> float:
+        left = other * size
+        before = (weight * columns + left * columns - weight).square().sum()
+        return 10 * math.log10(before / left.square().sum())
+
+    low, high = 1e-3, 1e3
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if gain(middle) > gain_db else (low, middle)
+    restored = ((weight + other * low) * columns).float()
+    if where == "whole":
+        factor = whole_factor(weight.float(), restored)
+        assert (factor is not None) is found and (factor is None or factor == pytest.approx(1.05, rel=1e-2))
+        return
+    norms = {"norm.weight": columns.float()} if where == "norm" else {}
+    factors = find_factors(weight.float(), restored, norms)
+    assert (factors is not None) is found
+    if factors is not None:
+        assert torch.allclose(factors.undo(weight.float() * columns.float()), weight.float(), rtol=0.1)
 
 
 def test_what_cannot_be_compared_is_said(llama: Path, written: Path, tmp_path: Path) -> None:

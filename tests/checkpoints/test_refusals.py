@@ -15,7 +15,9 @@ import pytest
 
 from explorer import SCHEMES, Scheme, quantize
 from explorer.checkpoints import EXPORTS, Plan, gguf_models, onnx_layers, write_checkpoint
+from explorer.checkpoints.held import OWN, held_by
 from explorer.checkpoints.model import ModelFolder
+from explorer.checkpoints.to_compressed_tensors import expert_refusal, refuses
 from explorer.methods.recipe import Recipe
 from tests.checkpoints.reading import uniform
 
@@ -201,3 +203,67 @@ def test_vllm_keeps_one_scale_of_joined_layers(
         write_checkpoint(
             "vllm", llama, recipes, tmp_path / "out", quantized=lambda n, w, r: quantize(w.float(), r.scheme)
         )
+
+
+HELD = {
+    "mxfp6_e2m3": ("compressed-tensors", OWN),
+    "fp8_e4m3_row": ("compressed-tensors (vLLM)", "ONNX", OWN),
+    "nvfp4": ("compressed-tensors (vLLM)", OWN),
+    "int4_group128_asym": ("compressed-tensors (vLLM)", "GPTQ", "AWQ", "ONNX", OWN),
+    "nf4_block64": ("bitsandbytes", OWN),
+    "q4_k": (OWN,),
+    "q4_1": ("GGUF", OWN),
+    "int3_row": ("compressed-tensors", "GPTQ", OWN),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_who_can_hold_it(name: str) -> None:
+    """By the writers' own rules: 384 columns are not a whole number of Q4_K's blocks of 256. Where vLLM reads
+    compressed-tensors, that is named once."""
+    assert held_by(SCHEMES[name], (1536, 384)) == HELD[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("int8_row", (5, 7), ""),
+        ("int8_tensor", (5, 7), ""),
+        ("fp8_e4m3_row", (5, 7), ""),
+        ("fp8_e4m3_tensor", (5, 7), ""),
+        ("fp8_e4m3_128x128", (128, 256), ""),
+        ("fp8_e4m3_128x128", (127, 256), "a column of 127 values is no whole number of groups of 128"),
+        ("fp8_e4m3_128x128", (128, 255), "a row of 255 values is no whole number of groups of 128"),
+        ("nvfp4", (5, 32), ""),
+        ("nvfp4", (5, 24), "a row of 24 values is no whole number of groups of 16"),
+        ("mxfp4", (5, 48), "a row of 48 values is no whole number of groups of 32"),
+    ],
+)
+def test_layers_of_any_size_are_held_in_whole_blocks(name: str, shape: tuple[int, int], words: str) -> None:
+    """A scale of a row or of the tensor fits every layer; compressed-tensors has no shorter last group."""
+    assert refuses(SCHEMES[name], shape) == words
+
+
+@pytest.mark.parametrize("length", [32, 64, 128, 256, 512, 1024, 2048, 4096, 8192])
+def test_blocks_of_bitsandbytes(length: int) -> None:
+    """The block sizes that its kernels take: powers of two from 64 to 4096."""
+    scheme = Scheme.parse(f"nf4~1x{length}~symmetric~float32~minmax")
+    assert (EXPORTS["bitsandbytes"].refusal(scheme, (4, 8192)) == "") is (64 <= length <= 4096)
+
+
+EXPERTS = ("int4_group128", "int8_group32", "fp8_e4m3_row")
+NO_EXPERTS = (
+    "int4_group128_asym",
+    "fp8_e4m3_tensor",
+    "fp8_e4m3_128x128",
+    "int8_tensor",
+    "nvfp4",
+    "mxfp8_e4m3",
+)
+
+
+@pytest.mark.parametrize("name", [*EXPERTS, *NO_EXPERTS, "q4_k"])
+def test_schemes_of_experts(name: str) -> None:
+    """transformers stacks experts from packed symmetric integers and FP8 by row; it fails on others, or
+    stacks their codes."""
+    assert (expert_refusal(SCHEMES[name]) == "") is (name in EXPERTS)

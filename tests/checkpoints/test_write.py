@@ -350,6 +350,16 @@ def test_a_target_without_a_reader_is_not_verified(llama: Path, layers: list[str
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("target", "verified"), [(TARGET, True), ("gptq", False)])
+def test_what_can_be_verified_is(
+    target: str, verified: bool, llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """Asked for where it is possible, by None: a target without a reader is written all the same."""
+    plan = uniform(layers, fitting(target, llama, layers))
+    made = write_checkpoint(target, llama, plan, tmp_path / "out", verified=None)
+    assert (made.verified is not None) is verified and made.layers == len(layers)
+
+
 @pytest.mark.parametrize("target", [TARGET, "gguf", "bitsandbytes"])
 def test_changed_tensors_take_the_place_of_the_models_own(
     llama: Path, layers: list[str], target: str, tmp_path: Path

@@ -407,6 +407,21 @@ def test_fields_cover_every_bit_once(fmt: Format) -> None:
     assert sorted(covered) == list(range(fmt.bits))
 
 
+@pytest.mark.parametrize("fmt", FLOATS, ids=label)
+def test_what_a_format_is_said_to_hold_it_holds(fmt: FloatFormat) -> None:
+    """Zero, a negative zero, NaN and infinity, each found among its values where there are few."""
+    said = fmt.has_zero, fmt.has_negative_zero, fmt.has_nan, fmt.has_infinity
+    if fmt.bits > 16:
+        assert said == (True, True, True, True)
+        return
+    values = fmt.decode(torch.arange(fmt.code_count).to(fmt.encode(torch.ones(1)).dtype))
+    zeros = values[values == 0]
+    held = (len(zeros) > 0, bool(zeros.signbit().any()), values.isnan().any(), values.isinf().any())
+    assert said == tuple(map(bool, held)) and all(type(one) is bool for one in said)
+    finite = values[values.isfinite()]
+    assert fmt.max == float(finite.max()) and fmt.smallest_subnormal == float(finite[finite > 0].min())
+
+
 def test_twos_complement_has_no_magnitude() -> None:
     """-1 is 1111: the bits below the sign are value bits (ISO C, 6.2.6.2), not a magnitude beside a sign."""
     for name in ("int8", "int4", "int2"):

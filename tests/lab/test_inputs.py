@@ -15,7 +15,16 @@ from torch import Tensor
 from explorer.models.evaluate import SAMPLES, EmbeddingDrift, sentences
 from lab import docs, inputs
 from lab.embeddings import BOTH, recorded_embeddings
-from lab.inputs import GROUP, InputsRow, embed_in_order, half_interval, inputs_table, moves, recorded_inputs
+from lab.inputs import (
+    GROUP,
+    InputsRow,
+    differences_table,
+    embed_in_order,
+    inputs_table,
+    moves,
+    recorded_inputs,
+)
+from lab.intervals import half_interval
 
 RUN = BOTH[0]
 ROW = InputsRow(RUN.scheme, RUN.method, RUN.activations, 0, 0, 8.0, 0.9, 0.80, (0.90, 0.92, 0.94, 0.96))
@@ -58,6 +67,20 @@ def test_moves_are_the_largest_differences() -> None:
     assert "0.9600 ± " in table and "(0.9300 to 0.9900)" in table and "| 0.9000 | 71.0 % |" in table
 
 
+def test_differences_are_of_pairs_of_groups() -> None:
+    """A method against rounding with the same schemes: what both groups share is not in the interval."""
+    usual = next(run for run in BOTH if run.method == "rtn" and run.activations == "int8_tensor")
+    other = next(run for run in BOTH if run.method != "rtn" and run.activations == "int8_tensor")
+    before = dataclasses.replace(ROW, scheme=usual.scheme, method="rtn", activations=usual.activations)
+    groups = tuple(value + 0.01 for value in ROW.groups)
+    after = dataclasses.replace(before, scheme=other.scheme, method=other.method, groups=groups)
+    assert "| +0.0100 ± 0.0001 |" in differences_table([before, after])
+    assert "| −0.0100 ± 0.0001 |" in differences_table(
+        [dataclasses.replace(before, groups=groups), dataclasses.replace(after, groups=ROW.groups)]
+    )
+    assert "not recorded" in differences_table([before])
+
+
 def test_the_page_has_the_interval_of_every_row() -> None:
     """Every row was run so many times, in orders of its own, and the page's table is computed from that."""
     rows, text = recorded_inputs().rows, docs.render("which-format.md")
@@ -65,5 +88,6 @@ def test_the_page_has_the_interval_of_every_row() -> None:
     assert [*by_run] == [*BOTH] and all(len(of) == SAMPLES for of in by_run.values())
     assert all(len(row.groups) * GROUP == len(sentences()) for row in rows)
     assert inputs_table(rows, recorded_embeddings().rows) in text
+    assert differences_table(rows) in text
     moved = moves(rows, recorded_embeddings().rows)
     assert moved is not None and f"by up to {moved.cpu_points:.1f} points" in text.replace("\n", " ")

@@ -120,13 +120,15 @@ def test_methods_stand_in_the_order_of_the_loss() -> None:
     assert table[1] == [
         "round to nearest",
         "0.2000 ± 0.0100 (2)",
+        "",
         "0.2000",
         "30.0 % (3)",
         "0.2000 (2)",
         "30.0 % (2)",
     ]
-    assert ranking.few_rank_correlation(bias, INT3) == "1.00"
-    assert ranking.rank_correlation(rows, INT3) == "0.50"
+    assert [line[2] for line in table] == ["−0.1000 ± at most 0.0200", "", "+0.1000 ± at most 0.0200"]
+    assert ranking.few_rank_correlation(bias, INT3) == "1.00 (p = 0.33)"
+    assert ranking.rank_correlation(rows, INT3) == "0.50 (p = 1.00)"
     assert "| 3 | 50 % | 100 → 200 % | 20 → 20 % | 20 → 40 % | × 4.00 |" in ranking.values_table(
         rows, INT3, "hqq"
     )
@@ -136,6 +138,20 @@ def test_methods_stand_in_the_order_of_the_loss() -> None:
     assert ranking.added(rows, "hqq") == "0.080 against 0.300"
     changed = dataclasses.replace(rows[1], value_loss=0.2, value_loss_but_first=0.06)
     assert ranking.of_first([rows[0], changed], INT3, "hqq") == "90 %"
+
+
+def test_methods_are_compared_in_pairs_of_groups() -> None:
+    """Where groups of sentences were recorded the interval is that of their differences, narrower than the
+    bound without them; what is within it is named."""
+    name = LayerLoss("encoder.layer.3.attention.self.value", 0.02, 0.2, 0.2, 1.0, 0.5)
+    usual, other = _row("rtn", 0.20, 0.30, name), _row("hqq", 0.21, 0.25, name)
+    assert ranking.difference(usual, other) == pytest.approx((0.01, 0.02))
+    assert ranking.undecided([usual, other], INT3) == "round to nearest against HQQ"
+    hard = (0.1, 0.2, 0.3)
+    before = dataclasses.replace(usual, groups=hard)
+    after = dataclasses.replace(other, groups=tuple(one + 0.01 for one in hard))
+    assert ranking.difference(before, after) == pytest.approx((0.01, 0.0), abs=1e-9)
+    assert ranking.undecided([before, after], INT3) == "none"
 
 
 def test_the_page_says_what_was_recorded() -> None:

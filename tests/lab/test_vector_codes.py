@@ -15,6 +15,7 @@ from torch import Tensor
 from lab import docs
 from lab.vector_codes import (
     CODES,
+    FACTORS,
     LLOYD_MAX,
     NORMAL,
     REAL,
@@ -111,8 +112,8 @@ def test_computed_codes_by_plain_integers() -> None:
 
 
 def test_errors_on_normal_values() -> None:
-    """E8P's .089 and Lloyd-Max's .1175; a trellis of 2^8 states errs less than E8P already, and no code beats
-    the bound of 1/16."""
+    """Lloyd-Max's .1175, and less by E8P; a trellis of 2^8 states errs less than that already, and no code
+    beats the bound of 1/16."""
     x = torch.randn(128, 256, generator=torch.Generator().manual_seed(0))
 
     def error(found: Tensor) -> float:
@@ -127,6 +128,21 @@ def test_errors_on_normal_values() -> None:
     density = normal.log_prob(edges).exp().nan_to_num(0)
     centres = (density[:-1] - density[1:]) / normal.cdf(edges).diff()
     assert torch.allclose(centres, LLOYD_MAX, atol=1e-3), "each level is the mean of its values"
+
+
+def test_no_scale_gives_e8p_the_error_that_is_claimed() -> None:
+    """Near the best scale by more than four standard errors, the norm of the sample as a control variate;
+    farther from it the error is larger. The scale is therefore not why the recorded error is another."""
+    x = torch.randn(1 << 14, 8, generator=torch.Generator().manual_seed(2))
+    claim, least = float(CODES["e8p"].claim), []
+    for factor in (0.94, 1.04, 1.14):
+        error = (nearest_e8p(x * factor) / factor - x).square().mean(1)
+        excess = x.square().mean(1) - 1  # 0 on average
+        error = error - (error * excess).mean() / excess.square().mean() * excess
+        assert float(error.mean()) - 4 * float(error.std()) / len(x) ** 0.5 > claim
+        least.append(float(error.mean()))
+    assert least[1] == min(least) and min(FACTORS) < 0.94 and max(FACTORS) > 1.14
+    assert least[1] == pytest.approx(0.0914, abs=0.001)
 
 
 def test_rotation_on_both_sides_keeps_lengths() -> None:

@@ -65,6 +65,14 @@ def test_every_method_is_met_by_the_tests_that_claim_so() -> None:
     assert {row.name for name in COMBINATIONS for row in names_in(name)} <= set(METHODS)
 
 
+SOLVE = {"gptq", "gptq_order", "gptq_gar", "gptq_sequential", "gptaq", "lqer", "qera"}
+
+
+def test_methods_that_factor_a_matrix_of_the_inputs_say_so() -> None:
+    """A server refuses them for wide layers: K³ operations cannot be stopped on the way."""
+    assert {name for name, method in METHODS.items() if method.solves} == SOLVE
+
+
 def test_no_two_kinds_of_stored_tensors_share_a_name() -> None:
     """Else a file is read back as another method's."""
     kinds: dict[type[Stored], None] = {}

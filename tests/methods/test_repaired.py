@@ -64,6 +64,23 @@ def test_an_element_ends_at_the_layers_weight(layer: tuple[Tensor, Tensor], name
     assert len(levels_of(seen, 3, 5)) == (16 if seen.layer.plain else 0)
 
 
+IN_THE_LAYER = {
+    "rotation": "back in the original basis: ",
+    "lqer": "with what the method adds: ",
+    "rotation+gptq+lqer": "back in the original basis and with what the method adds: ",
+    "bias_correction": "the same, since its method changes the bias alone: ",
+}
+
+
+@pytest.mark.parametrize("name", IN_THE_LAYER)
+def test_the_step_to_the_layers_weight_is_named(layer: tuple[Tensor, Tensor], name: str) -> None:
+    """What a method does besides its codes; a bias is nothing of the weight."""
+    w, _ = layer
+    steps = dict(inspect(w, repaired(layer, name), 3, 5).arithmetic)
+    assert steps["in the layer"].startswith(IN_THE_LAYER[name])
+    assert ("in the codes' basis" in steps) is ("rotation" in name)
+
+
 def test_round_to_nearest_is_the_plain_analysis(layer: tuple[Tensor, Tensor]) -> None:
     """The two ways to look at one weight agree."""
     w, _ = layer

@@ -1,14 +1,18 @@
 """Runs a seeded sample of mutants for some minutes, and writes what became of them.
 
     python -m tests.mutants.run --minutes 30 [--seed 1] [--jobs 2] [--packages formats,core] [--record]
+                                [--traces FOLDER] [--page]
 
 First the tests of the packages run once, as they are: which functions each calls, and how long it takes. Then
 each mutant is made in a copy of the project, and the tests that call the changed function run, the quickest
 first, up to ``TESTS_SECONDS`` of them (``chosen``). A mutant is killed by a failure, an error, or by taking
 ``SLOWER`` times as long; else it survives.
+``--traces`` keeps the first run's files, and takes those that are there: on a slow machine it takes longer
+than all mutants.
 A mutant whose tests had not ended by the deadline has no verdict: it is counted apart, and the share killed
 is also given as if all of these had survived, since those that survive or hang take the longest.
-``--record`` writes the section "Mutants" of docs/correctness.md.
+``--record`` writes ``recorded.json`` and the section "Mutants" of docs/correctness.md; ``--page`` writes the
+section again, after survivors were given their reasons (``known.WHY``).
 """
 
 from __future__ import annotations
@@ -26,22 +30,24 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from explorer.core.backend import CPU
 from explorer.recordings.machine import this_machine
-from tests.mutants.known import WHY
+from tests.mutants.known import WHY, Reason
 from tests.mutants.sample import Mutant, change_in_words, function_at, sample
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, HEADING = "docs/correctness.md", "## Mutants"
+RECORDED = ROOT / "tests/mutants/recorded.json"
 TESTS = {
-    "formats": ["tests/formats", "tests/core", "tests/analysis"],
-    "schemes": ["tests/schemes", "tests/core", "tests/analysis"],
-    "core": ["tests/core", "tests/schemes", "tests/analysis"],
-    "methods": ["tests/methods"],
-    "checkpoints": ["tests/checkpoints"],
+    "formats": ["tests/formats", "tests/core", "tests/analysis", "tests/test_values.py"],
+    "schemes": ["tests/schemes", "tests/core", "tests/analysis", "tests/test_values.py"],
+    "core": ["tests/core", "tests/schemes", "tests/analysis", "tests/methods", "tests/test_values.py"],
+    "methods": ["tests/methods", "tests/test_values.py"],
+    "checkpoints": ["tests/checkpoints", "tests/test_values.py"],
 }
 """By package of the library the tests that ought to notice a change of it."""
 QUICK = "not gpu and not thorough and not browser"
@@ -83,34 +89,78 @@ class Outcome:
     dropped: bool = False
 
 
+@dataclass(frozen=True)
+class Run:
+    """What became of the mutants of a seed, in so many minutes on a machine."""
+
+    seed: int
+    minutes: float
+    machine: str
+    outcomes: tuple[Outcome, ...]
+
+    def write(self, path: Path) -> None:
+        """As JSON, an outcome a line."""
+        head = {"seed": self.seed, "minutes": round(self.minutes, 1), "machine": self.machine}
+        lines = ",\n".join(json.dumps(asdict(one), ensure_ascii=False) for one in self.outcomes)
+        path.write_text(f'{json.dumps(head)[:-1]}, "outcomes": [\n{lines}\n]}}\n', encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Run:
+        """What ``write`` wrote."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        outcomes = tuple(
+            Outcome(**{**one, "mutant": _mutant(one["mutant"])}) for one in found.pop("outcomes")
+        )
+        return cls(**found, outcomes=outcomes)
+
+
+def _mutant(fields: dict[str, Any]) -> Mutant:
+    return Mutant(**{**fields, "place": tuple(fields["place"])})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30, help="for all, the tests' first run included")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="processes beside each other")
     parser.add_argument("--packages", default=",".join(TESTS), help=f"of {', '.join(TESTS)}")
+    parser.add_argument("--traces", type=Path, help="keep the first run here, and use what is there")
     parser.add_argument("--record", action="store_true", help=f"write the section {HEADING!r} of {PAGE}")
+    parser.add_argument("--page", action="store_true", help="write that section of what was recorded")
     asked = parser.parse_args()
+    if asked.page:
+        write_page(Run.read(RECORDED))
+        return 0
     packages = asked.packages.split(",")
     if wrong := [name for name in packages if name not in TESTS]:
         parser.error(f"no package {', '.join(wrong)}; accepted: {', '.join(TESTS)}")
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = run(Path(folder), packages, asked.seed, start + 60 * asked.minutes, asked.jobs)
+        traces = asked.traces or Path(folder)
+        outcomes = run(Path(folder), traces, packages, asked.seed, start + 60 * asked.minutes, asked.jobs)
     minutes = (time.monotonic() - start) / 60
-    text = report(outcomes, asked.seed, minutes, this_machine(CPU, ("cosmic-ray", "pytest")).describe())
-    print(text)
+    machine = this_machine(CPU, ("cosmic-ray", "pytest")).describe()
+    found = Run(asked.seed, minutes, machine, tuple(outcomes))
+    print(report(found))
     if asked.record:
-        page = ROOT / PAGE
-        page.write_text(with_section(page.read_text(encoding="utf-8"), text), encoding="utf-8")
+        found.write(RECORDED)
+        write_page(found)
     return 0 if outcomes else 1
 
 
-def run(folder: Path, packages: Sequence[str], seed: int, deadline: float, jobs: int) -> list[Outcome]:
+def write_page(found: Run) -> None:
+    """Write the section of docs/."""
+    page = ROOT / PAGE
+    page.write_text(with_section(page.read_text(encoding="utf-8"), report(found)), encoding="utf-8")
+
+
+def run(
+    folder: Path, traces: Path, packages: Sequence[str], seed: int, deadline: float, jobs: int
+) -> list[Outcome]:
     """What became of as many mutants of ``packages`` as fit until ``deadline`` (of ``time.monotonic``)."""
     original, *copies = (copied(folder / f"copy{i}") for i in range(jobs + 1))
     first = time.monotonic() + WARM_SHARE * (deadline - time.monotonic())
-    tests = {name: found for name, found in first_run(folder, copies, packages, first).items() if found}
+    tests = {name: found for name, found in first_run(traces, copies, packages, first).items() if found}
     paths = [
         path.relative_to(ROOT).as_posix()
         for name in tests
@@ -148,11 +198,13 @@ def copied(folder: Path) -> Path:
 
 
 def first_run(
-    folder: Path, copies: Sequence[Path], packages: Sequence[str], deadline: float
+    traces: Path, copies: Sequence[Path], packages: Sequence[str], deadline: float
 ) -> dict[str, list[Timed]]:
-    """By package the tests that pass unchanged, of those that end until ``deadline``, the quickest first."""
+    """By package the tests that pass unchanged, of those that end until ``deadline``, the quickest first. A
+    group of tests with a file in ``traces`` is not run again."""
     groups = list(dict.fromkeys(group for name in packages for group in TESTS[name]))
-    files = {group: folder / f"reach{i}.jsonl" for i, group in enumerate(groups)}
+    files = {group: traces / f"{group.replace('/', '-')}.jsonl" for group in groups}
+    traces.mkdir(parents=True, exist_ok=True)
     free = list(copies)
 
     def trace(group: str) -> None:
@@ -163,7 +215,7 @@ def first_run(
         free.append(copy)
 
     with ThreadPoolExecutor(len(copies)) as pool:
-        list(pool.map(trace, groups))
+        list(pool.map(trace, [group for group in groups if not files[group].exists()]))
     of_group = {group: traced_in(file) for group, file in files.items() if file.exists()}
     return {
         name: sorted(
@@ -182,12 +234,13 @@ def traced_in(file: Path) -> list[Timed]:
 
 def chosen(tests: Sequence[Timed], path: str, function: int | None) -> list[Timed]:
     """Of ``tests``, the quickest first, those that call the function, up to ``TESTS_SECONDS``, at least one.
-    Where none does, as for None, it runs as it is imported: first those that call any function of the file,
-    then the others."""
+    Where none does, as for None, it runs as it is imported: first those that call no function, for they look
+    at tables or at the source itself, then those that call any of the file, then the others."""
     reaching = [test for test in tests if f"{path}:{function}" in test.calls]
 
-    def elsewhere(test: Timed) -> bool:
-        return not any(call.startswith(f"{path}:") for call in test.calls)
+    def elsewhere(test: Timed) -> int:
+        here = any(call.startswith(f"{path}:") for call in test.calls)
+        return 0 if not test.calls else 1 if here else 2
 
     found, seconds = list[Timed](), 0.0
     for test in reaching or sorted(tests, key=elsewhere):
@@ -280,9 +333,11 @@ def _line(outcome: Outcome) -> str:
     return f"{place} {outcome.change}: {ended}"
 
 
-def report(outcomes: Sequence[Outcome], seed: int, minutes: float, machine: str) -> str:
+def report(run: Run) -> str:
     """The section of the page: shares by package, and every survivor with what is known of it."""
+    outcomes = run.outcomes
     known = [one for one in outcomes if not one.dropped]
+    same = sum(_reason(one).equivalent for one in known if not one.by)
     killed, dropped = sum(bool(one.by) for one in known), len(outcomes) - len(known)
     lines = [
         HEADING,
@@ -292,14 +347,15 @@ def report(outcomes: Sequence[Outcome], seed: int, minutes: float, machine: str)
         "a decorator), and runs the tests that call the changed function, the quickest first,",
         f"up to {TESTS_SECONDS:.0f} s of them. A change that no test notices survives.",
         "",
-        f"{len(known)} mutants, seed {seed}, in {minutes:.0f} min: **{_share(killed, len(known))} killed**"
-        f"{_interval(killed, len(known))}. Measured on",
-        f"{machine}.",
+        f"{len(known)} mutants, seed {run.seed}, in {run.minutes:.0f} min: "
+        f"**{_share(killed, len(known))} killed**{_interval(killed, len(known))}. "
+        f"{_equivalent_in_words(same, killed, len(known))}Measured on",
+        f"{run.machine}.",
         _dropped_in_words(dropped, killed, len(outcomes)),
         "They are a sample of all mutants: the interval in brackets is Wilson's, of 95 %.",
         "",
-        "| package | mutants | killed | of them by time | survived | dropped |",
-        "|---|---|---|---|---|---|",
+        "| package | mutants | killed | of them by time | survived | of them equivalent | dropped |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name in TESTS:
         all_ = [one for one in outcomes if Path(one.mutant.path).parts[1] == name]
@@ -308,15 +364,33 @@ def report(outcomes: Sequence[Outcome], seed: int, minutes: float, machine: str)
             dead = sum(bool(one.by) for one in own)
             late = sum(one.by.startswith(HANG) for one in own)
             share = f"{_share(dead, len(own))}{_interval(dead, len(own))}"
-            counts = f"{late} | {len(own) - dead} | {len(all_) - len(own)}"
+            equal = sum(_reason(one).equivalent for one in own if not one.by)
+            counts = f"{late} | {len(own) - dead} | {equal} | {len(all_) - len(own)}"
             lines.append(f"| `{name}` | {len(own)} | {share} | {counts} |")
     alive = [one for one in known if not one.by]
     lines += ["", "| survivor | change | why |", "|---|---|---|"] if alive else []
     for one in sorted(alive, key=lambda one: (one.mutant.path, one.mutant.place)):
-        why = WHY.get((one.mutant.path, one.change), f"not explained yet: {one.tests} tests ran")
-        change = one.change.replace("|", "\\|")
+        reason, change = _reason(one), one.change.replace("|", "\\|")
+        why = f"equivalent: {reason.why}" if reason.equivalent else reason.why
         lines.append(f"| `{one.mutant.path}:{one.mutant.place[0]}` | {change} | {why} |")
     return "\n".join(lines) + "\n"
+
+
+def _reason(outcome: Outcome) -> Reason:
+    unknown = Reason(f"not explained yet: {outcome.tests} tests ran")
+    return WHY.get((outcome.mutant.path, outcome.change), unknown)
+
+
+def _equivalent_in_words(same: int, killed: int, mutants: int) -> str:
+    """The share of mutants that a test can notice."""
+    if not same:
+        return ""
+    what = "One survivor is" if same == 1 else f"{same} survivors are"
+    rest = mutants - same
+    return (
+        f"{what} equivalent, since no input tells them from the library: of the other {rest}, "
+        f"**{_share(killed, rest)} are killed**{_interval(killed, rest)}. "
+    )
 
 
 def _share(part: int, whole: int) -> str:

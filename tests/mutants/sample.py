@@ -103,6 +103,6 @@ def function_at(source: str, line: int) -> int | None:
 def change_in_words(before: str, after: str) -> str:
     """The first line that differs, before and after."""
     lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0))[2:]
-    old = [line[1:].strip() for line in lines if line.startswith("-")]
+    old = [text for line in lines if line.startswith("-") and (text := line[1:].strip())]
     new = [text for line in lines if line.startswith("+") and (text := line[1:].strip())]
     return f"`{old[0]}` → " + (f"`{new[0]}`" if new else "left out")

@@ -14,7 +14,18 @@ from pathlib import Path
 import pytest
 
 from tests.mutants import run
-from tests.mutants.run import HEADING, Outcome, Timed, chosen, report, traced_in, wilson, with_section
+from tests.mutants.known import Reason
+from tests.mutants.run import (
+    HEADING,
+    Outcome,
+    Run,
+    Timed,
+    chosen,
+    report,
+    traced_in,
+    wilson,
+    with_section,
+)
 from tests.mutants.sample import Mutant, change_in_words, function_at, same_program
 
 SOURCE = """from __future__ import annotations
@@ -77,28 +88,31 @@ def test_tests_that_call_the_function_quickest_first(monkeypatch: pytest.MonkeyP
         == ["t0", "t1"]
         == [t.name for t in chosen(tests, "a.py", 5)]
     ), "what is called by no test may run as it is imported"
+    table = Timed("t9", 0.9, frozenset())
+    assert [t.name for t in chosen([*tests, table], "a.py", None)] == ["t9", "t0", "t1"], "it looks at tables"
     assert [t.name for t in chosen(tests[3:], "a.py", 9)] == ["t3"]
     assert [t.name for t in chosen(tests, "b.py", None)] == ["t0", "t1"], "a table has no functions"
 
 
 BASE = "explorer/formats/base.py"
-OUTCOMES = [
+OUTCOMES = (
     Outcome(Mutant(BASE, (9, 4), "core/NumberReplacer", 0), "`a | 1` → `a | 2`", "", 3),
     Outcome(Mutant(BASE, (3, 0), "core/NumberReplacer", 0), "`1` → `2`", "tests/a::b", 3),
     Outcome(Mutant("explorer/core/flat.py", (7, 0), "core/NumberReplacer", 0), "`3` → `4`", "", 8),
     Outcome(Mutant("explorer/core/flat.py", (8, 0), "core/NumberReplacer", 0), "`5` → `6`", "time: 9 s", 8),
-]
+)
 
 
 def test_the_page_names_every_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its reason; the rest of the page stays as it is, however often the section is written."""
-    monkeypatch.setitem(run.WHY, (BASE, "`a | 1` → `a | 2`"), "the bit is set")
-    text = report(OUTCOMES, 5, 12.3, "a CPU")
-    assert "4 mutants, seed 5, in 12 min: **50 % killed** (15.0 to 85.0). Measured on\na CPU." in text
-    assert "| `formats` | 2 | 50 % (9.5 to 90.5) | 0 | 1 | 0 |" in text
-    assert "| `core` | 2 | 50 % (9.5 to 90.5) | 1 | 1 | 0 |" in text
+    monkeypatch.setitem(run.WHY, (BASE, "`a | 1` → `a | 2`"), Reason("the bit is set", equivalent=True))
+    text = report(Run(5, 12.3, "a CPU", OUTCOMES))
+    assert "4 mutants, seed 5, in 12 min: **50 % killed** (15.0 to 85.0). One survivor is equivalent" in text
+    assert "of the other 3, **67 % are killed** (20.8 to 93.9). Measured on\na CPU." in text
+    assert "| `formats` | 2 | 50 % (9.5 to 90.5) | 0 | 1 | 1 | 0 |" in text
+    assert "| `core` | 2 | 50 % (9.5 to 90.5) | 1 | 1 | 0 | 0 |" in text
     assert "None was dropped at the deadline." in text
-    assert "| `explorer/formats/base.py:9` | `a \\| 1` → `a \\| 2` | the bit is set |" in text
+    assert "| `explorer/formats/base.py:9` | `a \\| 1` → `a \\| 2` | equivalent: the bit is set |" in text
     assert (
         "| `explorer/core/flat.py:7` | `3` → `4` | not explained yet: 8 tests ran |" in text
         and "tests/a" not in text
@@ -124,15 +138,26 @@ def test_a_mutant_without_a_verdict_is_no_survivor() -> None:
     be; a package that has nothing else keeps its row."""
     flat = Mutant("explorer/core/flat.py", (9, 0), "core/NumberReplacer", 0)
     cut = [Outcome(flat, "`7` → `8`", "", 8, dropped=True)]
-    text = report([*OUTCOMES, *cut, *cut], 5, 12.3, "a CPU")
+    text = report(Run(5, 12.3, "a CPU", (*OUTCOMES, *cut, *cut)))
     assert "4 mutants, seed 5" in text and "**50 % killed**" in text and "`7`" not in text
     assert (
         "2 more were dropped at the deadline, without a verdict: if all that were dropped survived, "
         "33 % would be killed." in text
     )
-    assert "| `core` | 2 | 50 % (9.5 to 90.5) | 1 | 1 | 2 |" in text
-    assert "One more was dropped" in report([*OUTCOMES, *cut], 5, 12.3, "a CPU")
-    assert "| `core` | 0 | none | 0 | 0 | 1 |" in report(cut, 5, 12.3, "a CPU")
+    assert "| `core` | 2 | 50 % (9.5 to 90.5) | 1 | 1 | 0 | 2 |" in text
+    assert "One more was dropped" in report(Run(5, 12.3, "a CPU", (*OUTCOMES, *cut)))
+    assert "| `core` | 0 | none | 0 | 0 | 0 | 1 |" in report(Run(5, 12.3, "a CPU", tuple(cut)))
+
+
+def test_the_page_is_what_was_recorded(tmp_path: Path) -> None:
+    """With the reasons of today; and a recording comes back as it was written."""
+    kept = Run(5, 12.3, "a CPU", OUTCOMES)
+    kept.write(tmp_path / "run.json")
+    assert Run.read(tmp_path / "run.json") == kept
+    if run.RECORDED.is_file():
+        page = (run.ROOT / run.PAGE).read_text(encoding="utf-8")
+        found = Run.read(run.RECORDED)
+        assert with_section(page, report(found)) == page, "python -m tests.mutants.run --page"
 
 
 def test_what_the_deadline_cuts_off_is_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -88,6 +88,23 @@ def test_ternary_blocks_are_those_of_llama_cpp(name: str) -> None:
     assert q.dequantize()[0, :4].tolist() == [-1.0, 1.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize("name", ["tq1_0", "tq2_0"])
+def test_ternary_blocks_differ_from_llama_cpps_beyond_float16_alone(name: str) -> None:
+    """The bytes are equal for amax from above 2^-128 to 65504. Up to 2^-128 the reciprocal is Inf, and codes
+    differ under a scale of 0; from 65520 on the scale is Inf there and 65504 here, under equal codes."""
+    signs = torch.randint(-1, 2, (6, 256), generator=torch.Generator().manual_seed(5)).float()
+    signs[:, 0] = 1
+    ends = torch.tensor([2.0**-149, 2.0**-128, 2.0**-128 + 2.0**-149, 65504.0, 65520.0, 1e38])[:, None]
+    ours, theirs = here(signs * ends, name), by_ggml(signs * ends, name)
+    differ = ours != theirs
+    assert [bool(row.any()) for row in differ] == [True, True, False, False, True, True]
+    assert not differ[:2, -2:].any() and not ours[:2, -2:].any(), "both restore zeros"
+    assert not differ[4:, :-2].any()
+    inf = torch.tensor([float("inf"), 65504.0]).half().view(torch.uint8).view(2, 2)
+    assert torch.equal(theirs[4:, -2:], inf[:1].expand(2, 2))
+    assert torch.equal(ours[4:, -2:], inf[1:].expand(2, 2))
+
+
 def test_nvfp4_of_gguf_differs_from_llama_cpps_at_ties_alone() -> None:
     """Scales where amax / 6 is half way between two numbers of E4M3 (up there, to even here), or from 256 on
     (448 there); under equal ones codes where x / scale is half way between two, and the sign of zeros."""

@@ -378,6 +378,8 @@ WRONG = [
     ({"format": E8M0}, "for scales only"),
     ({"format": FORMATS["bfloat16"]}, "cast without a scale"),
     ({"format": FORMATS["int8"], "block": (0, 4)}, "positive"),
+    ({"format": FORMATS["int8"], "seed": 2**64}, "a seed is a whole number from 0 to 2\\^64 - 1"),
+    ({"format": FORMATS["int8"], "seed": -1}, "a seed is a whole number"),
 ]
 
 
@@ -466,6 +468,27 @@ def test_given_ranges_are_used() -> None:
 def test_described_in_one_sentence(name: str) -> None:
     text = SCHEMES[name].describe()
     assert text.endswith(".") and text.count(". ") == 0 and SCHEMES[name].format.label in text
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ("tensor", "the whole tensor shares"),
+        ("row", "every row shares"),
+        ("column", "every column shares"),
+        ("1x64", "every block of 64 along a row shares"),
+        ("64x64", "every block of 64 rows × 64 columns shares"),
+        ("64x1", "every block of 64 rows × 1 columns shares"),
+        ("flat64", "every block of 64 of the flattened tensor shares"),
+    ],
+)
+def test_the_sentence_says_what_shares_a_scale(block: str, words: str) -> None:
+    """A reader takes a scale of a row for one of a column otherwise."""
+    assert words in Scheme.parse(f"int8~{block}~symmetric~float16~minmax").describe()
+
+
+def test_the_largest_seed_is_taken() -> None:
+    assert Scheme.parse(f"int8~row~symmetric~float16~minmax~s{2**64 - 1}").seed == 2**64 - 1
 
 
 def test_every_calibrator_gives_ordered_ranges() -> None:

@@ -116,6 +116,7 @@ def test_each_kind_has_its_loss(llama: Model) -> None:
     kinds = ("prose", "code", "prose")
     loss = reference_for(llama, Texts(TEXTS, kinds)).measure(louder(llama))
     assert replace(loss, kinds={}) == whole_loss(llama)
+    assert len(loss.each) == len(TEXTS) and loss.each[1] == pytest.approx(loss.kinds["code"].value)
     prose = reference_for(llama, TEXTS[::2]).measure(louder(llama))
     assert loss.kinds == {"prose": prose, "code": reference_for(llama, TEXTS[1:2]).measure(louder(llama))}
     assert not reference_for(llama, Texts(TEXTS, ("code",) * 3)).measure(llama.network).kinds

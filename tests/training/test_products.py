@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -172,6 +173,47 @@ def test_a_loss_scale_that_overflows_gives_nan() -> None:
     (layer(x).sum() * math.inf).backward()
     assert layer.weight.grad is not None and bool(layer.weight.grad.isnan().all())
     assert x.grad is not None and bool(x.grad.isnan().all())
+
+
+class Between(nn.Module):
+    """The layer between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.layer = nn.Linear(32, 32), TrainedLinear(nn.Linear(32, 16), NVFP4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(self.before(x).relu())
+        return y.relu()
+
+
+def test_a_compiled_model_computes_the_same() -> None:
+    """The layer is left out of the graphs on either side: each call has its own rounding, nothing is compiled
+    again for it, and who asks for one graph is told why there is none."""
+    x, model = torch.randn(8, 32), Between()
+    graphs = list[object]()
+
+    def counted(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    found: dict[bool, list[Tensor]] = {}
+    for compiled in (False, True):
+        model.layer.calls = 0
+        run = torch.compile(model, backend=counted) if compiled else model
+        found[compiled] = []
+        for _ in range(3):
+            model.zero_grad()
+            y = run(x)
+            y.square().sum().backward()
+            gradients = [parameter.grad for parameter in model.parameters()]
+            found[compiled] += [y.detach(), *(one.clone() for one in gradients if one is not None)]
+    assert all(torch.equal(a, b) for a, b in zip(found[False], found[True], strict=True))
+    assert model.layer.calls == 3 and len(graphs) == 2
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="TrainedLinear checks values on the host"):
+        torch.compile(model, backend=counted, fullgraph=True)(x)
+    torch.compiler.reset()
 
 
 def test_no_tokens() -> None:

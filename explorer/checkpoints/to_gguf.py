@@ -14,6 +14,7 @@ from torch import Tensor
 
 from explorer.checkpoints import gguf_models
 from explorer.checkpoints.export import Export, ExportJob, Plan, Shape
+from explorer.checkpoints.gguf_model import tensor_names
 from explorer.checkpoints.gguf_models import ARCHITECTURES, Architecture
 from explorer.checkpoints.gguf_vocabulary import vocabulary
 from explorer.checkpoints.packages import needed
@@ -64,10 +65,8 @@ def together(plan: Plan) -> str:
 
 def _places(plan: Plan) -> dict[str, str]:
     """Tensor of the model -> name in the file. ``ValueError`` for one that has none and is needed."""
-    gguf, config = needed("gguf", NAME), plan.model.config
     architecture = ARCHITECTURES[plan.model.type]
-    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
-    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    names = tensor_names(architecture.name, plan.model.config["num_hidden_layers"])
     found: dict[str, str] = {}
     for info in plan.model.infos:
         if plan.model.tied and info.name == "lm_head.weight":

@@ -54,6 +54,16 @@ app = typer.Typer()
 SIGNALS = ("weight", "output", "fisher", "fisher_diagonal", "measured")
 """The rows of ``SENSITIVITIES``, whose module imports torch."""
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="A file that `explorer recipe` wrote.")]
+ImatrixFile = Annotated[
+    str | None,
+    typer.Option(
+        "--imatrix",
+        metavar="FILE",
+        help="Importances of columns that weigh the rounding of GGUF's types, from `explorer imatrix` or "
+        "llama-imatrix (.gguf or .dat).",
+        show_default="none",
+    ),
+]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Folder or Hub id.", show_default="the recipe's own")
 ]
@@ -481,6 +491,7 @@ def check(
     ] = None,
     model: ModelOption = None,
     calibration: Calibration = None,
+    imatrix: ImatrixFile = None,
     column: Column = None,
     sequence_length: SequenceLength = None,
     samples: Samples = None,
@@ -491,7 +502,7 @@ def check(
 
     Of a recipe for a budget of time, on a GPU, also the time that its linear layers take.
     """
-    for path in (recipe, survey, text, calibration):
+    for path in (recipe, survey, text, calibration, imatrix):
         check_readable(path)
     texts, seen = read_files(
         text, calibration, column=column, sequence_length=sequence_length, samples=samples
@@ -504,7 +515,7 @@ def check(
     of = load_survey(survey) if survey else None
     loaded = _model(chosen, model, device)
     with reporting("models", as_json) as progress:
-        checked = check_recipe(chosen, loaded, texts, of, seen, progress)
+        checked = check_recipe(chosen, loaded, texts, of, seen, progress, imatrix)
     if chosen.predicted_time is not None:
         from explorer.bench.layers import checked_time
 
@@ -579,6 +590,7 @@ def _model(chosen: ModelRecipe, where: str | None, device: str | None) -> Model:
     rich_help_panel=MODELS,
     epilog=examples(
         "apply recipe.json --to compressed-tensors --out path/to/folder",
+        "apply recipe.json --to gguf --imatrix model.imatrix.gguf --out path/to/folder",
         "apply recipe.json --to gguf --base model-BF16.gguf --out path/to/folder",
     ),
 )
@@ -595,6 +607,7 @@ def apply(
     ] = None,
     model: ModelOption = None,
     calibration: Calibration = None,
+    imatrix: ImatrixFile = None,
     shard_size: Annotated[
         str | None,
         typer.Option(
@@ -644,6 +657,8 @@ def apply(
         raise ValueError(
             "--base is the .gguf file that --to gguf copies; it goes with no other format, nor --model"
         )
+    if imatrix is not None and to != "gguf":
+        raise ValueError("--imatrix weighs the rounding of GGUF's types: it goes with --to gguf")
     if private and push is None:
         raise ValueError("--private is of the repository that --push names")
     shard_bytes = byte_size(shard_size) if shard_size is not None else None
@@ -652,7 +667,7 @@ def apply(
         raise ValueError("--measure runs a model's folder; a .gguf file is not run here")
     if text is not None and not measure:
         raise ValueError("--text names the texts of --measure: add that, or --verify, which measures too")
-    for path in (recipe, base, calibration, text):
+    for path in (recipe, base, calibration, imatrix, text):
         check_readable(path)
     check_target(to)
     check_new_folder(out)
@@ -669,11 +684,11 @@ def apply(
     chosen = _load(recipe)
     check_shards(to, shard_bytes)
     if base is not None:
-        written = _from_base(chosen, base, out, verify, as_json)
+        written = _from_base(chosen, base, out, imatrix, verify, as_json)
     else:
         on = texts if measure else None
         more = (shard_bytes, verify, required or text is not None, device, as_json)
-        written = _from_folder(chosen, to, out, model, seen, on, *more)
+        written = _from_folder(chosen, to, out, model, imatrix, seen, on, *more)
     _print_written(written, push, private, as_json)
 
 
@@ -682,6 +697,7 @@ def _from_folder(
     to: str,
     out: str,
     model: str | None,
+    imatrix: str | None,
     seen: AnyTexts,
     measured_on: AnyTexts | None,
     shard_bytes: float | None,
@@ -702,6 +718,7 @@ def _from_folder(
         folder_of,
         input_scales_of,
     )
+    from explorer.survey.importances import of_folder
 
     folder = folder_of(model or chosen.model, chosen.revision)
     check_weights(chosen, model or chosen.model)
@@ -710,14 +727,15 @@ def _from_folder(
     with reporting("texts for scales of inputs", as_json) as progress:
         scales = input_scales_of(chosen, load, seen, progress)
     with reporting("layers by methods", as_json) as progress:
-        codes = codes_of(chosen, load, seen, progress, folder, EXPORTS[to].fused)
+        weights = of_folder(imatrix, chosen.layers, folder) if imatrix else {}
+        codes = codes_of(chosen, load, seen, progress, folder, EXPORTS[to].fused, weights)
     load.cache_clear()  # writing needs one tensor at a time
     with reporting("tensors", as_json) as progress, reporting("texts", as_json) as measured:
         measure = None
         if measured_on is not None:
             from explorer.survey.measured import measuring
 
-            measure = measuring(chosen, load, measured_on, seen, measured, required, to)
+            measure = measuring(chosen, load, measured_on, seen, measured, required, to, weights)
         return write_checkpoint(
             to,
             folder,
@@ -726,7 +744,7 @@ def _from_folder(
             quantized=codes,
             inputs=chosen.inputs,
             input_scales=scales,
-            card=card_of(chosen, measured=measure is not None),
+            card=card_of(chosen, measure is not None, Path(imatrix).name if imatrix else ""),
             progress=progress,
             shard_bytes=shard_bytes,
             verified=verify,
@@ -736,7 +754,9 @@ def _from_folder(
         )
 
 
-def _from_base(chosen: ModelRecipe, base: str, out: str, verify: bool | None, as_json: bool) -> Written:
+def _from_base(
+    chosen: ModelRecipe, base: str, out: str, imatrix: str | None, verify: bool | None, as_json: bool
+) -> Written:
     """Write a recipe's layers into a copy of the GGUF file ``base``."""
     from explorer.checkpoints.gguf_base import write_from_gguf
     from explorer.survey.apply import beside, card_of, check_target_inputs, surveyed_shapes
@@ -749,10 +769,11 @@ def _from_base(chosen: ModelRecipe, base: str, out: str, verify: bool | None, as
             chosen.layers,
             Path(out),
             shapes=shapes,
-            card=card_of(chosen),
+            card=card_of(chosen, imatrix=Path(imatrix).name if imatrix else ""),
             progress=progress,
             verified=verify,
             beside=beside(chosen),
+            imatrix=Path(imatrix) if imatrix else None,
         )
 
 

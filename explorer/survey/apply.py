@@ -53,16 +53,20 @@ class LayerCodes:
     chosen   by methods, of each layer
     rounded  what rounds the others to nearest; None: each by itself
     changed  tensors of the files, by name, that took in factors of methods, and biases that they corrected
+    importances  [K] of columns, by layer, of those that are rounded each by itself
     """
 
     chosen: Mapping[str, QuantizedTensor] = field(default_factory=dict)
     rounded: Callable[[str], QuantizedTensor] | None = None
     changed: Mapping[str, Tensor] = field(default_factory=dict)
+    importances: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
         if name in self.chosen:
             return self.chosen[name]
-        return self.rounded(name) if self.rounded else quantize(weight.float(), recipe.scheme)
+        if self.rounded:
+            return self.rounded(name)
+        return quantize(weight.float(), recipe.scheme, importance=self.importances.get(name))
 
 
 def folder_of(model: str, revision: str | None = None) -> Path:
@@ -206,11 +210,12 @@ def codes_of(
     progress: Progress | None = None,
     folder: Path | None = None,
     fused: bool = False,
+    importances: Mapping[str, Tensor] | None = None,
 ) -> LayerCodes:
     """Each layer's codes: chosen by its method, whose inputs are those of ``texts`` (built-in ones if empty),
     or rounded to nearest. The model is loaded only for methods. In a recipe that is ``fused``, or for an
     engine that is, layers that are multiplied as one matrix share its scale of the whole tensor: the others
-    are read from the model's ``folder``.
+    are read from the model's ``folder``. ``importances`` [K] of columns, by layer, weigh the rounding.
 
     Factors of methods are folded into the layers before, and corrected biases replace the model's
     (``LayerCodes.changed``). ``ValueError`` where a method cannot serve a layer, where its factor cannot be
@@ -244,8 +249,11 @@ def codes_of(
     rounded = None
     if folder and (fused or recipe.fused):
         model = ModelFolder(folder, changed)
-        rounded = rounding(recipe.layers, True, lambda name: model.read(f"{name}.weight").float())
-    return LayerCodes({name: layer.q for name, layer in layers.items()}, rounded, changed)
+        rounded = rounding(
+            recipe.layers, True, lambda name: model.read(f"{name}.weight").float(), importances
+        )
+    chosen = {name: layer.q for name, layer in layers.items()}
+    return LayerCodes(chosen, rounded, changed, importances or {})
 
 
 def _unfolded(method: str) -> str:
@@ -311,8 +319,9 @@ def weights_alone(inputs: Scheme | None) -> str:
     return "" if inputs is None else " (of the weights; quantized inputs add to it: `explorer check`)"
 
 
-def card_of(recipe: ModelRecipe, measured: bool = False) -> str:
-    """What a model card says of the recipe, in Markdown; ``measured``: the true loss follows."""
+def card_of(recipe: ModelRecipe, measured: bool = False, imatrix: str = "") -> str:
+    """What a model card says of the recipe, in Markdown; ``measured``: the true loss follows; ``imatrix``:
+    the name of the importance file that weighed the rounding."""
     schemes = ", ".join(f"{count} layer{'s' * (count > 1)} {text}" for text, count in recipe.counts.items())
     lines = [f"Quantized by a recipe: {schemes}."]
     if recipe.bits is not None:
@@ -321,6 +330,8 @@ def card_of(recipe: ModelRecipe, measured: bool = False) -> str:
     if recipe.signal:
         known = SENSITIVITIES.get(recipe.signal)
         lines.append(f"Chosen by {known.label if known else code(recipe.signal)}.")
+    if imatrix:
+        lines.append(f"Rounded under the importances of {code(imatrix)}, as llama.cpp does.")
     if recipe.inputs is not None:
         lines.append(f"Inputs of these layers are quantized too: {label_of_inputs(recipe.inputs)}.")
     if recipe.predicted_loss is not None:

@@ -221,7 +221,10 @@ def recipe(
     ] = None,
     size: Annotated[
         str | None,
-        typer.Option(help="Or the whole model's size, the rest of it as it is stored, e.g. 3.2GB."),
+        typer.Option(
+            help="Or the whole model's size, e.g. 3.2GB: with --for that of the target's files of weights, "
+            "headers included, where the model is on this machine; else the rest of it as it is stored."
+        ),
     ] = None,
     loss: Annotated[float | None, typer.Option(help="Or the most predicted loss.")] = None,
     time: Annotated[
@@ -462,6 +465,8 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
     size = f"{choice.bits:.4g} bits per weight, {bytes_(choice.bytes)} of codes and scales"
     grown = chosen.target and any(x.growth for x in found.layers if x.name not in chosen.layers)
     rest = "its codes restored to 16 bits" if grown else "the rest of it as it is stored"
+    if front.in_files:
+        rest = f"in files of at most that size: {bytes_(front.kept_bytes)} are of other tensors and headers"
     say(f"{size}; the model {total}, {rest}")
     between = between_words(chosen.predicted_interval)
     say(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.checkpoints.export import Shape, own_bits, plain_dtype
+from explorer.checkpoints.export import Export, Plan, Shape, own_bits, plain_dtype
 from explorer.checkpoints.inputs import is_fixed, label_of_inputs
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.table import EXPORTS, export_of
@@ -33,7 +33,7 @@ from explorer.sources.gguf_file import SUFFIX
 from explorer.sources.safetensors_header import NAMES
 from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.survey.assemble import assemble, input_scales
-from explorer.survey.budget import Constraints, Refusal
+from explorer.survey.budget import Around, Constraints, Refusal
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Survey
 from explorer.survey.run import built_in_texts, weights_sha256
@@ -103,11 +103,29 @@ def constraints_of(
         expert_refusal=export.expert_refusal,
         family=export.family,
         bits=stored_bits(target, model, revision, kept),
+        around=_around(export, model, revision),
         fuse=fuse or export.fused,
         target=target,
         usual=export.usual,
         **more,
     )
+
+
+def _around(export: Export, model: str, revision: str | None) -> Around | None:
+    """Bytes of the files beside the codes of layers. They are not known where the target does not say, where
+    the model's files are not on this machine, and for a model that the target cannot carry."""
+    size, cast = export.around, Recipe(Scheme.parse("bf16"))
+    if size is None or not model or Path(model).suffix.lower() == SUFFIX:
+        return None
+
+    def around(layers: Sequence[str]) -> int | None:
+        try:
+            plan = Plan(ModelFolder(folder_of(model, revision)), dict.fromkeys(layers, cast))
+            return None if export.together(plan) else size(plan)
+        except (ValueError, SourceError):
+            return None
+
+    return around
 
 
 def refusal_of(target: str, inputs: Scheme | None) -> Refusal | None:

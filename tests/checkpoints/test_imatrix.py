@@ -100,9 +100,11 @@ def test_the_newer_form_is_what_the_package_gguf_reads(tmp_path: Path) -> None:
     reader = gguf.GGUFReader(path)
     keys = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
     assert keys == {
-        "general.type": "imatrix", "imatrix.datasets": ["wiki.txt"], "imatrix.chunk_count": 2,
+        "general.type": "imatrix",
+        "imatrix.datasets": ["wiki.txt"],
+        "imatrix.chunk_count": 2,
         "imatrix.chunk_size": 512,
-    }  # fmt: skip
+    }
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     assert len(tensors) == 4
     for name, squares in written.tensors.items():

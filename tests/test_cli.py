@@ -119,6 +119,7 @@ def test_every_command_is_run_by_a_test() -> None:
         "layers",
         "capture",
         "embed",
+        "imatrix",
         "compile",
         "lab docs",
         "lab bias_correction",

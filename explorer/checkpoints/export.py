@@ -120,6 +120,8 @@ class Export:
     multiplies (scheme of inputs, scheme of weights) -> why its engines have no product of them; empty if
                they have
     as_read    (scheme of inputs) -> the scheme by which the reader rounds them, where its rule is another
+    around     (plan) -> bytes that its files of weights take at most beside the codes of the plan's layers:
+               all other tensors, headers and padding; None where that is not known
     """
 
     name: str
@@ -141,6 +143,7 @@ class Export:
     usual: tuple[str, ...] = ()
     multiplies: Callable[[Scheme, Scheme], str] = lambda inputs, scheme: "its inputs are not quantized"
     as_read: Callable[[Scheme], Scheme] = lambda inputs: inputs
+    around: Callable[[Plan], int] | None = None
 
     @property
     def sharded(self) -> bool:

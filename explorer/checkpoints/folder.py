@@ -56,6 +56,11 @@ def check_space(out: Path, needed: int) -> None:
         raise OSError(f"{out} needs at least {needed:,} bytes; the disk has {free:,} left")
 
 
+def room_of(header_bytes: int) -> int:
+    """Bytes that a file of ``Shards`` begins with, before the first tensor."""
+    return PREFIX + -(-header_bytes // _ALIGNED) * _ALIGNED
+
+
 class Shards:
     """Safetensors files of a folder, written tensor by tensor: no more than one is in memory.
 
@@ -65,7 +70,7 @@ class Shards:
 
     def __init__(self, folder: Path, most_bytes: float, header_bytes: int) -> None:
         self._folder, self._most = folder, most_bytes
-        self._room = PREFIX + -(-header_bytes // _ALIGNED) * _ALIGNED
+        self._room = room_of(header_bytes)
         self._files: list[list[str]] = []
         self._bytes = 0
         self._open()

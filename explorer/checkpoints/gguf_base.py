@@ -28,10 +28,12 @@ from explorer.checkpoints.export import Shape, plain_dtype
 from explorer.checkpoints.folder import check_space, whole_folder, write_beside
 from explorer.checkpoints.front_matter import CARD
 from explorer.checkpoints.gguf_model import UINT32, WEIGHT, GgufModel, open_gguf, place_of
+from explorer.checkpoints.imatrix import Imatrix, read_imatrix
 from explorer.checkpoints.packages import needed
 from explorer.checkpoints.to_gguf import EXPORT, FILE, GUESSED, NAME, announce
 from explorer.checkpoints.verify import Verified
 from explorer.checkpoints.write import Written, rounded
+from explorer.core.importances import takes_importance
 from explorer.export.ggml_blocks import PLAIN, ggml_type, row_bytes
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
@@ -99,6 +101,7 @@ def write_from_gguf(
     progress: Progress | None = None,
     verified: bool | None = None,
     beside: Mapping[str, str] | None = None,
+    imatrix: Path | None = None,
 ) -> Written:
     """Write a copy of the GGUF file ``base`` with ``layers`` rounded to nearest into the folder ``out``,
     whole or not at all.
@@ -106,10 +109,12 @@ def write_from_gguf(
     Layers are named as in the base ("blk.0.attn_q") or as in transformers' files
     ("model.layers.0.self_attn.q_proj"), without ".weight"; what is not named is copied bit for bit. The
     experts of a block are one tensor [experts, N, K]: all of them, or its own name, with one scheme.
-    ``shapes``: [N, K] of layers in the model that was surveyed, compared with the base. ``card`` is added to
-    the model card: how the model measured. Unless ``verified`` is False, the new file is read back and
-    compared (``Reread``) before it is put in place. ``beside``: texts by the names of files that they are
-    written to. ``progress`` counts tensors. One tensor is in memory at a time.
+    ``shapes``: [N, K] of layers in the model that was surveyed, compared with the base. ``imatrix``: an
+    importance file of llama.cpp, which weighs the rounding of the tensors that it names, where their types
+    take importances. ``card`` is added to the model card: how the model measured. Unless ``verified`` is
+    False, the new file is read back and compared (``Reread``) before it is put in place. ``beside``: texts
+    by the names of files that they are written to. ``progress`` counts tensors. One tensor is in memory at a
+    time.
 
     ``ValueError`` that names the first layer that cannot be written and why, and ``SourceError`` for a base
     that is no whole GGUF file, before anything is written; ``OSError`` where the folder can't be written. In
@@ -117,10 +122,11 @@ def write_from_gguf(
     """
     opened = open_gguf(Path(base))
     targets = _targets(opened, layers, shapes or {})
+    weights = _importances(read_imatrix(imatrix), targets) if imatrix else {}
     records = _changed(opened.records, any(plain_dtype(t.recipe.scheme) is None for t in targets.values()))
     check_space(out, sum(_sizes(opened, targets)) + sum(map(len, records.values())))
     with whole_folder(out) as folder:
-        digests = _write(opened, targets, records, folder / FILE, progress)
+        digests = _write(opened, targets, records, folder / FILE, progress, weights)
         result = None if verified is False else _verify(opened, targets, records, digests, folder / FILE)
         write_beside(folder, {CARD: _card(opened, targets, folder / FILE, card, result), **(beside or {})})
     coded = sum(plain_dtype(layers[name].scheme) is None for name in layers)
@@ -128,7 +134,7 @@ def write_from_gguf(
 
 
 def _records(reader: Any) -> dict[str, bytes]:
-    """What ``_walk`` gives, as the reader of the package gguf finds it."""
+    """What ``walk`` gives, as the reader of the package gguf finds it."""
     fields = [field for name, field in reader.fields.items() if not name.startswith("GGUF.")]
     stops = [*(field.offset for field in fields[1:]), reader.tensors[0].field.offset]
     return {
@@ -238,6 +244,7 @@ def _write(
     records: Mapping[str, bytes],
     path: Path,
     progress: Progress | None,
+    weights: Mapping[str, Tensor],
 ) -> dict[str, str]:
     """Write the file; of each new tensor the SHA-256 of its values (``_digest``)."""
     gguf, infos = needed("gguf", NAME), base.source.infos
@@ -254,7 +261,7 @@ def _write(
         for done, info in enumerate(infos, 1):
             checkpoint()
             if info.name in targets:
-                data, digests[info.name] = _coded(base, targets[info.name])
+                data, digests[info.name] = _coded(base, targets[info.name], weights.get(info.name))
             else:
                 data = np.frombuffer(base.source.stored(info.name), np.uint8)
             writer.write_tensor_data(data)
@@ -263,14 +270,34 @@ def _write(
     return digests
 
 
-def _coded(base: GgufModel, target: _Target) -> tuple[np.ndarray, str]:
-    """uint8 [rows, bytes of a row]: a tensor in its new type, and the digest of its values."""
+def _importances(imatrix: Imatrix, targets: Mapping[str, _Target]) -> dict[str, Tensor]:
+    """float32 [matrices, K] of the tensors that importances decide on, and that the file has; ``ValueError``
+    for a file of another model, also if it has none of them."""
+    found, weighed = dict[str, Tensor](), 0
+    for name, target in targets.items():
+        if not takes_importance(target.recipe.scheme):
+            continue
+        weighed += 1
+        *above, _, columns = target.info.shape
+        importance = imatrix.importance(name, columns, math.prod(above))
+        if importance is not None:
+            found[name] = importance
+    if weighed and not found:
+        there = next(iter(imatrix.tensors))
+        raise ValueError(f"the importance file has none of these tensors: it has {words.plain(there, 200)}")
+    return found
+
+
+def _coded(base: GgufModel, target: _Target, importance: Tensor | None) -> tuple[np.ndarray, str]:
+    """uint8 [rows, bytes of a row]: a tensor in its new type, and the digest of its values; ``importance``
+    [matrices, K] of its columns."""
     values = base.source.read(target.info.name)
     digest, parts = hashlib.sha256(), []
-    for matrix in values if values.dim() == 3 else values[None]:
+    for index, matrix in enumerate(values if values.dim() == 3 else values[None]):
         checkpoint()
         try:
-            q = rounded(target.layers[0], matrix.float(), target.recipe)
+            own = None if importance is None else importance[index]
+            q = rounded(target.layers[0], matrix.float(), target.recipe, own)
         except ValueError as error:
             raise ValueError(f"{target.layers[0]}, by {target.recipe}: {error}") from error
         parts.append(row_bytes(q))

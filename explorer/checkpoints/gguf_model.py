@@ -47,12 +47,8 @@ class GgufModel:
 
     @cached_property
     def names(self) -> Any:
-        """Names of transformers' tensors -> those of the architecture; None where the package gguf does not
-        know it."""
-        gguf = needed("gguf", "gguf")
-        known = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == self.architecture)
-        arch = next(known, None)
-        return None if arch is None else gguf.get_tensor_name_map(arch, self.blocks)
+        """``tensor_names`` of the architecture."""
+        return tensor_names(self.architecture, self.blocks)
 
     def setting(self, key: str, default: int) -> int:
         """The whole number under "<architecture>.<key>" of the metadata."""
@@ -61,12 +57,27 @@ class GgufModel:
     def name_of(self, tensor: str) -> str:
         """The name in the file of a tensor of transformers, with ".weight" or ".bias"; empty if the package
         gguf knows none for it."""
-        # The converter takes the language part of a model with vision by itself, and stacks experts.
-        for spelled in (tensor, tensor.replace("language_model.", "")):
-            spelled = _EXPERT.sub(".experts.", spelled)
-            if self.names and (found := self.names.get_name(spelled, try_suffixes=(WEIGHT, ".bias"))):
-                return str(found)
-        return ""
+        return name_in(self.names, tensor)
+
+
+def tensor_names(architecture: str, blocks: int) -> Any:
+    """Names of transformers' tensors -> those of llama.cpp's ``architecture``; None where the package gguf
+    does not know it."""
+    gguf = needed("gguf", "gguf")
+    known = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    arch = next(known, None)
+    return None if arch is None else gguf.get_tensor_name_map(arch, blocks)
+
+
+def name_in(names: Any, tensor: str) -> str:
+    """The name by ``names`` (``tensor_names``) of a tensor of transformers, with ".weight" or ".bias"; empty
+    if there is none."""
+    # The converter takes the language part of a model with vision by itself, and stacks experts.
+    for spelled in (tensor, tensor.replace("language_model.", "")):
+        spelled = _EXPERT.sub(".experts.", spelled)
+        if names and (found := names.get_name(spelled, try_suffixes=(WEIGHT, ".bias"))):
+            return str(found)
+    return ""
 
 
 def open_gguf(path: Path) -> GgufModel:
@@ -79,7 +90,7 @@ def open_gguf(path: Path) -> GgufModel:
     if source.order != "<":
         raise SourceError(f"{source.origin} is in big-endian order; a base is in little-endian order")
     with path.open("rb") as file:
-        records = _walk(memoryview(file.read(LOCAL.header_bytes)))
+        records = walk(memoryview(file.read(LOCAL.header_bytes)))
     architecture = scalar(records, "general.architecture")
     if not isinstance(architecture, str):
         raise SourceError(f"{source.origin} names no architecture in its metadata: it is no model")
@@ -93,7 +104,7 @@ def open_gguf(path: Path) -> GgufModel:
     return GgufModel(source, records, architecture, blocks, pooled in records, alignment)
 
 
-def _walk(raw: memoryview) -> dict[str, bytes]:
+def walk(raw: memoryview) -> dict[str, bytes]:
     """The bytes of every key with its type and value. ``raw``: a file's first bytes, whose header was
     checked. The package gguf makes objects of every word: 18 s and 1.4 GB for 262,144 words with merges."""
     (count,), at = struct.unpack_from("<Q", raw, _PAIRS - 8), _PAIRS
@@ -131,6 +142,20 @@ def scalar(records: Mapping[str, bytes], key: str) -> str | int | None:
     if kind == _STRING:
         return value[8:].decode(errors="replace")
     return int.from_bytes(value, "little") if raw and kind in _WHOLE else None
+
+
+def texts(records: Mapping[str, bytes], key: str) -> tuple[str, ...]:
+    """The texts of a list in the metadata; none without the key, or of another type."""
+    raw = records.get(key, b"")
+    at = 8 + len(key.encode())
+    if len(raw) < at + 16 or struct.unpack_from("<II", raw, at) != (_ARRAY, _STRING):
+        return ()
+    (count,), at, found = struct.unpack_from("<Q", raw, at + 8), at + 16, []
+    for _ in range(count):
+        stop = _after(memoryview(raw), at, _STRING)
+        found.append(raw[at + 8 : stop].decode(errors="replace"))
+        at = stop
+    return tuple(found)
 
 
 def number(records: Mapping[str, bytes], key: str, default: int) -> int:

@@ -66,6 +66,13 @@ ARCHITECTURES = {
                                                      "pooler.dense.bias")),
 }  # fmt: skip
 """By ``model_type`` of config.json."""
+
+
+def architecture_of(kind: str) -> str:
+    """llama.cpp's name of the architecture of a ``model_type``, where it may have one."""
+    return ARCHITECTURES[kind].name if kind in ARCHITECTURES else kind.removesuffix("_text")
+
+
 _SCALED = ("llama3",)
 _POOLING = {
     "pooling_mode_mean_tokens": 1, "pooling_mode_mean": 1, "pooling_mode_cls_token": 2, "pooling_mode_cls": 2,

@@ -11,15 +11,18 @@ import torch
 from torch import Tensor
 
 from explorer.checkpoints.export import ExportJob, Plan, plain_dtype
-from explorer.checkpoints.folder import Shards
+from explorer.checkpoints.folder import Shards, room_of
 from explorer.checkpoints.model import CONFIG
 from explorer.core.quantize import QuantizedTensor
 from explorer.export.files import write_tensors
+from explorer.sources.base import TensorInfo
+from explorer.sources.safetensors_header import NAMES
 
 Layer = Callable[[QuantizedTensor, torch.dtype], dict[str, Tensor]]
 """(codes, the model's dtype) -> tensors by suffix of the layer's name: ".weight_packed"."""
 Settings = Callable[[Plan], dict[str, Any]]
 """Entries added to config.json: ``quantization_config``, and settings that have to change with it."""
+_SIZES = {name: dtype.itemsize for dtype, name in NAMES.items()}
 _HEADER_ENTRY, _PARTS = 160, 8
 """Upper bounds: bytes of one tensor's header entry without its name, and tensors per layer."""
 
@@ -27,8 +30,7 @@ _HEADER_ENTRY, _PARTS = 160, 8
 def write_model(job: ExportJob, layer: Layer, settings: Settings) -> None:
     """Write all tensors of the model and its changed configuration into the job's folder."""
     model = job.plan.model
-    names = sum(len(info.name) + _HEADER_ENTRY for info in model.infos)
-    shards = Shards(job.folder, job.plan.shard_bytes, _PARTS * names)
+    shards = Shards(job.folder, job.plan.shard_bytes, _header_bytes(job.plan))
     for info in model.infos:
         for name, tensor in _tensors_of(info.name, job, layer).items():
             shards.add(name, tensor)
@@ -36,6 +38,25 @@ def write_model(job: ExportJob, layer: Layer, settings: Settings) -> None:
     shards.close()
     config = model.config | settings(job.plan)
     (job.folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def _header_bytes(plan: Plan) -> int:
+    """Room for the header of each file."""
+    return _PARTS * sum(len(info.name) + _HEADER_ENTRY for info in plan.model.infos)
+
+
+def around(plan: Plan) -> int:
+    """See ``Export.around``; of layers of at most 16 bits a weight, which decide on the number of files."""
+    coded = {f"{name}.weight" for name in plan.layers}
+    kept = sum(bytes_of(info) for info in plan.model.infos if info.name not in coded)
+    most = kept + sum(2 * info.elements for info in plan.model.infos if info.name in coded)
+    files = 1 + int(2 * most / plan.shard_bytes)  # two that follow each other are longer than one may be
+    return kept + files * room_of(_header_bytes(plan))
+
+
+def bytes_of(info: TensorInfo) -> int:
+    """Bytes of a tensor in the dtype that its header entry names."""
+    return info.elements * _SIZES[info.dtype]
 
 
 def _tensors_of(tensor: str, job: ExportJob, layer: Layer) -> dict[str, Tensor]:

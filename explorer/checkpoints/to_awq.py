@@ -118,4 +118,5 @@ EXPORT = Export(
     family=family,
     bits=stored_bits,
     usual=("int4_group128_asym", "int4_group64_asym", "int4_group32_asym"),
+    around=safetensors_folder.around,
 )

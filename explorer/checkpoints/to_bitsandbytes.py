@@ -146,4 +146,5 @@ EXPORT = Export(
     family=family,
     bits=stored_bits,
     usual=("nf4_block64",),
+    around=safetensors_folder.around,
 )

@@ -444,4 +444,5 @@ EXPORT = Export(
     usual=("int4_group128", "int4_group64", "int4_group32"),
     multiplies=product_refusal,
     as_read=_as_read,
+    around=safetensors_folder.around,
 )

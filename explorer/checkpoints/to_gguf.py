@@ -5,7 +5,9 @@ other matrices in their own dtype.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from explorer.checkpoints import gguf_models
 from explorer.checkpoints.export import Export, ExportJob, Plan, Shape
+from explorer.checkpoints.gguf_model import ALIGNMENT, tensor_names
 from explorer.checkpoints.gguf_models import ARCHITECTURES, Architecture
 from explorer.checkpoints.gguf_vocabulary import vocabulary
 from explorer.checkpoints.packages import needed
@@ -64,10 +67,8 @@ def together(plan: Plan) -> str:
 
 def _places(plan: Plan) -> dict[str, str]:
     """Tensor of the model -> name in the file. ``ValueError`` for one that has none and is needed."""
-    gguf, config = needed("gguf", NAME), plan.model.config
     architecture = ARCHITECTURES[plan.model.type]
-    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture.name)
-    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    names = tensor_names(architecture.name, plan.model.config["num_hidden_layers"])
     found: dict[str, str] = {}
     for info in plan.model.infos:
         if plan.model.tied and info.name == "lm_head.weight":
@@ -82,9 +83,44 @@ def _places(plan: Plan) -> dict[str, str]:
 
 def write(job: ExportJob) -> None:
     """Write all of the model into one file."""
-    gguf, plan = needed("gguf", NAME), job.plan
+    plan = job.plan
+    places, factors = _places(plan), gguf_models.rope_factors(plan.model.config)
+    writer = _begun(plan, places, factors, job.folder / FILE)
+    for info in plan.model.infos:
+        if info.name in places:
+            data = _data(job, info.name, ARCHITECTURES[plan.model.type])
+            writer.write_tensor_data(data.numpy())
+        job.step()
+    if factors is not None:
+        writer.write_tensor_data(factors.numpy())
+    writer.close()
+
+
+def around(plan: Plan) -> int:
+    """See ``Export.around``: the header with its metadata and vocabulary, all other tensors in their types,
+    and the padding behind each tensor, of layers the most that it can be."""
+    places, factors = _places(plan), gguf_models.rope_factors(plan.model.config)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / FILE
+        _begun(plan, places, factors, path).close()
+        size = _padded(path.stat().st_size)
+    for name in places:
+        if name.removesuffix(".weight") in plan.layers:
+            size += ALIGNMENT - 1
+        else:
+            size += _padded(plan.model.info(name).elements * _DTYPES[_type_of(plan, name)].itemsize)
+    return size + (0 if factors is None else _padded(factors.nbytes))
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _begun(plan: Plan, places: Mapping[str, str], factors: Tensor | None, path: Path) -> Any:
+    """A writer whose file has all but the tensors' data."""
+    gguf = needed("gguf", NAME)
     config, architecture = plan.model.config, ARCHITECTURES[plan.model.type]
-    writer = gguf.GGUFWriter(job.folder / FILE, architecture.name)
+    writer = gguf.GGUFWriter(path, architecture.name)
     writer.add_name(plan.model.folder.name)
     writer.add_file_type(GUESSED)
     for key, value in architecture.settings(config).items():
@@ -92,7 +128,6 @@ def write(job: ExportJob) -> None:
     if (pooling := gguf_models.pooling(plan.model.folder)) is not None:
         _add(writer, f"{architecture.name}.pooling_type", pooling)
     _add_vocabulary(writer, plan)
-    places, factors = _places(plan), gguf_models.rope_factors(config)
     for name, place in places.items():
         announce(writer, place, plan.model.info(name).shape, _type_of(plan, name))
     if factors is not None:
@@ -100,13 +135,7 @@ def write(job: ExportJob) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for info in plan.model.infos:
-        if info.name in places:
-            writer.write_tensor_data(_data(job, info.name, architecture).numpy())
-        job.step()
-    if factors is not None:
-        writer.write_tensor_data(factors.numpy())
-    writer.close()
+    return writer
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
@@ -209,4 +238,5 @@ EXPORT = Export(
     ".gguf",
     usual=("q4_k", "q4_0", "q6_k", "q5_0", "q8_0"),
     multiplies=lambda inputs, scheme: _INPUTS,
+    around=around,
 )

@@ -118,4 +118,5 @@ EXPORT = Export(
     family=family,
     bits=stored_bits,
     usual=("int4_group128", "int4_group64", "int4_group32"),
+    around=safetensors_folder.around,
 )

@@ -148,4 +148,5 @@ EXPORT = Export(
     fused=True,
     usual=("int4_group128", "int4_group64", "int4_group32"),
     multiplies=product_refusal,
+    around=safetensors_folder.around,
 )

@@ -50,11 +50,12 @@ class Written:
         return sum(self.files.values())
 
 
-def rounded(name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
-    """``weight`` [N, K] rounded to nearest; ``ValueError`` for a recipe with a method, which needs inputs."""
+def rounded(name: str, weight: Tensor, recipe: Recipe, importance: Tensor | None = None) -> QuantizedTensor:
+    """``weight`` [N, K] rounded to nearest, under an ``importance`` [K] of columns if given (``quantize``);
+    ``ValueError`` for a recipe with a method, which needs inputs."""
     if recipe.method:
         raise ValueError(f"{name}: {label_of(recipe.method)} needs the layer's inputs; none are given here")
-    return quantize(weight, recipe.scheme)
+    return quantize(weight, recipe.scheme, importance=importance)
 
 
 def write_checkpoint(

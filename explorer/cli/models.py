@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,6 +23,7 @@ from explorer.cli.options import (
     SequenceLength,
     TensorName,
     check_out,
+    check_readable,
     examples,
     parse_scheme,
     parse_schemes,
@@ -102,6 +104,67 @@ def capture(
     emit(as_json, [dict(zip(columns, row, strict=True)) for row in rows], PrintedTable(columns, rows))
     if out and not as_json:
         say(f"written: {out}")
+
+
+@app.command(
+    rich_help_panel=MODELS,
+    epilog=examples(
+        "imatrix path/to/model --text text.txt --out model.imatrix.gguf",
+        "imatrix owner/name --text text.jsonl --sequence-length 512 --out model.dat",
+    ),
+)
+def imatrix(
+    model: ModelPlace,
+    text: Annotated[
+        str | None,
+        typer.Option(help=f"{TEXT_FILE[0].upper()}{TEXT_FILE[1:]}.", show_default="built-in texts"),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="The file: .gguf, or .dat for llama.cpp's older form.", show_default="MODEL.imatrix.gguf"
+        ),
+    ] = None,
+    column: Column = None,
+    sequence_length: SequenceLength = None,
+    samples: Samples = None,
+    revision: Revision = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Run a model on text and write the mean squares of its layers' inputs: llama.cpp's importance file.
+
+    `explorer apply --to gguf --imatrix` and llama.cpp's own quantizer read it.
+    """
+    path = Path(out) if out else Path(f"{Path(model).name or 'model'}.imatrix.gguf")
+    check_out(str(path), path.suffix.lower())
+    check_readable(text)
+    hide_bars_of_transformers(as_json)
+    from explorer.checkpoints.imatrix import check_suffix, write_imatrix
+    from explorer.models.capture import load_model
+    from explorer.survey.importances import imatrix_of
+    from explorer.survey.run import built_in_texts
+
+    check_suffix(path)
+    (texts,) = read_files(text, column=column, sequence_length=sequence_length, samples=samples)
+    loaded = load_model(model, revision, use_device(device), head=True)
+    dataset = Path(text).name if text else "built-in texts"
+    with reporting("texts", as_json) as progress:
+        found, left = imatrix_of(
+            loaded, model, texts or built_in_texts(loaded.causal), dataset, revision, progress
+        )
+    write_imatrix(found, path)
+    rows = [
+        (name, one.sums.shape[1], int(one.counts.max()), float(one.mean.mean()), float(one.mean.max()))
+        for name, one in found.tensors.items()
+    ]
+    columns = ("tensor", "columns", "tokens", "mean square", "largest")
+    emit(as_json, [dict(zip(columns, row, strict=True)) for row in rows], PrintedTable(columns, rows))
+    if left:
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        say(f"without importances, as no text reached them: {', '.join(left[:3])}{more}", error=True)
+    if not as_json:
+        say(f"written: {path}")
 
 
 def _captured_row(layer: Captured) -> tuple[str, str, int, float, int]:

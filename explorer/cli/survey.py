@@ -55,6 +55,16 @@ app = typer.Typer()
 SIGNALS = ("weight", "output", "fisher", "fisher_diagonal", "measured")
 """The rows of ``SENSITIVITIES``, whose module imports torch."""
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="A file that `explorer recipe` wrote.")]
+ImatrixFile = Annotated[
+    str | None,
+    typer.Option(
+        "--imatrix",
+        metavar="FILE",
+        help="Importances of columns that weigh the rounding of GGUF's types, from `explorer imatrix` or "
+        "llama-imatrix (.gguf or .dat).",
+        show_default="none",
+    ),
+]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Folder or Hub id.", show_default="the recipe's own")
 ]
@@ -212,7 +222,10 @@ def recipe(
     ] = None,
     size: Annotated[
         str | None,
-        typer.Option(help="Or the whole model's size, the rest of it as it is stored, e.g. 3.2GB."),
+        typer.Option(
+            help="Or the whole model's size, e.g. 3.2GB: with --for that of the target's files of weights, "
+            "headers included, where the model is on this machine; else the rest of it as it is stored."
+        ),
     ] = None,
     loss: Annotated[float | None, typer.Option(help="Or the most predicted loss.")] = None,
     time: Annotated[
@@ -453,6 +466,8 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
     size = f"{choice.bits:.4g} bits per weight, {bytes_(choice.bytes)} of codes and scales"
     grown = chosen.target and any(x.growth for x in found.layers if x.name not in chosen.layers)
     rest = "its codes restored to 16 bits" if grown else "the rest of it as it is stored"
+    if front.in_files:
+        rest = f"in files of at most that size: {bytes_(front.kept_bytes)} are of other tensors and headers"
     say(f"{size}; the model {total}, {rest}")
     between = between_words(chosen.predicted_interval)
     say(
@@ -482,6 +497,7 @@ def check(
     ] = None,
     model: ModelOption = None,
     calibration: Calibration = None,
+    imatrix: ImatrixFile = None,
     column: Column = None,
     sequence_length: SequenceLength = None,
     samples: Samples = None,
@@ -492,7 +508,7 @@ def check(
 
     Of a recipe for a budget of time, on a GPU, also the time that its linear layers take.
     """
-    for path in (recipe, survey, text, calibration):
+    for path in (recipe, survey, text, calibration, imatrix):
         check_readable(path)
     texts, seen = read_files(
         text, calibration, column=column, sequence_length=sequence_length, samples=samples
@@ -505,7 +521,7 @@ def check(
     of = load_survey(survey) if survey else None
     loaded = _model(chosen, model, device)
     with reporting("models", as_json) as progress:
-        checked = check_recipe(chosen, loaded, texts, of, seen, progress)
+        checked = check_recipe(chosen, loaded, texts, of, seen, progress, imatrix)
     if chosen.predicted_time is not None:
         from explorer.bench.layers import checked_time
 
@@ -580,6 +596,7 @@ def _model(chosen: ModelRecipe, where: str | None, device: str | None) -> Model:
     rich_help_panel=MODELS,
     epilog=examples(
         "apply recipe.json --to compressed-tensors --out path/to/folder",
+        "apply recipe.json --to gguf --imatrix model.imatrix.gguf --out path/to/folder",
         "apply recipe.json --to gguf --base model-BF16.gguf --out path/to/folder",
     ),
 )
@@ -596,6 +613,7 @@ def apply(
     ] = None,
     model: ModelOption = None,
     calibration: Calibration = None,
+    imatrix: ImatrixFile = None,
     shard_size: Annotated[
         str | None,
         typer.Option(
@@ -645,6 +663,8 @@ def apply(
         raise ValueError(
             "--base is the .gguf file that --to gguf copies; it goes with no other format, nor --model"
         )
+    if imatrix is not None and to != "gguf":
+        raise ValueError("--imatrix weighs the rounding of GGUF's types: it goes with --to gguf")
     if private and push is None:
         raise ValueError("--private is of the repository that --push names")
     shard_bytes = byte_size(shard_size) if shard_size is not None else None
@@ -653,7 +673,7 @@ def apply(
         raise ValueError("--measure runs a model's folder; a .gguf file is not run here")
     if text is not None and not measure:
         raise ValueError("--text names the texts of --measure: add that, or --verify, which measures too")
-    for path in (recipe, base, calibration, text):
+    for path in (recipe, base, calibration, imatrix, text):
         check_readable(path)
     check_target(to)
     check_new_folder(out)
@@ -670,11 +690,11 @@ def apply(
     chosen = _load(recipe)
     check_shards(to, shard_bytes)
     if base is not None:
-        written = _from_base(chosen, base, out, verify, as_json)
+        written = _from_base(chosen, base, out, imatrix, verify, as_json)
     else:
         on = texts if measure else None
         more = (shard_bytes, verify, required or text is not None, device, as_json)
-        written = _from_folder(chosen, to, out, model, seen, on, *more)
+        written = _from_folder(chosen, to, out, model, imatrix, seen, on, *more)
     _print_written(written, push, private, as_json)
 
 
@@ -683,6 +703,7 @@ def _from_folder(
     to: str,
     out: str,
     model: str | None,
+    imatrix: str | None,
     seen: AnyTexts,
     measured_on: AnyTexts | None,
     shard_bytes: float | None,
@@ -703,6 +724,7 @@ def _from_folder(
         folder_of,
         input_scales_of,
     )
+    from explorer.survey.importances import of_folder
 
     folder = folder_of(model or chosen.model, chosen.revision)
     check_weights(chosen, model or chosen.model)
@@ -711,14 +733,15 @@ def _from_folder(
     with reporting("texts for scales of inputs", as_json) as progress:
         scales = input_scales_of(chosen, load, seen, progress)
     with reporting("layers by methods", as_json) as progress:
-        codes = codes_of(chosen, load, seen, progress, folder, EXPORTS[to].fused)
+        weights = of_folder(imatrix, chosen.layers, folder) if imatrix else {}
+        codes = codes_of(chosen, load, seen, progress, folder, EXPORTS[to].fused, weights)
     load.cache_clear()  # writing needs one tensor at a time
     with reporting("tensors", as_json) as progress, reporting("texts", as_json) as measured:
         measure = None
         if measured_on is not None:
             from explorer.survey.measured import measuring
 
-            measure = measuring(chosen, load, measured_on, seen, measured, required, to)
+            measure = measuring(chosen, load, measured_on, seen, measured, required, to, weights)
         return write_checkpoint(
             to,
             folder,
@@ -727,7 +750,7 @@ def _from_folder(
             quantized=codes,
             inputs=chosen.inputs,
             input_scales=scales,
-            card=card_of(chosen, measured=measure is not None),
+            card=card_of(chosen, measure is not None, Path(imatrix).name if imatrix else ""),
             progress=progress,
             shard_bytes=shard_bytes,
             verified=verify,
@@ -737,7 +760,9 @@ def _from_folder(
         )
 
 
-def _from_base(chosen: ModelRecipe, base: str, out: str, verify: bool | None, as_json: bool) -> Written:
+def _from_base(
+    chosen: ModelRecipe, base: str, out: str, imatrix: str | None, verify: bool | None, as_json: bool
+) -> Written:
     """Write a recipe's layers into a copy of the GGUF file ``base``."""
     from explorer.checkpoints.gguf_base import write_from_gguf
     from explorer.survey.apply import beside, card_of, check_target_inputs, surveyed_shapes
@@ -750,10 +775,11 @@ def _from_base(chosen: ModelRecipe, base: str, out: str, verify: bool | None, as
             chosen.layers,
             Path(out),
             shapes=shapes,
-            card=card_of(chosen),
+            card=card_of(chosen, imatrix=Path(imatrix).name if imatrix else ""),
             progress=progress,
             verified=verify,
             beside=beside(chosen),
+            imatrix=Path(imatrix) if imatrix else None,
         )
 
 

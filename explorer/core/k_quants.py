@@ -44,6 +44,8 @@ Weights = Callable[[Tensor], Tensor]
 Search = Callable[[Tensor, Tensor], Found]
 AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Elements searched at a time, a multiple of a super-block: about ten tensors of their size are made."""
+IMPORTANT_STEPS = Steps(-0.9, 0.05, 36)
+"""The candidates for a scale and a minimum where columns have importances (make_qkx3_quants)."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def _with_minimum(
 ) -> KQuant:
     codes = 1 << bits
     search = partial(search_with_minimum, codes=codes, steps=steps, absolute=absolute)
-    important = partial(search_with_minimum, codes=codes, steps=Steps(-0.9, 0.05, 36))
+    important = partial(search_with_minimum, codes=codes, steps=IMPORTANT_STEPS)
     return KQuant(weigh, search, important, sigma)
 
 
@@ -114,20 +116,22 @@ def find_k_scales(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -
     kind = IQ4 if scheme.format.name == IQ4_FORMAT else K_QUANTS[scheme.format.bits]
     assert rule is not None and rule.is_searched
     if importance is not None:
-        importance = _checked(importance, x)
+        importance = checked_importance(importance, x)
     grid = scheme.grid(shape)
     scale, minimum, weight = (torch.zeros(grid, device=x.device) for _ in range(3))
     codes = torch.zeros(shape, dtype=torch.uint8, device=x.device)
     for part in runs_of_blocks(shape, scheme.block, x.device, AT_ONCE[x.device.type]):
         values, cells = x[part.rows, part.columns], (part.grid_rows, part.grid_columns)
-        across = _across(values, part.width)
+        blocks = blocks_across(values, part.width)
         if importance is None:
-            found = kind.search(across, kind.weigh(across))
+            found = kind.search(blocks, kind.weigh(blocks))
         else:
             each = scheme.block[1] if rule.super_bits is None else SUPER_BLOCK
             assert each is not None
-            weights = _across(_weights(x[part.rows], importance, kind, each)[:, part.columns], part.width)
-            found = kind.important(across, weights)
+            weights = blocks_across(
+                _weights(x[part.rows], importance, kind, each)[:, part.columns], part.width
+            )
+            found = kind.important(blocks, weights)
             weight[cells] = sum_in_order(weights).view(len(values), -1)
         scale[cells] = found.scale.view(len(values), -1)
         if found.minimum is not None:
@@ -166,7 +170,9 @@ def _of_elements(grid: Tensor, scheme: Scheme, columns: int) -> Tensor:
     return grid.repeat_interleave(scheme.block[1] or 1, 1)[:, :columns]
 
 
-def _checked(importance: Tensor, x: Tensor) -> Tensor:
+def checked_importance(importance: Tensor, x: Tensor) -> Tensor:
+    """``importance`` of the columns of ``x`` in float32, on its device; errors are those of
+    ``find_k_scales``."""
     if importance.shape != (x.shape[1],):
         raise ValueError(
             f"importances are one number for each of the {x.shape[1]} columns, not {list(importance.shape)}"
@@ -177,7 +183,7 @@ def _checked(importance: Tensor, x: Tensor) -> Tensor:
     return importance
 
 
-def _across(x: Tensor, width: int) -> Tensor:
+def blocks_across(x: Tensor, width: int) -> Tensor:
     """[width, n] of the blocks of ``x`` [rows, cols], whole ones, row by row."""
     return x.reshape(-1, width).t().contiguous()
 

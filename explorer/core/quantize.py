@@ -21,6 +21,7 @@ from torch import Tensor
 from explorer.core.backend import backend_for
 from explorer.core.blocks import chunks
 from explorer.core.encode import as_float32
+from explorer.core.importances import quantized_by_importance
 from explorer.core.ranges import check_finite, check_range
 from explorer.core.ranges import find_ranges as find_ranges
 from explorer.formats import IntegerFormat
@@ -189,6 +190,7 @@ def quantize(
     clip_range: Range | None = None,
     allow_nonfinite: bool = False,
     check: bool = True,
+    importance: Tensor | None = None,
 ) -> QuantizedTensor:
     """Quantize a matrix [rows, cols] of any floating dtype by ``scheme``.
 
@@ -199,6 +201,11 @@ def quantize(
 
     Arithmetic is in float32, to which float64 values are rounded first; a cast rounds them once.
 
+    ``importance`` [cols], not negative, is what the squared error of each column counts, the mean square of
+    the layer's inputs: for types of GGUF whose search llama.cpp weighs by an importance matrix
+    (``core.importances.takes_importance``), with its codes. ``ValueError`` for other schemes, and beside
+    ``clip_range`` or ``allow_nonfinite``.
+
     To know whether values are finite, the host waits for the GPU. With ``check`` False it does not: the codes
     of non-finite values are then meaningless, and ``QuantizedTensor.check`` says so when it is asked. So it
     is in a CUDA graph, which can capture the call for schemes with kernels. Values on the CPU, and those that
@@ -206,6 +213,10 @@ def quantize(
     """
     shape = check_matrix(x)
     x = x.detach() if x.requires_grad else x
+    if importance is not None:
+        if clip_range is not None or allow_nonfinite:
+            raise ValueError("importances weigh a search: they go with no clip_range and no allow_nonfinite")
+        return QuantizedTensor(*quantized_by_importance(x, scheme, importance), scheme, shape)
     if clip_range is None and not allow_nonfinite:
         packed, scales, unchecked = backend_for(x).quantize(x, scheme, check)
         return QuantizedTensor(packed, scales, scheme, shape, unchecked)

@@ -86,17 +86,21 @@ def quantize_model(
 
 
 def rounding(
-    recipes: Mapping[str, Recipe], fused: bool, read: Callable[[str], Tensor]
+    recipes: Mapping[str, Recipe],
+    fused: bool,
+    read: Callable[[str], Tensor],
+    importances: Mapping[str, Tensor] | None = None,
 ) -> Callable[[str], QuantizedTensor]:
     """What rounds a layer to nearest by its recipe: ``read`` gives its weight [N, K], float32. With ``fused``
     a group of layers that shares a scale of the whole tensor is rounded when its first is asked for, each of
-    them once."""
+    them once. ``importances`` [K] of columns, by layer (``quantize``)."""
+    weighed = importances or {}
     shared = {name: group for group in (sharing(recipes) if fused else ()) for name in group}
     ready: dict[str, QuantizedTensor] = {}
 
     def rounded(name: str) -> QuantizedTensor:
         if name not in shared:
-            return quantize(read(name), recipes[name].scheme)
+            return quantize(read(name), recipes[name].scheme, importance=weighed.get(name))
         if name not in ready:
             parts = [read(other) for other in shared[name]]
             ready.update(zip(shared[name], quantize_as_one(parts, recipes[name].scheme), strict=True))

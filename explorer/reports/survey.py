@@ -176,6 +176,10 @@ def _numbers(one: Bought) -> dict[str, float]:
     }
 
 
+_REST = "the rest of the model, as it is stored"
+_REST_IN_FILES = "the rest of the files: other tensors, headers and padding"
+
+
 def _sizes(one: Bought) -> Part:
     """The choice beside the single schemes that are as small."""
     choice, front = one.choice, one.front
@@ -186,7 +190,7 @@ def _sizes(one: Bought) -> Part:
     rows: list[tuple[Any, ...]] = [
         ("bits per weight, scales included", choice.bits),
         ("codes and scales", words.bytes_(choice.bytes)),
-        ("the rest of the model, as it is stored", words.bytes_(kept)),
+        (_REST_IN_FILES if front.in_files else _REST, words.bytes_(kept)),
         ("the whole model", words.bytes_(kept + choice.bytes)),
         *([] if choice.time is None else [("linear layers in a step", words.duration(choice.time.seconds))]),
         (loss, choice.loss),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.checkpoints.export import Shape, own_bits, plain_dtype
+from explorer.checkpoints.export import Export, Plan, Shape, own_bits, plain_dtype
 from explorer.checkpoints.inputs import is_fixed, label_of_inputs
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.table import EXPORTS, export_of
@@ -33,7 +33,7 @@ from explorer.sources.gguf_file import SUFFIX
 from explorer.sources.safetensors_header import NAMES
 from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.survey.assemble import assemble, input_scales
-from explorer.survey.budget import Constraints, Refusal
+from explorer.survey.budget import Around, Constraints, Refusal
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Survey
 from explorer.survey.run import built_in_texts, weights_sha256
@@ -53,16 +53,20 @@ class LayerCodes:
     chosen   by methods, of each layer
     rounded  what rounds the others to nearest; None: each by itself
     changed  tensors of the files, by name, that took in factors of methods, and biases that they corrected
+    importances  [K] of columns, by layer, of those that are rounded each by itself
     """
 
     chosen: Mapping[str, QuantizedTensor] = field(default_factory=dict)
     rounded: Callable[[str], QuantizedTensor] | None = None
     changed: Mapping[str, Tensor] = field(default_factory=dict)
+    importances: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
         if name in self.chosen:
             return self.chosen[name]
-        return self.rounded(name) if self.rounded else quantize(weight.float(), recipe.scheme)
+        if self.rounded:
+            return self.rounded(name)
+        return quantize(weight.float(), recipe.scheme, importance=self.importances.get(name))
 
 
 def folder_of(model: str, revision: str | None = None) -> Path:
@@ -99,11 +103,29 @@ def constraints_of(
         expert_refusal=export.expert_refusal,
         family=export.family,
         bits=stored_bits(target, model, revision, kept),
+        around=_around(export, model, revision),
         fuse=fuse or export.fused,
         target=target,
         usual=export.usual,
         **more,
     )
+
+
+def _around(export: Export, model: str, revision: str | None) -> Around | None:
+    """Bytes of the files beside the codes of layers. They are not known where the target does not say, where
+    the model's files are not on this machine, and for a model that the target cannot carry."""
+    size, cast = export.around, Recipe(Scheme.parse("bf16"))
+    if size is None or not model or Path(model).suffix.lower() == SUFFIX:
+        return None
+
+    def around(layers: Sequence[str]) -> int | None:
+        try:
+            plan = Plan(ModelFolder(folder_of(model, revision)), dict.fromkeys(layers, cast))
+            return None if export.together(plan) else size(plan)
+        except (ValueError, SourceError):
+            return None
+
+    return around
 
 
 def refusal_of(target: str, inputs: Scheme | None) -> Refusal | None:
@@ -206,11 +228,12 @@ def codes_of(
     progress: Progress | None = None,
     folder: Path | None = None,
     fused: bool = False,
+    importances: Mapping[str, Tensor] | None = None,
 ) -> LayerCodes:
     """Each layer's codes: chosen by its method, whose inputs are those of ``texts`` (built-in ones if empty),
     or rounded to nearest. The model is loaded only for methods. In a recipe that is ``fused``, or for an
     engine that is, layers that are multiplied as one matrix share its scale of the whole tensor: the others
-    are read from the model's ``folder``.
+    are read from the model's ``folder``. ``importances`` [K] of columns, by layer, weigh the rounding.
 
     Factors of methods are folded into the layers before, and corrected biases replace the model's
     (``LayerCodes.changed``). ``ValueError`` where a method cannot serve a layer, where its factor cannot be
@@ -244,8 +267,11 @@ def codes_of(
     rounded = None
     if folder and (fused or recipe.fused):
         model = ModelFolder(folder, changed)
-        rounded = rounding(recipe.layers, True, lambda name: model.read(f"{name}.weight").float())
-    return LayerCodes({name: layer.q for name, layer in layers.items()}, rounded, changed)
+        rounded = rounding(
+            recipe.layers, True, lambda name: model.read(f"{name}.weight").float(), importances
+        )
+    chosen = {name: layer.q for name, layer in layers.items()}
+    return LayerCodes(chosen, rounded, changed, importances or {})
 
 
 def _unfolded(method: str) -> str:
@@ -311,8 +337,9 @@ def weights_alone(inputs: Scheme | None) -> str:
     return "" if inputs is None else " (of the weights; quantized inputs add to it: `explorer check`)"
 
 
-def card_of(recipe: ModelRecipe, measured: bool = False) -> str:
-    """What a model card says of the recipe, in Markdown; ``measured``: the true loss follows."""
+def card_of(recipe: ModelRecipe, measured: bool = False, imatrix: str = "") -> str:
+    """What a model card says of the recipe, in Markdown; ``measured``: the true loss follows; ``imatrix``:
+    the name of the importance file that weighed the rounding."""
     schemes = ", ".join(f"{count} layer{'s' * (count > 1)} {text}" for text, count in recipe.counts.items())
     lines = [f"Quantized by a recipe: {schemes}."]
     if recipe.bits is not None:
@@ -321,6 +348,8 @@ def card_of(recipe: ModelRecipe, measured: bool = False) -> str:
     if recipe.signal:
         known = SENSITIVITIES.get(recipe.signal)
         lines.append(f"Chosen by {known.label if known else code(recipe.signal)}.")
+    if imatrix:
+        lines.append(f"Rounded under the importances of {code(imatrix)}, as llama.cpp does.")
     if recipe.inputs is not None:
         lines.append(f"Inputs of these layers are quantized too: {label_of_inputs(recipe.inputs)}.")
     if recipe.predicted_loss is not None:

@@ -50,6 +50,7 @@ def assemble(
     inputs: QuantizedInputs | None = None,
     of_inputs: Scheme | None = None,
     folded: bool = False,
+    importances: Mapping[str, Tensor] | None = None,
 ) -> Assembled:
     """Quantize the layers of ``recipes`` in a copy of the model's network; with ``fused`` layers that engines
     multiply as one matrix share its scale of the whole tensor, and with ``folded`` the layers before take in
@@ -58,7 +59,8 @@ def assemble(
     Layers by methods come after those rounded to nearest, in the order that the network runs them; their
     inputs are those of the original model for ``texts``, except by sequential methods, which see what the
     layers quantized before give. With ``inputs`` the layers of codes see quantized inputs; methods that
-    search take those by ``of_inputs`` (that of ``inputs`` if None) into account. ``ValueError`` for layers
+    search take those by ``of_inputs`` (that of ``inputs`` if None) into account. ``importances`` [K] of
+    columns, by layer, weigh the rounding of those that have any (``quantize``). ``ValueError`` for layers
     that the network has not, where a method cannot serve its scheme, its layer or fixed scales of inputs, and
     with ``folded`` where a factor cannot be folded, or a bias is corrected that the layer has not.
     """
@@ -73,7 +75,7 @@ def assemble(
         _check_biases(network, by_module)
     folding = fold_factors(model, network, by_module, texts, tokens, of_inputs) if folded else Folding()
     stored, weights, done = 0.0, 0, 0
-    rounded = rounding(recipes, fused, lambda name: _view(network, held[name]).float())
+    rounded = rounding(recipes, fused, lambda name: _view(network, held[name]).float(), importances)
     for name in recipes:
         if modules[name] in by_method:
             continue

@@ -36,6 +36,8 @@ from explorer.survey.times import PredictedTime, StepTimes
 
 Refusal = Callable[[Scheme, tuple[int, int]], str]
 """Why a target cannot carry a scheme for a weight of that shape, "" if it can: ``Export.refusal``."""
+Around = Callable[[Sequence[str]], int | None]
+"""Bytes that a target's files take beside the codes of these layers (``Export.around``); None: not known."""
 Family = Callable[[Scheme], str]
 """Which schemes a scheme can stand beside in one model, those of the same family: ``Export.family``."""
 _SLACK = 1e-6
@@ -58,6 +60,7 @@ class Constraints:
     head     choose for the head too
     inputs   how the layers' inputs are quantized; the refusals are of schemes that are multiplied with such
     only     if given, the layers to choose for, whatever ``keep`` and ``head`` say
+    around   see ``Around``; where it is not known, what is kept counts as it is stored, and files have more
     times    what products take: only schemes that have a time, and the frontier knows budgets of time
     """
 
@@ -74,6 +77,7 @@ class Constraints:
     only: tuple[str, ...] = ()
     inputs: Scheme | None = None
     times: StepTimes | None = None
+    around: Around | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schemes", tuple(dict.fromkeys(todays_text(text) for text in self.schemes)))
@@ -138,7 +142,8 @@ class Frontier:
     """All budgets at once. ``bits`` and ``loss`` [points]: the frontier, from the smallest size on;
     ``uniform``: single schemes that all layers can have; ``refused``: schemes that a layer cannot have ->
     why; ``left``: layers that no scheme serves, and that stay as they are -> why; ``kept_bytes``: of all
-    tensors that no scheme is chosen for, as they are stored. ``at`` answers in about a millisecond. Of
+    tensors that no scheme is chosen for, as they are stored, or ``in_files`` all that the target's files take
+    beside the codes. ``at`` answers in about a millisecond. Of
     schemes that may not stand side by side each family has a table. ``inputs``: of the constraints; losses
     are of weights alone. ``by_time``: the same for budgets of time, where the constraints have times.
     """
@@ -155,6 +160,7 @@ class Frontier:
     by_time: TimeFrontier | None = None
     _shapes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     _fused: bool = False
+    in_files: bool = False
 
     @property
     def least(self) -> float:
@@ -221,14 +227,15 @@ class Frontier:
         return self.at(self.bits_of(size))
 
     def bits_of(self, size: float) -> float:
-        """The bits per weight with which the whole model takes ``size`` bytes; ``ValueError`` for fewer than
-        these schemes make of it."""
+        """The bits per weight with which the whole model takes at most ``size`` bytes; ``ValueError`` for
+        fewer than these schemes make of it."""
         least = self.kept_bytes + self.least * self.weights / 8
         if not size >= least:
             raise ValueError(
                 f"{size:,.0f} bytes are fewer than these schemes make of the model: {least:,.0f}"
             )
-        return max((size - self.kept_bytes) * 8 / self.weights, self.least)
+        # ``at`` allows a little more than it is asked for, which is bytes of a large model.
+        return max((size - self.kept_bytes) * 8 / self.weights - _SLACK, self.least)
 
     def at_loss(self, loss: float) -> Choice:
         """The first choice of the frontier whose predicted loss is at most ``loss``."""
@@ -287,6 +294,8 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     bits, loss = _best_points([table.by_bits for table in tables])
     refused = _refused(layers, names, refusals)
     kept += survey.head.kept_bytes
+    around = constraints.around([layer.name for layer in layers]) if constraints.around else None
+    kept = kept if around is None else around
     by_time = None
     if constraints.times is not None:
         linear = (x for x in survey.linear if x.role is Role.LINEAR and x.name not in chosen_for)
@@ -304,6 +313,7 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
         by_time,
         {layer.name: layer.shape for layer in layers},
         constraints.fuse,
+        around is not None,
     )
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from explorer.checkpoints.export import Shape
 from explorer.checkpoints.write import export_of
+from explorer.core.importances import takes_importance
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model
 from explorer.models.inputs import QuantizedInputs
@@ -23,6 +26,7 @@ from explorer.schemes import Scheme
 from explorer.survey.apply import StoredBits, constraints_of, input_scales_of, refusal_of, stored_bits
 from explorer.survey.assemble import Assembled, assemble, shapes_of
 from explorer.survey.budget import Choice, Frontier, frontier
+from explorer.survey.importances import layer_importances
 from explorer.survey.interval import Interval, predicted_interval
 from explorer.survey.loss import Loss, hash_of, reference_for
 from explorer.survey.recipe import ModelRecipe
@@ -107,6 +111,7 @@ def check_recipe(
     survey: Survey | None = None,
     calibration: AnyTexts = (),
     progress: Progress | None = None,
+    imatrix: str | Path | None = None,
 ) -> Check:
     """Run the recipe and what it stands beside on ``texts`` (held-out built-in ones if empty).
 
@@ -114,7 +119,8 @@ def check_recipe(
     another signal gives for its layers. What it stands beside is made of the schemes that the recipe was
     chosen from, under its constraints. Where the recipe quantizes inputs, so do all of them, and the recipe
     is run without that too. ``calibration``: what methods see, and what fixed scales of inputs are found by,
-    in the original model. ``model`` has its head
+    in the original model. ``imatrix``: an importance file of llama.cpp, whose importances weigh the rounding
+    of all of them, where their schemes take any. ``model`` has its head
     (``load_model(..., head=True)``). ``ValueError`` if the survey is of other weights, or
     predicts another loss than this network has.
     """
@@ -137,7 +143,8 @@ def check_recipe(
         checkpoint()
         try:
             seen = None if what == WEIGHTS_ALONE else inputs
-            assembled = assemble_recipe(recipe, model, calibration, layers, seen)
+            weighed = _importances(imatrix, model, layers, shapes)
+            assembled = assemble_recipe(recipe, model, calibration, layers, seen, importances=weighed)
         except ValueError as error:
             if what != ONE_SCHEME:
                 raise
@@ -161,10 +168,11 @@ def assemble_recipe(
     layers: Mapping[str, Recipe],
     inputs: QuantizedInputs | None,
     progress: Progress | None = None,
+    importances: Mapping[str, Tensor] | None = None,
 ) -> Assembled:
     """The model that a recipe makes, with ``layers`` in place of its own and ``inputs`` quantized (None: as
     they are): what ``check_recipe`` measures and `explorer run` runs. Methods see ``calibration`` (built-in
-    texts if empty), ``progress`` counts layers. Errors are those of ``assemble``."""
+    texts if empty), ``progress`` counts layers; ``importances`` and errors are those of ``assemble``."""
     return assemble(
         model,
         layers,
@@ -174,7 +182,17 @@ def assemble_recipe(
         inputs=inputs,
         of_inputs=recipe.inputs,
         folded=bool(recipe.target),
+        importances=importances,
     )
+
+
+def _importances(
+    path: str | Path | None, model: Model, layers: Mapping[str, Recipe], shapes: Mapping[str, Shape]
+) -> dict[str, Tensor]:
+    """The importances of the layers whose schemes take any; none without a file."""
+    if path is None or not any(takes_importance(one.scheme) for one in layers.values()):
+        return {}
+    return layer_importances(path, layers, shapes, model.network.config)
 
 
 def calibrated_by(recipe: ModelRecipe, texts: AnyTexts, calibration: AnyTexts) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 from explorer.checkpoints.table import export_of
 from explorer.models.capture import Model
@@ -29,12 +29,14 @@ def measuring(
     progress: Progress | None = None,
     required: bool = True,
     target: str = "",
+    importances: Mapping[str, Tensor] | None = None,
 ) -> Measure:
     """Measures the loss on ``texts`` (held-out built-in ones if empty) against the original in float32.
 
     The network that is run is the one that the checkpoint's reader opened, if it has the original's class;
     else one that is put together as the checkpoint of ``target`` is (rounded weights, quantized inputs,
-    folded factors), and the card says so. ``calibration``: what methods see. Unless ``required``, a model
+    folded factors), and the card says so. ``calibration``: what methods see; ``importances`` as ``assemble``
+    takes them. Unless ``required``, a model
     that cannot be run on text has that on its card instead.
     """
 
@@ -57,6 +59,7 @@ def measuring(
                 inputs=inputs_of(recipe, model, calibration, target),
                 of_inputs=recipe.inputs,
                 folded=True,
+                importances=importances,
             ).network
         known = calibrated_by(recipe, texts, calibration)
         return "\n".join(loss_lines(reference.measure(opened, progress), read, not texts, known))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from explorer import CALIBRATORS, SCHEMES, ScaleRule, Scheme, compare, quantize
 from explorer.checkpoints import to_gguf
+from explorer.core.importances import takes_importance
 from explorer.core.k_quants import k_quantized
-from explorer.core.quantize import QuantizedTensor
+from explorer.core.quantize import find_ranges
 from explorer.export.ggml_blocks import row_bytes
 from explorer.methods import apply
 from explorer.methods.awq import clip_search
@@ -26,6 +28,9 @@ from explorer.sources.samples import SAMPLES
 pytestmark = pytest.mark.usefixtures("one_thread")
 K_QUANTS = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 IQ4 = ("iq4_nl", "iq4_xs")
+PLAIN = ("q4_0", "q4_1", "q5_0", "q5_1")
+UNWEIGHED = ("q8_0", "tq1_0", "tq2_0", "mxfp4")
+"""Types whose quantizer in ggml looks at no importance."""
 MINIMUMS = {"q2_k": range(16), "q4_k": range(4, 16), "q5_k": range(4, 16)}
 """The bytes of a super-block that hold whole numbers of minimums."""
 
@@ -48,11 +53,7 @@ def by_ggml(x: Tensor, name: str, importance: Tensor | None = None) -> Tensor:
 
 def here(x: Tensor, name: str, importance: Tensor | None = None) -> Tensor:
     """The same by the scheme."""
-    scheme = SCHEMES[name]
-    if importance is None:
-        return row_bytes(quantize(x, scheme))
-    packed, scales = k_quantized(x.float(), scheme, importance)
-    return row_bytes(QuantizedTensor(packed, scales, scheme, (x.shape[0], x.shape[1])))
+    return row_bytes(quantize(x, SCHEMES[name], importance=importance))
 
 
 def matrices() -> dict[str, Tensor]:
@@ -137,6 +138,39 @@ def test_searched_types_are_those_of_llama_cpp(name: str, weighted: bool) -> Non
     )
 
 
+@pytest.mark.parametrize("name", PLAIN)
+def test_blocks_of_32_under_importances_are_those_of_llama_cpp(name: str) -> None:
+    """Bit for bit, where columns have importances: scales are searched then, and codes are the search's. Far
+    from zero and where columns count nothing too."""
+    cases = {**matrices(), "far from zero": torch.randn(24, 768) * 0.01 - 5}
+    some = torch.rand(768).pow(4) * 10
+    none = torch.where(torch.arange(768) < 64, 0, some)
+    for importance in (some, none):
+        differ = {
+            case: int((here(x, name, importance) != by_ggml(x, name, importance)).sum())
+            for case, x in cases.items()
+        }
+        assert differ == dict.fromkeys(cases, 0)
+
+
+@pytest.mark.parametrize("name", UNWEIGHED)
+def test_types_that_llama_cpp_does_not_weigh_take_no_importances(name: str) -> None:
+    """ggml gives the same bytes with them and without; here they are refused by name, so that nobody takes
+    codes for weighed ones."""
+    x, importance = torch.randn(8, 256), torch.rand(256)
+    assert torch.equal(by_ggml(x, name, importance), by_ggml(x, name))
+    assert not takes_importance(SCHEMES[name])
+    with pytest.raises(ValueError, match=re.escape(SCHEMES[name].label)):
+        quantize(x, SCHEMES[name], importance=importance)
+
+
+def test_importances_are_of_whole_matrices_without_given_ranges() -> None:
+    """A fixed range leaves nothing to search."""
+    x, importance = torch.randn(8, 256), torch.rand(256)
+    with pytest.raises(ValueError, match="clip_range"):
+        quantize(x, SCHEMES["q4_k"], importance=importance, clip_range=find_ranges(x, SCHEMES["q4_k"]))
+
+
 @pytest.mark.parametrize("name", ["q4_0", "q5_0"])
 def test_of_equal_magnitudes_the_first_decides_on_the_sign(name: str) -> None:
     """[-7, 7] and [7, -7] are restored as llama.cpp restores them; BF16 weights hold such blocks."""
@@ -161,10 +195,10 @@ def test_numbers_beyond_float16_restore_what_they_can() -> None:
 
 @pytest.mark.parametrize("shape", [(0, 256), (3, 0), (0, 0), (1, 1)])
 def test_little_is_quantized_too(shape: tuple[int, int]) -> None:
-    for name in (*K_QUANTS, *IQ4):
+    for name in (*K_QUANTS, *IQ4, *PLAIN):
         for importance in (None, torch.ones(shape[1])):
-            packed, scales = k_quantized(torch.randn(shape), SCHEMES[name], importance)
-            assert QuantizedTensor(packed, scales, SCHEMES[name], shape).dequantize().shape == shape
+            q = quantize(torch.randn(shape), SCHEMES[name], importance=importance)
+            assert q.dequantize().shape == shape
 
 
 def test_columns_of_no_importance_are_those_of_llama_cpp() -> None:
@@ -209,8 +243,9 @@ def test_what_the_search_of_the_codebook_pays(name: str, want: tuple[float, ...]
 def test_importances_that_are_none_are_refused() -> None:
     x = torch.randn(2, 256)
     for wrong, why in ((torch.ones(255), "256 columns"), (-torch.ones(256), "not negative")):
-        with pytest.raises(ValueError, match=why):
-            k_quantized(x, SCHEMES["q4_k"], wrong)
+        for name in ("q4_k", "q4_0"):
+            with pytest.raises(ValueError, match=why):
+                quantize(x, SCHEMES[name], importance=wrong)
 
 
 @pytest.mark.parametrize("name", [*K_QUANTS, *IQ4])

@@ -51,11 +51,14 @@ REPEATS, FEWEST, MOST = 9, 3, 5
 """Calls of each kernel; the fewest, where they are long; how many times as many are made at most, where other
 work takes a CPU from them."""
 LONG_S = 1.2
-"""Seconds after which no more calls are made."""
+"""Seconds after which no more than the fewest calls are made; after three times as many, none."""
 FLUSH_BYTES, COPY_BYTES = 64 << 20, 256 << 20
 """Bytes that are copied before each call; bytes of the copy that is timed."""
-RATE_SIDE, LIMIT_CALLS = 1536, 10
+RATE_SIDES, LIMIT_CALLS = (192, 384, 768, 1536), 10
 """Sides of the products by which the CPU's rates are measured, and the calls of which the best counts."""
+ENOUGH_S = 0.05
+"""Seconds of a product by which a rate is measured: a CPU without instructions for bfloat16 takes 8 s for
+sides of 1,536."""
 _PROBES, SHORT_S = (7, 3), 0.02
 """Calls that count when threads are chosen: of short calls and of longer ones."""
 _REFUSED = (RuntimeError, ValueError, AttributeError, ImportError, OSError)
@@ -175,9 +178,13 @@ class _Bench:
 
 def fastest_threads(bind: Callable[[int], Call], flush: Callable[[], None]) -> _Contestant:
     """The product with the number of threads of the least median time. Each is tried a few times, in turns
-    and with a copy between: what else the machine does for some milliseconds then meets no number alone."""
+    and with a copy between: what else the machine does for some milliseconds then meets no number alone.
+    Calls that take longer than ``LONG_S`` are made once."""
     contestants = [_Contestant(bind(threads), threads) for threads in thread_counts()]
-    rounds = _PROBES[max(contestant.seconds() for contestant in contestants) > SHORT_S]
+    first = {contestant: contestant.seconds() for contestant in contestants}
+    if max(first.values()) > LONG_S:
+        return min(contestants, key=first.__getitem__)
+    rounds = _PROBES[max(first.values()) > SHORT_S]
     times: dict[_Contestant, list[float]] = {contestant: [] for contestant in contestants}
     for _ in range(rounds):
         for contestant in contestants:
@@ -275,8 +282,8 @@ def _in_turns(
             all_s.append(seconds)
             if not disturbed:
                 alone_s.append(seconds)
-        late = time.perf_counter() - start > LONG_S
-        if (late and done >= FEWEST) or min(map(len, alone)) >= repeats:
+        spent = time.perf_counter() - start
+        if (spent > LONG_S and done >= FEWEST) or spent > 3 * LONG_S or min(map(len, alone)) >= repeats:
             break
     return alone if min(map(len, alone)) >= FEWEST else every
 
@@ -290,26 +297,50 @@ def preemptions() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-def measure_cpu_limits(copied: int = COPY_BYTES, side: int = RATE_SIDE) -> MachineLimits:
+def measure_cpu_limits(copied: int = COPY_BYTES, sides: Sequence[int] = RATE_SIDES) -> MachineLimits:
     """The copy of ``copied`` bytes, read and written, and the operations a second of torch's square products
-    of ``side`` in float32, bfloat16 and INT8: the best of a few runs with the fastest number of threads."""
+    in float32, bfloat16 and INT8: the best of a few runs with the fastest number of threads, of the first of
+    ``sides`` that takes ``ENOUGH_S``, else of the last."""
     source, target = torch.ones(copied // 4), torch.empty(copied // 4)
     copy = 2 * source.nbytes / _best(lambda _: partial(target.copy_, source))
-    operations = 2 * side**3
-    values = torch.randn(side, side, generator=torch.Generator().manual_seed(0))
-    halves, codes = values.to(torch.bfloat16), (values * 16).to(torch.int8)
+
+    def of(make: Callable[[Tensor], Tensor], multiply: Callable[[Tensor, Tensor], Tensor]) -> float:
+        def product(side: int) -> Call:
+            values = make(torch.randn(side, side, generator=torch.Generator().manual_seed(0)))
+            return partial(multiply, values, values)
+
+        return rate(product, sides)
+
     rates = {
-        F32: operations / _best(lambda _: partial(torch.matmul, values, values)),
-        BF16: operations / _best(lambda _: partial(torch.matmul, halves, halves)),
-        S8: operations / _best(lambda _: partial(torch._int_mm, codes, codes)),
+        F32: of(lambda values: values, torch.matmul),
+        BF16: of(lambda values: values.to(torch.bfloat16), torch.matmul),
+        S8: of(lambda values: (values * 16).to(torch.int8), torch._int_mm),
     }
     return MachineLimits(copy, rates)
 
 
+def rate(product: Callable[[int], Call], sides: Sequence[int]) -> float:
+    """Operations a second of square products, ``product(side)`` a call of each, by the side that
+    ``measure_cpu_limits`` names."""
+    for side in sides:
+        call = product(side)
+        call()  # what a library prepares at its first call
+        start = time.perf_counter()
+        call()
+        if time.perf_counter() - start >= ENOUGH_S:
+            break
+    return 2 * side**3 / _best(lambda _: call)
+
+
 def _best(bind: Callable[[int], Call]) -> float:
     """Seconds of the fastest of a few calls."""
-    contestant = fastest_threads(bind, lambda: None)
-    return min(contestant.seconds() for _ in range(LIMIT_CALLS))
+    contestant, start = fastest_threads(bind, lambda: None), time.perf_counter()
+    best = contestant.seconds()
+    for _ in range(LIMIT_CALLS - 1):
+        if time.perf_counter() - start > LONG_S:
+            break
+        best = min(best, contestant.seconds())
+    return best
 
 
 def conditions() -> dict[str, str]:

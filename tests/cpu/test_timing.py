@@ -61,6 +61,57 @@ def test_kernel_and_float32_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.floor_s == (4 * 2 * 32 + 123 + 4 * 2 * 16) / LIMITS.copy and row.baseline == "torch float32"
 
 
+class SlowClock:
+    """A clock that stands still but for calls, which take as long as they say."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.calls = 0.0, 0
+        monkeypatch.setattr(cpu_gemm, "time", self)
+        monkeypatch.setattr(cpu_gemm, "thread_counts", lambda: (1, 2))
+        monkeypatch.setattr(cpu_gemm, "preemptions", lambda: 0)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def taking(self, seconds: float) -> Call:
+        def call() -> Tensor:
+            self.calls += 1
+            self.now += seconds
+            return torch.ones(1)
+
+        return call
+
+
+def test_rates_of_a_slow_cpu_are_found_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without instructions for bfloat16 a product of 1,536 takes 8 s, and its rate took minutes. A slow CPU
+    is measured by a smaller product, a fast one by the largest."""
+    clock = SlowClock(monkeypatch)
+    sides: list[int] = []
+
+    def product(side: int, operations_per_s: float) -> Call:
+        sides.append(side)
+        return clock.taking(2 * side**3 / operations_per_s)
+
+    assert cpu_gemm.rate(lambda side: product(side, 1e9), cpu_gemm.RATE_SIDES) == pytest.approx(1e9)
+    assert sides == [192, 384] and clock.now < 4
+    sides.clear()
+    assert cpu_gemm.rate(lambda side: product(side, 1e12), cpu_gemm.RATE_SIDES) == pytest.approx(1e12)
+    assert sides == list(cpu_gemm.RATE_SIDES)
+
+
+def test_a_product_of_many_seconds_is_called_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, one slow kernel holds up a visitor who asks about his CPU for minutes."""
+    clock = SlowClock(monkeypatch)
+    monkeypatch.setattr(cpu_gemm._Bench, "flush", lambda self: None)
+    slow = fastest_threads(lambda threads: clock.taking(9.0 / threads), lambda: None)
+    assert slow.threads == 2 and clock.calls == 2
+    bench = cpu_gemm._Bench.of((8, 8))
+    quick = fastest_threads(lambda threads: clock.taking(1e-3), lambda: None)
+    clock.calls = 0
+    float32_s, ours = cpu_gemm._in_turns(bench, quick, slow, cpu_gemm.REPEATS)
+    assert ours == [pytest.approx(4.5)] and len(float32_s) == 1 and clock.calls == 2
+
+
 def test_a_refusal_is_said_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(w: Tensor, scheme: Scheme) -> Held:
         raise RuntimeError("not on this CPU\nat line 7")
@@ -93,7 +144,7 @@ def test_what_is_not_installed_is_listed_and_not_planned(monkeypatch: pytest.Mon
 
 def test_the_fastest_number_of_threads_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_gemm, "thread_counts", lambda: (1, 2, 4))
-    took = {1: 3.0, 2: 1.0, 4: 2.0}
+    took = {1: 0.3, 2: 0.1, 4: 0.2}
     order: list[int | str] = []
     monkeypatch.setattr(
         cpu_gemm._Contestant, "seconds", lambda self: order.append(self.threads) or took[self.threads]
@@ -108,7 +159,8 @@ def test_the_fastest_number_of_threads_is_taken(monkeypatch: pytest.MonkeyPatch)
         ([(1e-6, False)], 4),
         ([(1e-6, False), (1e-6, False), (9e-6, True), (9e-6, True)], 4),
         ([(1e-6, True)], cpu_gemm.MOST * 4),
-        ([(10.0, False)], cpu_gemm.FEWEST),
+        ([(0.5, False)], cpu_gemm.FEWEST),
+        ([(10.0, False)], 1),
     ],
 )
 def test_disturbed_calls_are_repeated_and_long_ones_are_not(

@@ -124,7 +124,8 @@ def test_shipped_recordings_load_without_loss(name: str) -> None:
     assert as_json(recording.machine) == content["machine"]
     for row, raw in zip(recording.rows, content["rows"], strict=True):
         got = as_json(row)
-        newer = dict.fromkeys(got.keys() - raw.keys())  # fields that the file is older than are empty
+        newer = {key: got[key] for key in got.keys() - raw.keys()}  # fields that the file is older than
+        assert not any(newer.values())
         assert got == newer | {key: _name_today(key, value) for key, value in raw.items()}
 
 

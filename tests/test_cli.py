@@ -142,6 +142,7 @@ def test_every_command_is_run_by_a_test() -> None:
     elsewhere |= {"page"}  # tests/test_package.py
     elsewhere |= {"run"}  # tests/running/test_command.py
     elsewhere |= {"survey", "recipe", "check", "apply"}  # tests/survey/test_commands.py
+    elsewhere |= {"cache"}  # tests/survey/test_cache.py
     elsewhere |= {"diff", "picture"}  # tests/checkpoints/test_diff.py, tests/figures/test_picture.py
     kinds = {
         f"report {c.name or c.callback.__name__}" for c in report.kinds.registered_commands if c.callback
@@ -574,7 +575,7 @@ def test_a_shell_completes_commands() -> None:
         capture_output=True,
         text=True,
     )
-    assert done.stdout.split() == ["calibrate", "capture"]
+    assert done.stdout.split() == ["calibrate", "capture", "cache"]
 
 
 TABLE = PrintedTable(

@@ -38,8 +38,8 @@ LENGTHS = tuple(128 << i for i in range(11))
 POSITIVE, NORMAL = "positive", "normal"
 DATA: Mapping[str, str] = {POSITIVE: "absolute values of normal numbers", NORMAL: "normal numbers"}
 PLACES: Mapping[int, str] = {
-    1: "within one instruction",
-    INSTRUCTION: "in the next instruction",
+    1: "1 element later",
+    INSTRUCTION: "32 elements later",
     PROMOTED: "128 elements later",
 }
 """Where the small product stands when the large one is the first."""
@@ -84,8 +84,8 @@ PROBE = "probe"
 _FLOAT = Epilogue(dtype=torch.float32)
 
 
-def _bytes(*tensors: Tensor) -> list[Tensor]:
-    return [tensor.view(torch.uint8) for tensor in tensors]
+def _bytes(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return x.view(torch.uint8), w.view(torch.uint8)
 
 
 def _promoted(x: Tensor, w: Tensor) -> Tensor:

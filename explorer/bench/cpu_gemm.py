@@ -179,10 +179,10 @@ class _Bench:
 def fastest_threads(bind: Callable[[int], Call], flush: Callable[[], None]) -> _Contestant:
     """The product with the number of threads of the least median time. Each is tried a few times, in turns
     and with a copy between: what else the machine does for some milliseconds then meets no number alone.
-    Calls that take longer than ``LONG_S`` are made once."""
+    Where all take longer than ``LONG_S`` they are called once."""
     contestants = [_Contestant(bind(threads), threads) for threads in thread_counts()]
     first = {contestant: contestant.seconds() for contestant in contestants}
-    if max(first.values()) > LONG_S:
+    if min(first.values()) > LONG_S:
         return min(contestants, key=first.__getitem__)
     rounds = _PROBES[max(first.values()) > SHORT_S]
     times: dict[_Contestant, list[float]] = {contestant: [] for contestant in contestants}

@@ -863,7 +863,7 @@ def cache_of(
         write_tensors(captured_cache(found.model, found.run_on), out, {"model": found.model.name})
     whole = found.shape.bytes_a_token(16, 16)
     if as_json:
-        print_json({"rows": rows, "bytes_a_token": whole, "layers": found.shape.layers})
+        print_json({"rows": rows, "bytes_a_token": whole, "layers": len(found.shape.keys)})
         return
     columns = ("of", "scheme", "rotated", "bits", "bytes a token", "KL (nats)", "95 %", "same token")
     lines = [
@@ -881,7 +881,7 @@ def cache_of(
     ]
     print_table(PrintedTable(columns, lines))
     say(
-        f"{found.shape.layers} layers; a token takes {whole:,.0f} bytes in 16 bits, 32,768 tokens "
+        f"{len(found.shape.keys)} layers; a token takes {whole:,.0f} bytes in 16 bits, 32,768 tokens "
         f"{32768 * whole / 2**30:.2f} GiB"
     )
     if out:

@@ -48,7 +48,8 @@ SCHEMES = (
     "int2~32x1~asymmetric~float16~minmax",
     "int2~1x64~asymmetric~float16~minmax",
 )
-"""Of a channel's 32 tokens or of a token's 64 channels, and formats with blocks of their own."""
+"""Scales of a channel's 32 tokens or of 64 channels of a token, which are a head's where it has so many, and
+formats with blocks of their own."""
 
 
 @dataclass(frozen=True)
@@ -174,14 +175,15 @@ class CacheRow:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """Layers with a cache, and the numbers that each holds of a token: keys, and as many values."""
+    """Numbers that each layer with a cache keeps of a token: ``keys`` and ``values``. A layer with a sliding
+    window is counted as if it had none."""
 
-    layers: int
-    width: int
+    keys: tuple[int, ...]
+    values: tuple[int, ...]
 
     def bytes_a_token(self, keys: float, values: float) -> float:
         """Of a cache with so many bits of a number."""
-        return self.layers * self.width * (keys + values) / 8
+        return (sum(self.keys) * keys + sum(self.values) * values) / 8
 
     def bytes_of(self, tokens: int, keys: float, values: float, recent: int = 0) -> float:
         """Of a sequence, whose last ``recent`` tokens have 16 bits."""
@@ -213,15 +215,19 @@ class CacheSurvey:
     @cached_property
     def shape(self) -> CacheShape:
         captured = captured_cache(self.model, self.run_on, tokens=2)
-        keys = [states for name, states in captured.items() if name.endswith(".keys")]
-        return CacheShape(len(keys), max(states.shape[1] for states in keys))
+
+        def widths(part: str) -> tuple[int, ...]:
+            return tuple(x.shape[1] for name, x in captured.items() if name.endswith(f".{part}"))
+
+        return CacheShape(widths(KEYS), widths(VALUES))
 
     def row(self, plan: CachePlan, progress: Progress | None = None) -> CacheRow:
         """What ``plan`` costs."""
         loss = self.reference.measure(CachedNetwork(self.model.network, plan), progress)
         stored = {KEYS: plan.keys, VALUES: plan.values}
         chosen = {part: scheme for part, scheme in stored.items() if scheme is not None}
-        bits = {part: self._bits(scheme) for part, scheme in stored.items()}
+        widths = {KEYS: self.shape.keys, VALUES: self.shape.values}
+        bits = {part: _bits(scheme, widths[part]) for part, scheme in stored.items()}
         counted = [bits[part] for part in chosen] or [16.0]
         return CacheRow(
             part=next(iter(chosen)) if len(chosen) == 1 else BOTH,
@@ -243,8 +249,13 @@ class CacheSurvey:
             if progress is not None:
                 progress(done, len(plans))
 
-    def _bits(self, scheme: Scheme | None) -> float:
-        return 16.0 if scheme is None else scheme.bits_per_element((PIECE, self.shape.width)).total
+
+def _bits(scheme: Scheme | None, widths: Sequence[int]) -> float:
+    """Of a number, over layers of these widths."""
+    if scheme is None:
+        return 16.0
+    whole = sum(width * scheme.bits_per_element((PIECE, width)).total for width in widths)
+    return whole / sum(widths)
 
 
 def captured_cache(model: Model, texts: AnyTexts, tokens: int = 512) -> dict[str, Tensor]:

@@ -145,8 +145,9 @@ def test_keys_and_values_are_captured(llama: Model) -> None:
 
 def test_memory_of_a_cache_by_its_context() -> None:
     """If this fails, the size of a long context is wrong: Llama-3-8B has 128 KiB a token in 16 bits."""
-    shape = CacheShape(32, 8 * 128)
+    shape = CacheShape((8 * 128,) * 32, (8 * 128,) * 32)
     assert shape.bytes_a_token(16, 16) == 128 * 1024
+    assert CacheShape((192, 64), (128, 64)).bytes_a_token(8, 4) == 256 + 96  # keys wider than values (MLA)
     assert shape.bytes_of(1000, 4, 2, recent=100) == 900 * 32 * 1024 * 6 / 8 + 100 * 128 * 1024
 
 

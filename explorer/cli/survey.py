@@ -467,7 +467,8 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
     grown = chosen.target and any(x.growth for x in found.layers if x.name not in chosen.layers)
     rest = "its codes restored to 16 bits" if grown else "the rest of it as it is stored"
     if front.in_files:
-        rest = f"in files of at most that size: {bytes_(front.kept_bytes)} are of other tensors and headers"
+        other = f"{bytes_(front.kept_bytes)} are of other tensors and headers"
+        rest = f"in files of at most that size: {other}{', its codes restored to 16 bits' if grown else ''}"
     say(f"{size}; the model {total}, {rest}")
     between = between_words(chosen.predicted_interval)
     say(

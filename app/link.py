@@ -128,8 +128,7 @@ def visited(
         for key in ("machine", "beside")
         if speed_machines.is_missing(query.get(key, ""), opened_here)
     }
-    lost_machine = speed_machines.is_missing(query.get("machine", ""), opened_here)
-    if lost_machine and query.get("shape") and not _is_timed(query["shape"]):
+    if "machine" in wrong and query.get("shape") and not _is_timed(query["shape"]):
         wrong["shape"] = NO_RECORDING
         del query["shape"]
     for what, value, accepted in _nonsense(query):

@@ -141,10 +141,15 @@ def run_sums(
 
 def operands(data: str, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """X and W [``SIDE``, k] in E4M3, with the same seed for each k."""
-    generator = torch.Generator().manual_seed(k)
-    drawn = [torch.randn(SIDE, k, generator=generator) for _ in range(2)]
-    x, w = ((v.abs() if data == POSITIVE else v).to(device).to(torch.float8_e4m3fn) for v in drawn)
+    x, w = (values.to(device).to(torch.float8_e4m3fn) for values in _drawn(data, k, SIDE))
     return x, w
+
+
+def _drawn(data: str, k: int, side: int) -> list[Tensor]:
+    """float32 X and W [side, k]."""
+    generator = torch.Generator().manual_seed(k)
+    drawn = [torch.randn(side, k, generator=generator) for _ in range(2)]
+    return [values.abs() for values in drawn] if data == POSITIVE else drawn
 
 
 def probe(run: Product, place: int, device: torch.device) -> tuple[int, str]:
@@ -212,9 +217,7 @@ def sums_table(rows: Sequence[SumRow], lengths: Sequence[int] = (128, 4096, 1638
 @cache
 def operand_error(data: str, k: int = 4096, side: int = SIDE) -> float:
     """Error over product that rounding X and W to E4M3 makes, with sums in float64."""
-    generator = torch.Generator().manual_seed(k)
-    drawn = [torch.randn(side, k, generator=generator) for _ in range(2)]
-    x, w = (v.abs() if data == POSITIVE else v for v in drawn)
+    x, w = _drawn(data, k, side)
     exact = x.double() @ w.double().t()
     rounded = x.to(torch.float8_e4m3fn).double() @ w.to(torch.float8_e4m3fn).double().t()
     return float(((rounded - exact).square().mean() / exact.square().mean()).sqrt())

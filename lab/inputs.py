@@ -35,7 +35,7 @@ from explorer.schemes import SCHEMES
 from explorer.schemes.scheme import label_of_text
 from lab.embeddings import BOTH, PACKAGES, TOKENS, EmbeddingRun
 from lab.intervals import half_interval, paired
-from lab.tables import by_embedding_run, markdown, with_standard_error
+from lab.tables import by_embedding_run, markdown, signed, with_standard_error
 
 NAME = "inputs"
 GROUP = 4
@@ -174,11 +174,6 @@ def differences_table(rows: Sequence[InputsRow]) -> str:
             lines.append([_label(after), _label(before), f"{signed(mean)} ± {max(half, 0.0001):.4f}"])
     titles = ["against", "cosine more, ± 95 % interval of the difference"]
     return markdown(["weights × inputs", *titles], lines or [[NOT_RECORDED, "", ""]])
-
-
-def signed(difference: float) -> str:
-    """ "+0.0012" or "−0.0012"."""
-    return f"{'−' if difference < 0 else '+'}{abs(difference):.4f}"
 
 
 def _spread(values: Sequence[float], digits: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
@@ -33,6 +34,24 @@ def at_most(*halves: float) -> float:
     """Half of the 95 % interval of the difference of two means at most, from half of that of each: the
     standard error of a difference is never above the sum of both, however they go together."""
     return sum(halves)
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean, half of its 95 % interval, and the numbers that it is made of; none where they were not
+    recorded."""
+
+    value: float
+    half: float
+    parts: Sequence[float] = ()
+
+
+def difference(before: Mean, after: Mean) -> tuple[float, float]:
+    """``after`` less ``before``, and half of the 95 % interval of that: of pairs of their parts, or its upper
+    bound where those were not recorded."""
+    if before.parts and after.parts:
+        return paired(before.parts, after.parts)
+    return after.value - before.value, at_most(before.half, after.half)
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:

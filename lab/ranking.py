@@ -36,11 +36,12 @@ from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
 from explorer.recordings.machine import this_machine
 from explorer.schemes import SCHEMES
 from explorer.schemes.scheme import label_of_text
+from lab import intervals
 from lab.bias_correction import BiasRow
 from lab.embeddings import METHODS_SCHEMES, PACKAGES, TOKENS
-from lab.inputs import GROUP, signed
-from lab.intervals import at_most, chance, half_interval, paired, spearman, spearman_interval
-from lab.tables import markdown
+from lab.inputs import GROUP
+from lab.intervals import chance, half_interval, spearman, spearman_interval
+from lab.tables import markdown, signed
 
 NAME = "ranking"
 METHODS = ("rtn", "hqq", "awq", "gptq", "autoround")
@@ -433,13 +434,14 @@ def ranks_table(rows: Sequence[RankRow], bias: Sequence[BiasRow], scheme: str) -
 
 
 def difference(before: RankRow, after: RankRow) -> tuple[float, float]:
-    """How much more the model loses by ``after``, and half of the 95 % interval of that: of pairs of groups,
-    or its upper bound where the losses of groups were not recorded."""
-    assert before.loss is not None and before.half is not None
-    assert after.loss is not None and after.half is not None
-    if before.groups and after.groups:
-        return paired(before.groups, after.groups)
-    return after.loss - before.loss, at_most(before.half, after.half)
+    """How much more the model loses by ``after``, and half of the interval of that, over groups of sentences
+    (``intervals.difference``)."""
+    return intervals.difference(_mean_loss(before), _mean_loss(after))
+
+
+def _mean_loss(row: RankRow) -> intervals.Mean:
+    assert row.loss is not None and row.half is not None
+    return intervals.Mean(row.loss, row.half, row.groups)
 
 
 def _more_than(before: RankRow | None, after: RankRow) -> str:

@@ -10,7 +10,7 @@ from explorer.methods import label_of
 from explorer.recordings.files import NOT_RECORDED
 from explorer.schemes.scheme import label_of_text
 from explorer.survey import SENSITIVITIES, Survey
-from lab.intervals import at_most, paired, spearman, spearman_interval
+from lab.intervals import Mean, difference, spearman, spearman_interval
 from lab.recipes import BUDGETS, BY_METHODS, SIGNAL, RecipeRun
 from lab.tables import markdown
 
@@ -92,11 +92,8 @@ def undecided(runs: Sequence[RecipeRun]) -> str:
     for budget in BUDGETS:
         chosen, single = _one(runs, budget, SIGNAL), best_single(runs, budget)
         if chosen and single:
-            if chosen.losses and single.losses:
-                more, half = paired(single.losses, chosen.losses)
-            else:
-                more = chosen.loss - single.loss
-                half = at_most(*((run.high - run.low) / 2 for run in (chosen, single)))
+            means = (Mean(run.loss, (run.high - run.low) / 2, run.losses) for run in (single, chosen))
+            more, half = difference(*means)
             if abs(more) < half:
                 close.append(f"{budget:g} bits")
     return ", ".join(close) or "none"

@@ -52,6 +52,11 @@ STAGES = (
 )
 
 
+def signed(difference: float) -> str:
+    """ "+0.0012" or "−0.0012"."""
+    return f"{'−' if difference < 0 else '+'}{abs(difference):.4f}"
+
+
 def markdown(headers: Cells, rows: Iterable[Cells]) -> str:
     """A Markdown table; columns of numbers are aligned right."""
     body = [list(row) for row in rows]

@@ -24,7 +24,7 @@ from explorer.recordings.machine import this_machine
 from explorer.schemes import CALIBRATORS, SCHEMES
 from explorer.training.digits import accuracy, losses, network
 from explorer.training.products import BF16, NVFP4, TrainingPrecision, prepare_training
-from lab.tables import markdown
+from lab.tables import markdown, signed
 from lab.training import PACKAGES
 
 NAME = "training-nvfp4"
@@ -157,6 +157,6 @@ def in_words(rows: Sequence[PrecisionRun]) -> str:
         middle, half = interval([loss[name, seed] - loss["nvfp4", seed] for seed in seeds])
         certain = "a higher loss" if middle > 0 else "a lower loss"
         kind = certain if abs(middle) > half else "no certain difference"
-        groups[kind].append(f"{VARIANTS[name].label} ({middle:+.4f} ± {half:.4f})")
+        groups[kind].append(f"{VARIANTS[name].label} ({signed(middle)} ± {half:.4f})")
     words = [f"Beside NVFP4 by all rules, {kind}: {'; '.join(of)}." for kind, of in groups.items() if of]
     return " ".join(words)

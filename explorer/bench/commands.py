@@ -33,7 +33,7 @@ from explorer.bench.cpu_gemm import (
 )
 from explorer.bench.grouped import run_cases
 from explorer.bench.plan import plan, plan_of_layers, plan_of_records, run_jobs
-from explorer.bench.quantize import DTYPES, compile_ahead, time_quantize
+from explorer.bench.quantize import DTYPES, builds_of, time_quantize
 from explorer.bench.runs import SCHEMES as RUN_SCHEMES
 from explorer.bench.runs import time_runs
 from explorer.bench.steps import BATCHES, SHAPES, schemes_here, time_steps
@@ -43,6 +43,8 @@ from explorer.cpu.kernels import usable_threads
 from explorer.cpu.table import CPU_PRODUCTS
 from explorer.cpu.table import find as find_on_cpu
 from explorer.cpu.verdict import sentences
+from explorer.gpu import runtime
+from explorer.gpu.compile import compile_all
 from explorer.methods.recipe import Recipe
 from explorer.paths import checkout
 from explorer.products.auto import tuned_elsewhere
@@ -50,6 +52,7 @@ from explorer.products.grouped import CASES, GROUPED, is_chosen
 from explorer.products.shapes import SQUARE
 from explorer.products.table import GEMMS
 from explorer.products.table import find as find_gemm
+from explorer.progress import checkpoint
 from explorer.recordings.files import Recording, as_json, machine_name, record, record_to, recorded
 from explorer.recordings.gemm import LATER_NAME, LAYERS_NAME, GemmTiming, covers, recorded_gemms
 from explorer.recordings.gemm import NAME as GEMM
@@ -157,7 +160,8 @@ def bench_quantize(
         raise ValueError(f"no kernels quantize by {', '.join(without)}: torch operations do on every device")
 
     def rows() -> Iterator[QuantizeTiming]:
-        compile_ahead(every, sizes, dtypes, work_device(), baselines)
+        for _ in compile_all(builds_of(every, sizes, dtypes), [runtime.arch_of(work_device())]):
+            checkpoint()
         for size in sizes:
             yield from time_quantize(every, size, dtypes, work_device(), baselines)
 

@@ -3,27 +3,25 @@
 The kernels are replayed from a CUDA graph; the call of ``explorer.quantize`` is timed on the clock, too.
 Bytes are those that must move: each element once in (twice where a maximum over the tensor or a column comes
 first), each code and scale once out. The limit is a device-to-device copy measured in the same run; baselines
-are torch's own cast (FP8) and a ``torch.compile``d version of the same mathematics. Kernels and baselines are
-compiled at once, each by as many processes as the machine has cores, before the first is timed."""
+are torch's own cast (FP8) and a ``torch.compile``d version of the same mathematics. Kernels are
+compiled at once, by as many processes as the machine has cores, before the first is timed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor
 
-from explorer.bench.quantize_baselines import Function, compile_baselines, torch_cast, torch_compiled
+from explorer.bench.quantize_baselines import Function, torch_cast, torch_compiled
 from explorer.bench.timing import Call, buffer_sets, time_calls, time_events, time_graph
 from explorer.core.backend import require_gpu
 from explorer.core.lowering import config_of, layout_of
 from explorer.core.quantize import quantize as quantize_call
 from explorer.gpu import runtime
-from explorer.gpu.compile import Build, compile_all
+from explorer.gpu.compile import Build
 from explorer.gpu.config import Config, Launch, Layout
 from explorer.gpu.dequantize import builds as dequantize_builds
 from explorer.gpu.dequantize import dequantize
@@ -53,22 +51,6 @@ def time_quantize(
         inputs = [torch.randn(shape, device=device).to(kind) for _ in range(count)]
         for scheme in schemes:
             yield from _time_scheme(scheme, inputs, copy_speed(inputs), baselines)
-
-
-def compile_ahead(
-    schemes: Sequence[Scheme],
-    shapes: Sequence[tuple[int, int]],
-    dtypes: Sequence[str],
-    device: torch.device,
-    baselines: bool,
-) -> None:
-    """Compile what ``time_quantize`` runs for these shapes, kernels and baselines at the same time."""
-    with ThreadPoolExecutor(1) as pool:
-        kinds, names = [DTYPES[dtype] for dtype in dtypes], [scheme.name for scheme in schemes if baselines]
-        others = pool.submit(compile_baselines, list(product(names, kinds, shapes)), device)
-        for _ in compile_all(builds_of(schemes, shapes, dtypes), [runtime.arch_of(device)]):
-            pass
-        others.result()
 
 
 def builds_of(

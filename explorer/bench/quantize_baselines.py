@@ -3,10 +3,7 @@ codes."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,8 +11,6 @@ from torch import Tensor
 from explorer.schemes import SCHEMES, Scheme
 
 Function = Callable[[Tensor], object]
-MOST_PROCESSES = 8
-"""That compile baselines at once: each holds a context of the GPU and the tensors of one call."""
 INT8_MAX, INT4_MAX, E4M3_MAX, E2M1_MAX = 127, 7, 448, 6.0
 CASTS = {
     SCHEMES["fp8_e4m3_cast"].name: torch.float8_e4m3fn,
@@ -33,28 +28,6 @@ def torch_compiled(scheme: Scheme) -> Function | None:
     """The scheme's mathematics through torch.compile, for the schemes in ``MATHEMATICS``; None for others."""
     function = MATHEMATICS.get(scheme.name)
     return None if function is None else torch.compile(function, dynamic=False)
-
-
-Case = tuple[str, torch.dtype, tuple[int, int]]
-"""A scheme's name, and the type and shape of its input."""
-
-
-def compile_baselines(cases: Sequence[Case], device: torch.device) -> None:
-    """Compile the baselines of those that have one, each in a process of its own, and leave them in torch's
-    cache on the disk, where ``torch_compiled`` finds them: some take more than a minute, and torch compiles
-    one at a time. What cannot be compiled here is left to the timing."""
-    jobs = [case for case in cases if case[0] in MATHEMATICS]
-    if not jobs:
-        return
-    workers = min(len(jobs), MOST_PROCESSES, os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for job in [pool.submit(_compile_baseline, case, str(device)) for case in jobs]:
-            job.exception()
-
-
-def _compile_baseline(case: Case, device: str) -> None:
-    name, dtype, shape = case
-    torch.compile(MATHEMATICS[name], dynamic=False)(torch.zeros(shape, dtype=dtype, device=device))
 
 
 def _int8_channel(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -185,11 +185,6 @@ class CacheShape:
         """Of a cache with so many bits of a number."""
         return (sum(self.keys) * keys + sum(self.values) * values) / 8
 
-    def bytes_of(self, tokens: int, keys: float, values: float, recent: int = 0) -> float:
-        """Of a sequence, whose last ``recent`` tokens have 16 bits."""
-        exact = min(tokens, recent)
-        return self.bytes_a_token(keys, values) * (tokens - exact) + self.bytes_a_token(16, 16) * exact
-
 
 @dataclass(frozen=True, eq=False)
 class CacheSurvey:

@@ -148,7 +148,7 @@ def test_memory_of_a_cache_by_its_context() -> None:
     shape = CacheShape((8 * 128,) * 32, (8 * 128,) * 32)
     assert shape.bytes_a_token(16, 16) == 128 * 1024
     assert CacheShape((192, 64), (128, 64)).bytes_a_token(8, 4) == 256 + 96  # keys wider than values (MLA)
-    assert shape.bytes_of(1000, 4, 2, recent=100) == 900 * 32 * 1024 * 6 / 8 + 100 * 128 * 1024
+    assert shape.bytes_a_token(4, 2) == 128 * 1024 * 6 / 32
 
 
 def test_the_command_measures_pairs_and_writes_the_cache(

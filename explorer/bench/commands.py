@@ -151,7 +151,8 @@ def bench_quantize(
     dtypes: Sequence[str] = ("float32", "bfloat16"),
     baselines: bool = True,
 ) -> Benchmark[QuantizeTiming]:
-    """The quantize and dequantize kernels; ``ValueError`` without a GPU."""
+    """The quantize and dequantize kernels; ``ValueError`` without a GPU. torch.compile and calls from Python
+    are timed at the first shape."""
     if unknown := [d for d in dtypes if d not in DTYPES]:
         raise ValueError(f"no input type {unknown[0]!r}; there are {', '.join(DTYPES)}")
     require_gpu()
@@ -163,7 +164,7 @@ def bench_quantize(
         for _ in compile_all(builds_of(every, sizes, dtypes), [runtime.arch_of(work_device())]):
             checkpoint()
         for size in sizes:
-            yield from time_quantize(every, size, dtypes, work_device(), baselines)
+            yield from time_quantize(every, size, dtypes, work_device(), baselines, first=size == sizes[0])
 
     total = 2 * len(every) * len(sizes) * len(dtypes)
     return Benchmark(QUANTIZE, this_machine(work_device()), rows(), total, quantize_line)

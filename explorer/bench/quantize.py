@@ -4,7 +4,8 @@ The kernels are replayed from a CUDA graph; the call of ``explorer.quantize`` is
 Bytes are those that must move: each element once in (twice where a maximum over the tensor or a column comes
 first), each code and scale once out. The limit is a device-to-device copy measured in the same run; baselines
 are torch's own cast (FP8) and a ``torch.compile``d version of the same mathematics. Kernels are
-compiled at once, by as many processes as the machine has cores, before the first is timed."""
+compiled at once, by as many processes as the machine has cores, before the first is timed. torch.compile
+takes up to a minute for a shape, and calls are the host's work: both are timed at the first shape alone."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from explorer.recordings.times import TimeSpread
 from explorer.schemes import Scheme
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CALLS, SMALL_CALLS = 20, 500
+CALLS, SMALL_CALLS = 20, 200
 """Calls of one timing, of a large matrix and of a small one."""
 
 
@@ -42,15 +43,20 @@ def time_quantize(
     dtypes: Iterable[str],
     device: torch.device,
     baselines: bool = True,
+    first: bool = True,
 ) -> Iterator[QuantizeTiming]:
-    """Time quantize and dequantize of each scheme for each dtype; a generator, so it can be stopped."""
+    """Time quantize and dequantize of each scheme for each dtype; a generator, so it can be stopped.
+
+    baselines  torch's cast, too, and torch.compile where ``first``
+    first      calls from Python, too
+    """
     require_gpu()
     for dtype in dtypes:
         kind = DTYPES[dtype]
         count = buffer_sets(shape[0] * shape[1] * kind.itemsize, device)
         inputs = [torch.randn(shape, device=device).to(kind) for _ in range(count)]
         for scheme in schemes:
-            yield from _time_scheme(scheme, inputs, copy_speed(inputs), baselines)
+            yield from _time_scheme(scheme, inputs, copy_speed(inputs), baselines, first)
 
 
 def builds_of(
@@ -70,7 +76,7 @@ def builds_of(
 def time_one(x: Tensor, scheme: Scheme) -> QuantizeTiming:
     """Quantize of one CUDA matrix, as a visitor's own tensor runs: the same buffer again and again, so a
     small one is found in the L2 cache."""
-    return next(_time_scheme(scheme, [x], copy_speed([x, x.clone()]), baselines=False, calls=False))
+    return next(_time_scheme(scheme, [x], copy_speed([x, x.clone()]), baselines=False, first=False))
 
 
 def copy_speed(inputs: Sequence[Tensor]) -> float:
@@ -133,28 +139,30 @@ class _Subject:
 
 
 def _time_scheme(
-    scheme: Scheme, inputs: Sequence[Tensor], copy: float, baselines: bool, calls: bool = True
+    scheme: Scheme, inputs: Sequence[Tensor], copy: float, baselines: bool, first: bool
 ) -> Iterator[QuantizeTiming]:
     shape = (inputs[0].shape[0], inputs[0].shape[1])
     subject = _Subject(scheme, inputs, config_of(scheme), layout_of(shape, scheme), copy)
     seed = scheme.seed or 0
     kernels = [partial(quantize, x, subject.config, subject.layout, seed) for x in inputs]
     outputs = [call() for call in kernels]
-    yield _quantize_timing(subject, kernels, outputs[0], baselines, calls)
+    yield _quantize_timing(subject, kernels, outputs[0], baselines, first)
     yield _dequantize_timing(subject, outputs)
 
 
 def _quantize_timing(
-    subject: _Subject, kernels: Sequence[Call], output: Output, baselines: bool, calls: bool
+    subject: _Subject, kernels: Sequence[Call], output: Output, baselines: bool, first: bool
 ) -> QuantizeTiming:
     two_passes = any(name.startswith(TWO_READS) for name in output.kernels)
     moved = subject.inputs[0].nbytes * (2 if two_passes else 1) + _stored_bytes(subject.scheme, output)
     time = time_graph(kernels)
     cast = _baseline_seconds(torch_cast(subject.scheme), subject.inputs) if baselines else None
-    compiled = _baseline_seconds(torch_compiled(subject.scheme), subject.inputs) if baselines else None
-    call = _call_times(subject.scheme, subject.inputs, CALLS) if calls else None
+    compiled = (
+        _baseline_seconds(torch_compiled(subject.scheme), subject.inputs) if baselines and first else None
+    )
+    call = _call_times(subject.scheme, subject.inputs, CALLS) if first else None
     small = [torch.randn(SMALL, device=x.device).to(x.dtype) for x in subject.inputs[:1]]
-    small_call = _call_times(subject.scheme, small, SMALL_CALLS) if calls else None
+    small_call = _call_times(subject.scheme, small, SMALL_CALLS) if first else None
     return subject.timing("quantize", output.launches, time, moved, cast, compiled, call, small_call)
 
 

@@ -97,7 +97,8 @@ def quantize(
     record: Record = False,
     as_json: Json = False,
 ) -> None:
-    """The quantize and dequantize kernels and the call from Python, against a copy and torch's own."""
+    """The quantize and dequantize kernels, against a copy and torch's own. Calls from Python and
+    torch.compile are timed at the first shape."""
     from explorer.bench.commands import bench_quantize
 
     chosen, shapes = None if schemes is None else parse_schemes(schemes), matrix_shapes(shape)

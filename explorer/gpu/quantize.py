@@ -50,16 +50,17 @@ RANGES = tuple(kind.name.lower() for kind in KernelRange)
 """The calibrators that a kernel has, by name."""
 THREADS = 256
 MAX_TILE_THREADS = 512
-GROUP_BLOCKS, FEW_GROUP_BLOCKS = 64, 16
+GROUP_BLOCKS, FEW_GROUP_BLOCKS, FEW_AFTER_A_RANGE = 128, 32, 8
 """Thread blocks on a multiprocessor, one after another, where blocks of the scheme are parts of rows: in
-larger matrices each thread takes several runs. Few where there would not be so many."""
-RANGE_BLOCKS = 12
+larger matrices each thread takes several runs. Few where there would not be so many; fewer after a tensor's
+range was found, when much of the matrix lies in the L2 cache."""
+RANGE_BLOCKS = 48
 """Thread blocks on a multiprocessor that find the range of a whole tensor, at most."""
 KEPT_SHARE = 0.75
 """Part of the L2 cache that a range pass fills with the tensor's end, where the codes' pass begins."""
 RANGED_AT_ONCE = 4
 """Thread blocks of ``column_range`` that run at once on a multiprocessor."""
-TILE_THREADS = 64
+TILE_THREADS = 128
 """Threads of a thread block that holds a small block of the scheme: beyond them each keeps several runs."""
 
 
@@ -318,10 +319,11 @@ class LaunchPlan:
             self._tensor_range()
         runs = self.elements // self.run
         blocks, count = math.ceil(runs / THREADS), multiprocessors(self.device)
+        few = FEW_AFTER_A_RANGE if self.config.two_level else FEW_GROUP_BLOCKS
         self._add(
             self._build("quantize_groups.cu"),
             "quantize_groups",
-            min(blocks, count * (GROUP_BLOCKS if blocks > count * GROUP_BLOCKS else FEW_GROUP_BLOCKS)),
+            min(blocks, count * (GROUP_BLOCKS if blocks > count * GROUP_BLOCKS else few)),
             THREADS,
             "PPPPPPQiQ",
             Slot.X,

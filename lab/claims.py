@@ -12,10 +12,9 @@ from typing import TypeVar
 from explorer.products.advice import at_shape, fastest
 from explorer.products.shapes import SQUARE
 from explorer.products.table import GEMMS
-from explorer.recordings.files import NOT_RECORDED, Recording, recorded_by_machine
+from explorer.recordings.files import NOT_RECORDED, Recording
 from explorer.recordings.gemm import LATER_NAME, LAYERS_NAME, GemmTiming, gemms_by_machine, recorded_gemms
-from explorer.recordings.quantize import NAME as QUANTIZE
-from explorer.recordings.quantize import QuantizeTiming, recorded_quantize
+from explorer.recordings.quantize import QuantizeTiming, quantize_recordings
 from lab.tables import markdown
 
 CLAIMED = "the quantization chapter of a CUDA tutorial (`cuda-kernel-tutorial`, DeepGEMM)"
@@ -57,7 +56,7 @@ def gemm_claims_table() -> str:
 
 def quantize_claims_table() -> str:
     """Quantizing 4096×4096 to FP8 E4M3: the same columns."""
-    every = [recorded_quantize(), *recorded_by_machine(QUANTIZE, QuantizeTiming).values()]
+    every = quantize_recordings()
     rows = [
         [claim.what, f"`{claim.name}`", claim.claimed, *_recorded(every, _bandwidths_of(claim.name))]
         for claim in SCHEMES

@@ -23,7 +23,7 @@ from explorer.recordings.gemm import (
 )
 from explorer.recordings.grouped import recorded_grouped
 from explorer.recordings.machine import Machine
-from explorer.recordings.quantize import recorded_quantize
+from explorer.recordings.quantize import quantize_recordings
 from explorer.recordings.runs import recorded_runs
 from explorer.recordings.steps import recorded_steps
 from explorer.running.placing import SAME_LOGITS
@@ -133,8 +133,10 @@ def _text(path: Path) -> str | None:
 def _context() -> dict[str, Any]:
     """Names for the templates: the recordings, and the functions that build tables and figures from them."""
     cpu, *other_cpus = recorded_cpus() or [Recording(Machine(), ())]
+    quantize, *earlier_quantize = quantize_recordings() or [Recording(Machine(), ())]
     return {
-        "quantize": recorded_quantize(),
+        "quantize": quantize,
+        "earlier_quantize": earlier_quantize,
         "analysis": recorded_analyses(),
         "gemm": recorded_gemms(),
         "newest": newest_gemms(),

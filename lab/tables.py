@@ -13,8 +13,10 @@ from explorer import words
 from explorer.bench.plan import SWEPT
 from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.export import plain_dtype
+from explorer.core.lowering import has_kernels, with_kernels
 from explorer.cpu.table import CPU_PRODUCTS
 from explorer.cpu.verdict import TERNARY, library
+from explorer.gpu.quantize import RANGES
 from explorer.methods import METHODS, label_of
 from explorer.models.evaluate import SAMPLES, EmbeddingDrift, sentences
 from explorer.products.advice import at_shape, fastest
@@ -38,7 +40,7 @@ from lab.sizes import SizeTiming
 from lab.training import TrainingResult
 
 Cells = Sequence[str]
-BIG = (16384, 16384)
+BIG, FITS_A_CACHE = (16384, 16384), (4096, 4096)
 QUANTIZE_COLUMNS = (
     ("quantize", "float32", "quantize fp32"),
     ("quantize", "bfloat16", "quantize bf16"),
@@ -112,8 +114,34 @@ def quantize_table(timings: Sequence[QuantizeTiming]) -> str:
 
 
 def _schemes_of(timings: Sequence[QuantizeTiming]) -> Iterable[str]:
-    """Every named scheme, then recordings under former names."""
-    return dict.fromkeys([*SCHEMES, *(t.scheme for t in timings)])
+    """Every named scheme that kernels serve, then recordings under former names."""
+    return dict.fromkeys([*(scheme.name for scheme in with_kernels()), *(t.scheme for t in timings)])
+
+
+def without_kernels() -> str:
+    """The named schemes that torch operations quantize on a GPU, too."""
+    return ", ".join(f"`{scheme.name}`" for scheme in SCHEMES.values() if not has_kernels(scheme))
+
+
+def ranged_by_torch() -> str:
+    """Schemes with kernels whose ranges torch operations find, because no kernel has the calibrator."""
+    names = [s.name for s in with_kernels() if s.scale and s.calibrator.name not in RANGES]
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def read_twice_table(timings: Sequence[QuantizeTiming]) -> str:
+    """Schemes at 4096×4096 whose range is found before the codes are made: the time, and the share of a copy
+    by the bytes that move at least once."""
+    cells = {
+        (t.scheme, t.dtype): f"{_microseconds(t.time.median_s)} µs, {100 * t.least_share:.0f} %"
+        for t in timings
+        if t.shape == FITS_A_CACHE and t.operation == "quantize" and t.reads_twice
+    }
+    rows = [
+        [f"`{name}`", cells.get((name, "float32"), NOT_RECORDED), cells.get((name, "bfloat16"), NOT_RECORDED)]
+        for name in dict.fromkeys(name for name, _ in cells)
+    ]
+    return markdown(["scheme", "from fp32", "from bf16"], rows)
 
 
 def _bandwidth(timing: QuantizeTiming) -> str:

@@ -12,7 +12,7 @@ import torch
 from pydantic import BeforeValidator
 
 from explorer.paths import KERNELS
-from explorer.recordings.files import Recording, recorded
+from explorer.recordings.files import Recording, recorded, recorded_by_machine
 from explorer.recordings.times import TimeSpread
 from explorer.schemes import Scheme
 
@@ -103,10 +103,17 @@ def recorded_quantize() -> Recording[QuantizeTiming]:
     return recorded(NAME, QuantizeTiming)
 
 
+def quantize_recordings() -> list[Recording[QuantizeTiming]]:
+    """Every machine's, the newest first."""
+    every = [recorded_quantize(), *recorded_by_machine(NAME, QuantizeTiming).values()]
+    return sorted(filter(None, every), key=lambda one: one.machine.date, reverse=True)
+
+
 def recorded_kernel(scheme: str) -> tuple[QuantizeTiming | None, str]:
-    """The recorded quantization of a float32 matrix by a scheme, if there is one, and where it was
-    recorded."""
-    recording, text = recorded_quantize(), Scheme.parse(scheme).text
+    """The quantization of a float32 matrix by a scheme in the newest recording, if there is one, and where it
+    was recorded."""
+    newest = next(iter(quantize_recordings()), None)
+    recording, text = newest or recorded_quantize(), Scheme.parse(scheme).text
     kernels = (t for t in recording.rows if (t.operation, t.dtype) == ("quantize", "float32"))
     timing = next((t for t in kernels if Scheme.parse(t.scheme).text == text), None)
     return timing, recording.source

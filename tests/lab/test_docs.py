@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from explorer.core.lowering import with_kernels
 from explorer.figures import style
 from explorer.methods import METHODS
 from explorer.models.evaluate import EmbeddingDrift
@@ -99,8 +100,12 @@ def test_tables_have_a_row_for_each_thing_recorded() -> None:
     gemm = tables.gemm_table(recorded_gemms().rows)
     assert len(gemm.splitlines()) == 2 + len(GEMMS)
     quantize = recorded_quantize().rows
-    names = {*SCHEMES, *(t.scheme for t in quantize)}
+    names = {*(scheme.name for scheme in with_kernels()), *(t.scheme for t in quantize)}
     assert len(tables.quantize_table(quantize).splitlines()) == 2 + len(names)
+    others = set(re.findall(r"`(\w+)`", tables.without_kernels()))
+    assert others | names == set(SCHEMES) and not others & {scheme.name for scheme in with_kernels()}
+    twice = {t.scheme for t in quantize if t.reads_twice}
+    assert len(tables.read_twice_table(quantize).splitlines()) == 2 + len(twice)
 
 
 def test_calls_are_shown_where_they_were_recorded() -> None:

@@ -67,8 +67,8 @@ def check_range(clip_range: Range, scheme: Scheme, x: Tensor | None = None) -> N
         if beyond := int((amax > limit).sum()):
             count, largest = count + beyond, max(largest, float(amax.max()))
     if count:
-        beyond = None if x is None else x.abs() > limit
-        where = "" if beyond is None or not beyond.any() else f", the first value at {_first(beyond)}"
+        large = None if x is None else x.abs() > limit
+        where = "" if large is None or not large.any() else f", the first value at {_first(large)}"
         raise ValueError(
             f"the range of {count} of {clip_range.low.numel()} blocks is larger than "
             f"{'2^126 (8.5e37)' if both else '2^127 (1.7e38)'}, up to "

@@ -18,6 +18,15 @@ _DURATIONS = (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0))
 _SIZES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
 
 
+IN_PYTHON = ", or in Python pass allow_nonfinite=True"
+"""End of a message of the library that is of use only to a program."""
+
+
+def without_python(message: str) -> str:
+    """``message`` for the command line and the page, without ``IN_PYTHON``."""
+    return message.replace(IN_PYTHON, "")
+
+
 def plain(text: str, most: int | None = None) -> str:
     """``text`` on one line, as text and nothing else: control characters (escape sequences of a terminal,
     line breaks), marks that turn the direction of writing, and other characters that are not seen are

@@ -26,7 +26,7 @@ from explorer.gpu.gemm import ScaleK, gemm_mma, gemm_wgmma
 from explorer.gpu.gemm.epilogue import Epilogue
 from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
 from explorer.recordings.machine import this_machine
-from lab.tables import markdown
+from lab.tables import fixed, markdown
 
 NAME = "accumulation"
 SIDE = 128
@@ -43,8 +43,14 @@ PLACES: Mapping[int, str] = {
     PROMOTED: "128 elements later",
 }
 """Where the small product stands when the large one is the first."""
-LARGE = 2.0**4
-"""Both factors of the large product."""
+PROBE = "probe"
+PROBES: Mapping[str, tuple[float, float]] = {
+    PROBE: (16.0, 16.0),
+    "probe_24": (24.0, 24.0),
+    "probe_minus_24": (-24.0, 24.0),
+}
+"""The factors of the large product of each probe. 24 · 24 has its first bit one place above the sum of the
+factors' exponents; a negative sum tells a cut towards zero from one downwards."""
 LEAST_POWER = -9
 """E4M3's least value is 2^-9."""
 MOST_BITS = 23
@@ -66,10 +72,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class SumRow:
-    """One kernel's sums. A probe has ``data`` "probe", ``k`` as in ``PLACES``, and ``bits``: how many bits
-    below the large product's first the small one can stand and still count in full; ``rest``: what happens to
-    three quarters of that last bit. Random data have the root of the mean squared ``error`` over the root of
-    the mean squared product, and ``bias``, the mean of error over product."""
+    """One kernel's sums. A probe has ``data`` of ``PROBES``, ``k`` as in ``PLACES``, and ``bits``: how many
+    bits below the large product's first the small one can stand and still count in full; ``rest``: what
+    happens to three quarters of that last bit. Random data have the root of the mean squared ``error`` over
+    the root of the mean squared product, and ``bias``, the mean of error over product."""
 
     kernel: str
     data: str
@@ -80,7 +86,6 @@ class SumRow:
     bias: float = 0.0
 
 
-PROBE = "probe"
 _FLOAT = Epilogue(dtype=torch.float32)
 
 
@@ -126,8 +131,9 @@ def run_sums(
         if (capability := kernel_capability(device)) != (9, 0):
             raise ValueError(f"sums of Hopper's tensor cores are measured on sm_90; this GPU is {capability}")
     for name, kernel in kernels.items():
-        for place in PLACES:
-            yield SumRow(name, PROBE, place, *probe(kernel.run, place, device))
+        for data, factors in PROBES.items():
+            for place in PLACES:
+                yield SumRow(name, data, place, *probe(kernel.run, place, device, factors))
     for data in DATA:
         for k in lengths:
             x, w = operands(data, k, device)
@@ -152,22 +158,30 @@ def _drawn(data: str, k: int, side: int) -> list[Tensor]:
     return [values.abs() for values in drawn] if data == POSITIVE else drawn
 
 
-def probe(run: Product, place: int, device: torch.device) -> tuple[int, str]:
-    """``bits`` and ``rest`` of ``SumRow``, for a small product at ``place`` of K."""
-    large = LARGE**2
+def probe(
+    run: Product, place: int, device: torch.device, factors: tuple[float, float] = PROBES[PROBE]
+) -> tuple[int, str]:
+    """``bits`` and ``rest`` of ``SumRow``, for a small product at ``place`` of K. The large one, of the same
+    sign, is that of ``factors`` in the first place."""
+    large = math.prod(factors)
+    first_bit = math.copysign(2.0 ** (math.frexp(large)[1] - 1), large)
 
     def total(small: float) -> float:
         x, w = (torch.zeros(SIDE, 2 * PROMOTED, device=device) for _ in range(2))
-        x[:, 0] = w[:, 0] = LARGE
+        x[:, 0], w[:, 0] = factors
         power = 2.0 ** min(max(math.frexp(small)[1] - 1, LEAST_POWER), 8)
         x[:, place], w[:, place] = small / power, power
         return float(run(x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn))[0, 0])
 
+    def counts(bits: int) -> bool:
+        small = first_bit * 2.0**-bits
+        return total(small) == large + small
+
     bits = 0
-    while bits < MOST_BITS and total(large * 2.0 ** -(bits + 1)) == large * (1 + 2.0 ** -(bits + 1)):
+    while bits < MOST_BITS and counts(bits + 1):
         bits += 1
-    rest = total(large * 0.75 * 2.0**-bits)
-    return bits, {large: CUT, large * (1 + 2.0**-bits): ROUNDED}.get(rest, UNCLEAR)
+    last = first_bit * 2.0**-bits
+    return bits, {large: CUT, large + last: ROUNDED}.get(total(0.75 * last), UNCLEAR)
 
 
 def record_sums() -> Path:
@@ -182,15 +196,28 @@ def recorded_sums() -> Recording[SumRow]:
 
 
 def probes_table(rows: Sequence[SumRow]) -> str:
-    """Bits that each kernel's sums keep, by the place of the small product."""
+    """Bits that each kernel's sums keep, by the large product and the place of the small one."""
     if not rows:
         return NOT_RECORDED
-    places = {(row.kernel, row.k): row for row in rows if row.data == PROBE}
+    places = {(row.kernel, row.data, row.k): row for row in rows if row.data in PROBES}
     lines = []
     for name, kernel in KERNELS.items():
-        found = [places[name, place] for place in PLACES]
-        lines.append([kernel.label, *(_bits(row) for row in found)])
-    return markdown(("kernel", *PLACES.values()), lines)
+        for data in PROBES:
+            found = [places[key] for place in PLACES if (key := (name, data, place)) in places]
+            if found:
+                lines.append([kernel.label, _product(data), *map(_bits, found)])
+    return markdown(("kernel", "large product", *PLACES.values()), lines)
+
+
+def unrecorded_probes(rows: Sequence[SumRow]) -> str:
+    """A sentence that names the large products that no recorded probe has; "" without any."""
+    missing = [_product(data) for data in PROBES if all(row.data != data for row in rows)]
+    return f"Probes with {' and '.join(missing)}: {NOT_RECORDED}." if missing else ""
+
+
+def _product(data: str) -> str:
+    """ "−24 · 24"."""
+    return " · ".join(fixed(factor, 0) for factor in PROBES[data])
 
 
 def _bits(row: SumRow) -> str:
@@ -242,9 +269,16 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2g} %"
 
 
+FIGURE_TITLE = "Error of long FP8 sums of one sign, by number of products K"
+TITLE_HEIGHT = 44
+"""Pixels above the plot."""
+
+
 def sums_figure(rows: Sequence[SumRow]) -> go.Figure:
     """Error over product by K, of positive data."""
-    fig = style.figure("K", "error ÷ product", NAME, 380)
+    fig = style.figure("K", "error ÷ product", NAME, 410)
+    fig.update_layout(title={"text": FIGURE_TITLE, "font": {"size": 14}, "x": 0, "xref": "paper"})
+    fig.update_layout(margin={"t": TITLE_HEIGHT})
     shown = [row for row in rows if row.data == POSITIVE]
     for name, kernel in KERNELS.items():
         mine = [row for row in shown if row.kernel == name]
@@ -252,7 +286,13 @@ def sums_figure(rows: Sequence[SumRow]) -> go.Figure:
         fig.add_scatter(x=[r.k for r in mine], y=[r.error for r in mine], name=kernel.label, line=line)
     if shown:
         style.log_axis(fig, "x", min(r.k for r in shown) / 1.2, max(r.k for r in shown) * 1.2, base=4)
-        fig.update_xaxes(tickformat=",d")
-        least = min(r.error for r in shown if r.error > 0)
-        style.log_axis(fig, "y", least / 2, 2 * max(r.error for r in shown))
+        lengths = sorted({r.k for r in shown})
+        ticks = [*lengths[:-1:2], lengths[-1]]
+        fig.update_xaxes(tickvals=ticks, ticktext=[f"{k:,}" for k in ticks], dtick=None)
+        errors = [r.error for r in shown if r.error > 0]
+        decades = range(math.floor(math.log10(min(errors))), math.ceil(math.log10(max(errors))) + 1)
+        style.log_axis(fig, "y", 10.0 ** decades[0], 10.0 ** decades[-1])
+        fig.update_yaxes(
+            tickvals=[10.0**n for n in decades], ticktext=[f"10<sup>{fixed(n, 0)}</sup>" for n in decades]
+        )
     return style.legend_below(fig, 2)

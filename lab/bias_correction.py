@@ -31,7 +31,7 @@ from explorer.recordings.machine import this_machine
 from explorer.schemes import SCHEMES, Scheme
 from explorer.schemes.scheme import label_of_text
 from lab.embeddings import METHODS_SCHEMES, PACKAGES, TOKENS
-from lab.tables import markdown, mean_and_spread
+from lab.tables import markdown, mean_and_spread, signed
 
 NAME = "bias-correction"
 METHODS = ("rtn", "hqq", "awq", "gptq", "autoround")
@@ -228,7 +228,7 @@ def kinds_table(rows: Sequence[BiasRow], scheme: str, method: str) -> str:
             of = rows_of(rows, scheme, name, kind)
             gain = _mean(of, "cosine") - _mean(rows_of(rows, scheme, base), "cosine")
             cells += [
-                f"{_mean(of, 'cosine'):.3f} ({round(gain, 3) + 0.0:+.3f})",
+                f"{_mean(of, 'cosine'):.3f} ({signed(gain, 3)})",
                 f"{_mean(of, 'better'):.0f} of {of[0].layers}",
             ]
         lines.append(cells)

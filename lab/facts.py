@@ -22,8 +22,10 @@ from explorer.products.table import GEMMS
 from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.schemes import SCHEMES
+from explorer.schemes.scheme import label_of_text
 from explorer.training.digits import FLOAT, LONGER, Underflow
 from lab.embeddings import METHODS_COMPARED, EmbeddingRun
+from lab.intervals import interval
 from lab.tables import by_embedding_run, drifts_of, mean_accuracy
 from lab.training import TrainingResult
 
@@ -142,6 +144,32 @@ def best_methods(drifts: Sequence[EmbeddingDrift], scheme: str) -> list[str]:
     }
     recorded = {method: sum(of) / len(of) for method, of in cosines.items() if of}
     return [label_of(method) for method in sorted(recorded, key=lambda method: -recorded[method])]
+
+
+def best_in_words(drifts: Sequence[EmbeddingDrift], scheme: str) -> str:
+    """Which methods have the highest mean cosine under ``scheme``, and whether the first two tie: the paired
+    difference of their cosines and its 95 % interval over the samples. "" for fewer than three methods."""
+    by_run = by_embedding_run(drifts)
+    cosines = {label_of(m): [d.cosine for d in drifts_of(by_run, scheme, m)] for m in METHODS_COMPARED}
+    best = best_methods(drifts, scheme)[:3]
+    if len(best) < 3:
+        return ""
+    first, second, third = (cosines[label] for label in best)
+    label, shown = label_of_text(scheme), [f"{sum(of) / len(of):.3f}" for of in (first, second)]
+    if len(first) != len(second) or len(first) < 2:
+        return f"With {label}, {best[0]} has the highest cosine, then {best[1]} and {best[2]}."
+    mean, half = interval([a - b for a, b in zip(first, second, strict=True)])
+    apart = f"the difference is {mean:.4f} ± {half:.4f}"
+    if mean <= half or shown[0] == shown[1]:
+        tie = "are not told apart" if mean <= half else "tie to three digits"
+        return (
+            f"With {label}, {best[0]} and {best[1]} have the highest cosine and {tie} ({shown[0]} and "
+            f"{shown[1]}; {apart}); then comes {best[2]} ({sum(third) / len(third):.3f})."
+        )
+    return (
+        f"With {label}, {best[0]} has the highest cosine ({shown[0]}), then {best[1]} ({shown[1]}; {apart}) "
+        f"and {best[2]} ({sum(third) / len(third):.3f})."
+    )
 
 
 def cosine(drifts: Sequence[EmbeddingDrift], scheme: str, method: str = "rtn", activations: str = "") -> str:

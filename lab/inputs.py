@@ -35,7 +35,7 @@ from explorer.schemes import SCHEMES
 from explorer.schemes.scheme import label_of_text
 from lab.embeddings import BOTH, PACKAGES, TOKENS, EmbeddingRun
 from lab.intervals import half_interval, paired
-from lab.tables import by_embedding_run, markdown, signed, with_standard_error
+from lab.tables import by_embedding_run, markdown, signed, with_interval
 
 NAME = "inputs"
 GROUP = 4
@@ -131,7 +131,7 @@ def inputs_table(rows: Sequence[InputsRow], elsewhere: Sequence[EmbeddingDrift])
         if other is not None:
             there = [f"{other.cosine:.4f}", f"{100 * other.neighbours:.1f} %"]
         lines.append([_label(run), *(_cells(of) if of else [NOT_RECORDED, "", "", ""]), *there])
-    titles = ["bits", "cosine ± 95 % interval", "rank", "neighbour ± standard error"]
+    titles = ["bits", "cosine ± 95 % interval", "rank", "neighbour ± 95 % interval"]
     titles += ["other CPU: cosine", "neighbour"]
     return markdown(["weights × inputs, all layers", *titles], lines)
 
@@ -149,7 +149,7 @@ def _cells(rows: Sequence[InputsRow]) -> list[str]:
         f"{rows[0].bits:.2f}",
         f"{statistics.fmean(cosines):.4f} ± {max(half, 0.0001):.4f} {_spread(cosines, 4)}",
         f"{statistics.fmean(row.rank for row in rows):.4f} {_spread([row.rank for row in rows], 4)}",
-        f"{with_standard_error(statistics.fmean(neighbours))} {_spread([100 * n for n in neighbours], 1)}",
+        f"{with_interval(statistics.fmean(neighbours))} {_spread([100 * n for n in neighbours], 1)}",
     ]
 
 

@@ -10,7 +10,9 @@ from itertools import permutations
 
 import numpy as np
 from scipy.stats import rankdata
+from scipy.stats import t as students
 
+COVERED = 0.95
 NORMAL_95 = 1.96
 """Standard errors on either side that hold 95 % of a normal distribution."""
 RESAMPLES = 2000
@@ -21,6 +23,19 @@ FEW = 8
 def half_interval(groups: Sequence[float]) -> float:
     """Half of the 95 % interval of the mean of ``groups``, which are independent of each other."""
     return NORMAL_95 * statistics.stdev(groups) / math.sqrt(len(groups))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half the width of its 95 % interval, by Student's t; ``ValueError`` for fewer than two."""
+    if len(values) < 2:
+        raise ValueError("an interval needs at least two values")
+    quantile = float(students.ppf((1 + COVERED) / 2, len(values) - 1))
+    return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def half_interval_of_share(share: float, count: int) -> float:
+    """Half of the 95 % interval of a ``share`` of ``count`` independent draws, by the normal distribution."""
+    return NORMAL_95 * math.sqrt(share * (1 - share) / count)
 
 
 def paired(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:

@@ -41,7 +41,7 @@ from lab.bias_correction import BiasRow
 from lab.embeddings import METHODS_SCHEMES, PACKAGES, TOKENS
 from lab.inputs import GROUP
 from lab.intervals import chance, half_interval, spearman, spearman_interval
-from lab.tables import markdown, signed
+from lab.tables import fixed, markdown, signed
 
 NAME = "ranking"
 METHODS = ("rtn", "hqq", "awq", "gptq", "autoround")
@@ -486,7 +486,7 @@ def _correlation(pairs: Sequence[tuple[float, float]]) -> str:
     if len(pairs) < 3:
         return f"({NOT_RECORDED})"
     losses, errors = zip(*pairs, strict=True)
-    return f"{spearman(losses, errors):.2f} (p = {chance(losses, errors):.2f})"
+    return f"{fixed(spearman(losses, errors))} (p = {chance(losses, errors):.2f})"
 
 
 def few_loss(bias: Sequence[BiasRow], scheme: str, method: str) -> str:
@@ -528,7 +528,7 @@ def _over_layers(triples: Sequence[tuple[str, float, float]]) -> str:
         return "–"
     layers, losses, errors = zip(*triples, strict=True)
     low, high = spearman_interval(losses, errors, layers)
-    return f"{spearman(losses, errors):.2f} ({low:.2f} to {high:.2f})"
+    return f"{fixed(spearman(losses, errors))} ({fixed(low)} to {fixed(high)})"
 
 
 def _ratios(rows: Sequence[RankRow], kind: str) -> Iterator[tuple[str, float, float, float | None]]:

@@ -34,6 +34,7 @@ from explorer.training.digits import LSQ, POST, STRAIGHT, WIDTHS
 from lab.analysis import AnalysisTiming
 from lab.embeddings import METHODS_COMPARED, METHODS_SCHEMES, WEIGHTS, EmbeddingRun
 from lab.first_numbers import FirstNumbers
+from lab.intervals import half_interval_of_share, interval
 from lab.methods import MethodTiming
 from lab.page import PageTiming
 from lab.sizes import SizeTiming
@@ -54,9 +55,14 @@ STAGES = (
 )
 
 
-def signed(difference: float) -> str:
-    """ "+0.0012" or "−0.0012"."""
-    return f"{'−' if difference < 0 else '+'}{abs(difference):.4f}"
+def fixed(value: float, digits: int = 2) -> str:
+    """ "0.12" or "−0.12"; never "−0.00"."""
+    return f"{'−' if round(value, digits) < 0 else ''}{abs(value):.{digits}f}"
+
+
+def signed(difference: float, digits: int = 4) -> str:
+    """ "+0.0012" or "−0.0012"; "+0.0000" of what rounds to 0."""
+    return f"{'' if round(difference, digits) < 0 else '+'}{fixed(difference, digits)}"
 
 
 def markdown(headers: Cells, rows: Iterable[Cells]) -> str:
@@ -492,13 +498,14 @@ def weights_table(drifts: Sequence[EmbeddingDrift]) -> str:
 def _drift_row(label: str, drift: EmbeddingDrift | None) -> list[str]:
     if drift is None:
         return [label, NOT_RECORDED, "", "", ""]
-    shares = [f"{drift.cosine:.4f}", f"{drift.rank:.4f}", with_standard_error(drift.neighbours)]
+    shares = [f"{drift.cosine:.4f}", f"{drift.rank:.4f}", with_interval(drift.neighbours)]
     return [label, f"{drift.bits:.2f}", *shares]
 
 
-def with_standard_error(share: float) -> str:
-    """A share of the sentences compared, and √(p (1 - p) / n): how far it moves with the choice of them."""
-    return f"{100 * share:.1f} ± {100 * math.sqrt(share * (1 - share) / len(sentences())):.1f} %"
+def with_interval(share: float) -> str:
+    """A share of the sentences compared, and half of its 95 % interval: how far it moves with the choice of
+    them."""
+    return f"{100 * share:.1f} ± {100 * half_interval_of_share(share, len(sentences())):.1f} %"
 
 
 def methods_comparison_table(drifts: Sequence[EmbeddingDrift], timings: Sequence[MethodTiming]) -> str:
@@ -552,7 +559,7 @@ def by_embedding_run(drifts: Iterable[EmbeddingDrift]) -> dict[EmbeddingRun, Emb
 
 
 def training_table(results: Sequence[TrainingResult]) -> str:
-    """Mean accuracy and standard deviation over the seeds, by width of the weights and how the network was
+    """Mean accuracy and its 95 % interval over the seeds, by width of the weights and how the network was
     trained."""
     widths = [w for w in WIDTHS if any(r.width == w for r in results)]
     rows = [[label, *(_accuracy(results, w, stage) for w in widths)] for stage, label in STAGES]
@@ -563,7 +570,8 @@ def _accuracy(results: Sequence[TrainingResult], width: str, stage: str) -> str:
     every = accuracies(results, width, stage)
     if len(every) < 2:
         return f"{100 * every[0]:.1f} %" if every else ""
-    return f"{100 * statistics.mean(every):.1f} ± {100 * statistics.stdev(every):.1f} %"
+    mean, half = interval(every)
+    return f"{100 * mean:.1f} ± {100 * half:.1f} %"
 
 
 def mean_accuracy(results: Iterable[TrainingResult], width: str, stage: str) -> float | None:

@@ -6,15 +6,12 @@ rules keep in float32. Networks of one seed start from the same parameters and s
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import mean, stdev
 
 import torch
-from scipy.stats import t as students
 
 from explorer.analysis.report import compare
 from explorer.core.quantize import quantize
@@ -24,12 +21,12 @@ from explorer.recordings.machine import this_machine
 from explorer.schemes import CALIBRATORS, SCHEMES
 from explorer.training.digits import accuracy, losses, network
 from explorer.training.products import BF16, NVFP4, TrainingPrecision, prepare_training
-from lab.tables import markdown, signed
+from lab.intervals import interval
+from lab.tables import fixed, markdown, signed
 from lab.training import PACKAGES
 
 NAME = "training-nvfp4"
 HIDDEN, EPOCHS, SEEDS = (64, 64, 64, 64), 20, 12
-COVERED = 0.95
 KEPT = ("0", str(2 * len(HIDDEN)))
 """The first and the last linear layer."""
 _PLAIN = SCHEMES["nvfp4"]
@@ -96,14 +93,6 @@ def recorded_precisions() -> Recording[PrecisionRun]:
     return recorded(NAME, PrecisionRun)
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half the width of its 95 % interval, by Student's t; ``ValueError`` for fewer than two."""
-    if len(values) < 2:
-        raise ValueError("an interval needs at least two values")
-    quantile = float(students.ppf((1 + COVERED) / 2, len(values) - 1))
-    return mean(values), quantile * stdev(values) / math.sqrt(len(values))
-
-
 def losses_over_bf16(rows: Sequence[PrecisionRun], variant: str) -> list[float]:
     """The loss of each seed's network less that of the BF16 network of the same seed, in nats."""
     loss = {(row.variant, row.seed): row.loss for row in rows}
@@ -117,19 +106,19 @@ def precisions_table(rows: Sequence[PrecisionRun]) -> str:
         of = [row for row in rows if row.variant == name]
         cells = [NOT_RECORDED, "", ""]
         if of:
-            more = "–" if name == "bf16" else plus_minus(losses_over_bf16(rows, name), "+.4f")
-            right = plus_minus([100 * row.accuracy for row in of], ".1f")
-            cells = [plus_minus([row.loss for row in of], ".4f"), more, f"{right} %"]
+            more = "–" if name == "bf16" else plus_minus(losses_over_bf16(rows, name), 4, signed)
+            right = plus_minus([100 * row.accuracy for row in of], 1)
+            cells = [plus_minus([row.loss for row in of], 4), more, f"{right} %"]
         lines.append([variant.label, *cells])
     return markdown(["linear layers", "training loss", "more than BF16", "test images recognized"], lines)
 
 
-def plus_minus(values: Sequence[float], form: str) -> str:
+def plus_minus(values: Sequence[float], digits: int, written: Callable[[float, int], str] = fixed) -> str:
     """ "0.1234 ± 0.0056"; the value alone of one."""
     if len(values) == 1:
-        return format(values[0], form)
+        return written(values[0], digits)
     middle, half = interval(values)
-    return f"{middle:{form}} ± {half:{form.lstrip('+')}}"
+    return f"{written(middle, digits)} ± {half:.{digits}f}"
 
 
 def seed_count(rows: Sequence[PrecisionRun]) -> int:
@@ -158,5 +147,7 @@ def in_words(rows: Sequence[PrecisionRun]) -> str:
         certain = "a higher loss" if middle > 0 else "a lower loss"
         kind = certain if abs(middle) > half else "no certain difference"
         groups[kind].append(f"{VARIANTS[name].label} ({signed(middle)} ± {half:.4f})")
-    words = [f"Beside NVFP4 by all rules, {kind}: {'; '.join(of)}." for kind, of in groups.items() if of]
+    words = [
+        f"Compared with NVFP4 by all rules, {kind}: {'; '.join(of)}." for kind, of in groups.items() if of
+    ]
     return " ".join(words)

@@ -26,6 +26,7 @@ from explorer.progress import checkpoint
 from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
 from explorer.recordings.machine import this_machine
 from explorer.schemes import Scheme
+from explorer.schemes.rules import SUPER_BLOCK
 from explorer.schemes.scheme import label_of_text
 from lab.conformance.cases import model_weights
 from lab.tables import markdown
@@ -35,7 +36,8 @@ DECIBELS_A_BIT = 20 * math.log10(2)
 """What a bit more buys at best: the rate-distortion function of normal numbers is D = 2^-2R (Shannon)."""
 _PARTS = ("self.query", "output.dense")
 LAYERS = tuple(f"encoder.layer.0.attention.{part}.weight" for part in _PARTS)
-"""Layers of all-MiniLM-L6-v2, each 384 x 384, whose signals and errors are summed."""
+LAYER_SHAPE = (384, 384)
+"""Layers of all-MiniLM-L6-v2, each of this shape, whose signals and errors are summed."""
 NORMAL, REAL = "normal", "layers"
 SEQUENCE = 256
 """Weights that share a path through the trellis, as QTIP's tiles of 16 x 16 do."""
@@ -300,10 +302,16 @@ def run_vector_codes(model: str, names: Sequence[str] = tuple(CODES)) -> Iterato
         code = CODES[name]
         factor = best_factor(CODES[code.like] if code.like else code)
         for of, matrices in tensors.items():
-            bits = _mean([BITS + (16 + sum(x.shape) * (of == REAL)) / x.numel() for x in matrices])
+            bits = _mean([code_bits((len(x), x.shape[1]), of == REAL) for x in matrices])
             mixed = [rotated(x) if of == REAL else x for x in matrices]  # lengths of errors stay
             found = [restored(x, code, factor) for x in mixed]
             yield VectorRow(name, of, bits, _sqnr(mixed, found), factor)
+
+
+def code_bits(shape: tuple[int, int], turned: bool) -> float:
+    """Bits per value of a matrix of ``shape`` by any of ``CODES``: one float16 scale, and where it is
+    ``turned`` the signs of both Hadamard matrices."""
+    return BITS + (16 + sum(shape) * turned) / math.prod(shape)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -327,17 +335,24 @@ def recorded_vector_codes() -> Recording[VectorRow]:
 
 
 def vector_codes_table(rows: Sequence[VectorRow]) -> str:
-    """Schemes and codes by their error on normal values, the largest first."""
+    """Schemes and codes by their error on normal values, the largest first; below, what bits of schemes with
+    a star count, which no GGUF file has."""
     by_name = {(row.name, row.of): row for row in rows}
     names = sorted({row.name for row in rows}, key=lambda name: (by_name[name, NORMAL].sqnr_db, name))
-    lines = []
+    lines, whole = [], []
     for name in names:
         normal, real = by_name[name, NORMAL], by_name.get((name, REAL))
         label = CODES[name].label if name in CODES else label_of_text(name)
+        scheme = None if name in CODES else Scheme.parse(name)
+        bits = scheme.bits_per_element(LAYER_SHAPE).total if scheme else code_bits(LAYER_SHAPE, True)
+        star = scheme is not None and scheme.shortened(LAYER_SHAPE) != ""
+        if scheme and star:
+            in_whole = scheme.bits_per_element((LAYER_SHAPE[0], SUPER_BLOCK)).total
+            whole.append(f"{label} {in_whole:g}")
         lines.append(
             [
                 label,
-                f"{(real or normal).bits:.3f}",
+                f"{bits:.3f}{'*' if star else ''}",
                 f"{normal.sqnr_db:.2f} dB",
                 f"{normal.above_bound:.2f} dB",
                 f"{normal.error:.4f}",
@@ -347,7 +362,16 @@ def vector_codes_table(rows: Sequence[VectorRow]) -> str:
         )
     of_normal = ["normal values", "normal values: below the bound", "squared error", "claimed"]
     titles = ["bits of the layers", *of_normal, "two layers"]
-    return markdown(["", *titles], lines) if lines else f"({NOT_RECORDED})"
+    if not lines:
+        return f"({NOT_RECORDED})"
+    table = markdown(["", *titles], lines)
+    if not whole:
+        return table
+    return (
+        f"{table}\n\n\\* A row of {LAYER_SHAPE[1]} values is no whole number of blocks of {SUPER_BLOCK}: no "
+        "GGUF file holds it, and the bits count a shorter last block. Bits of rows that are: "
+        f"{'; '.join(whole)}."
+    )
 
 
 def error_of(rows: Sequence[VectorRow], name: str) -> str:
@@ -365,9 +389,10 @@ def in_words(rows: Sequence[VectorRow]) -> str:
         return ""
     best = max((name for name in CODES if name in real), key=lambda name: normal[name])
     text = (
-        f"Beside four levels for each value by itself, E8P has {normal['e8p'] - normal['lloyd_max']:.2f} dB "
-        f"more and the best trellis {normal[best] - normal['lloyd_max']:.2f}; "
-        f"{2 * DECIBELS_A_BIT - normal[best]:.2f} dB are left to the bound."
+        f"Compared with four levels for each value by itself, E8P has "
+        f"{normal['e8p'] - normal['lloyd_max']:.1f} dB more and the best trellis "
+        f"{normal[best] - normal['lloyd_max']:.1f} dB; {2 * DECIBELS_A_BIT - normal[best]:.1f} dB are left "
+        "to the bound."
     )
     enough = [r for name, r in real.items() if name not in CODES and r.sqnr_db >= real[best].sqnr_db]
     if not enough:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 import socket
 import stat
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -199,6 +201,46 @@ def test_bits_of_rows_that_no_gguf_file_holds_are_said(capsys: pytest.CaptureFix
     quantized = ("quantize", "sample:attention_query", "--scheme", "q6_k")
     assert "no GGUF file holds it" in run(capsys, *quantized)[1]
     assert "no GGUF file" in json.loads(run(capsys, *quantized, "--json")[1])["report"]["note"]
+
+
+NOT_FINITE = ((math.nan, "1 of 64 values are NaN or Inf"), (3.4e38, "larger than 2^127"))
+
+
+@pytest.mark.parametrize(("value", "words"), NOT_FINITE)
+def test_what_cannot_be_scaled_is_named_with_its_place(
+    value: float, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If this fails, a user of the command line is told an option of Python, or searches for the value."""
+    x = np.ones((2, 32), np.float32)
+    x[1, 5] = value
+    np.save(tmp_path / "x.npy", x)
+    code, _, err = run(capsys, "quantize", str(tmp_path / "x.npy"), "--scheme", "nvfp4")
+    assert code == 2 and words in err and "row 1, column 5" in err and "allow_nonfinite" not in err
+    assert "replace them with finite numbers" in err or "scale the tensor down first" in err
+    with pytest.raises(ValueError, match="allow_nonfinite=True" if math.isnan(value) else "scale the tensor"):
+        quantize(torch.from_numpy(x), SCHEMES["nvfp4"])
+
+
+def test_a_float64_value_beyond_float32_is_named_with_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If this fails, the largest value of a file of many has to be searched for."""
+    x = np.ones((2, 3, 4))
+    x[1, 2, 3] = 1e39
+    np.save(tmp_path / "x.npy", x)
+    code, _, err = run(capsys, "quantize", str(tmp_path / "x.npy"), "--scheme", "nvfp4")
+    assert code == 2 and "1 of 24 float64 values" in err and "the first at row 5, column 3" in err
+
+
+@pytest.mark.parametrize(("rows", "said"), [(4, True), (100, False)])
+def test_kl_of_a_small_sample_is_said_to_be_one(
+    rows: int, said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If this fails, the KL of a few rows is read as that of the tensor: it is twice as large."""
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((rows, 384), np.float32))
+    command = ("quantize", str(tmp_path / "x.npy"), "--scheme", "int4_group128")
+    assert ("kl: 1,536 values are 6 to each of 256 bins" in run(capsys, *command)[1]) is said
+    assert ("note" in json.loads(run(capsys, *command, "--json")[1])["report"]) is said
 
 
 def test_units_are_said_and_totals_are_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -243,6 +243,43 @@ def test_explorer_loads_torch_only_when_it_is_needed() -> None:
     assert outside([sys.executable, "-c", code], ROOT).strip() == "set()"
 
 
+HEAVY = ("transformers", "gradio", "plotly", "pandas", "scipy", "torch._dynamo", "onnx", "yaml", "httpx2")
+HUB = ("huggingface_hub.file_download", "huggingface_hub.hf_api", "huggingface_hub.errors")
+WITHOUT: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("--help", ("torch", "numpy", "pydantic", *HEAVY, *HUB)),
+    ("quantize --help", ("torch", "numpy", *HEAVY, *HUB)),
+    ("schemes", ("explorer.sources", "explorer.core.backend", *HEAVY, *HUB)),
+    ("quantize x.npy --scheme nvfp4", (*HEAVY, *HUB)),
+    ("quantize x.npy --scheme nope", ("explorer.sources", *HEAVY, *HUB)),
+    ("compare x.npy --schemes nvfp4,int8_row", (*HEAVY, *HUB)),
+)
+
+
+@pytest.mark.parametrize(("command", "unneeded"), WITHOUT, ids=[command for command, _ in WITHOUT])
+def test_a_command_imports_only_what_it_needs(
+    command: str, unneeded: tuple[str, ...], tmp_path: Path
+) -> None:
+    """If this fails, a small answer waits for packages that it does not use."""
+    np.save(tmp_path / "x.npy", np.ones((2, 32), np.float32))
+    code = f"""
+import contextlib, io, sys
+from explorer.cli import main
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    main({command.split()!r})
+print({set(unneeded)!r} & set(sys.modules))
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.strip() == "set()"
+
+
 def test_torchs_compiler_is_loaded_only_when_it_is_needed() -> None:
     """It takes longer to import than torch. If this fails, every command and the page start twice as late."""
     code = "import explorer.core.ops, app.ui, sys; print({'torch', 'torch._dynamo'} & set(sys.modules))"

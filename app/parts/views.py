@@ -25,6 +25,7 @@ from app.state.record import FileRefusedError
 from app.state.selection import NothingChosenError
 from explorer import gpu
 from explorer.progress import StoppedError, stoppable
+from explorer.words import without_python
 
 Control = Any
 """A Gradio component. Gradio adds its event methods at run time, where a type checker cannot see them."""
@@ -211,8 +212,7 @@ def _message(error: Exception) -> str:
 
 def page_words(message: str) -> str:
     """A message of the library without what is of use only in Python or on the command line."""
-    message = message.replace(", or in Python pass allow_nonfinite=True", "")
-    return _LISTS_SCHEMES.sub(SCHEMES_ARE_CHOSEN, message)
+    return _LISTS_SCHEMES.sub(SCHEMES_ARE_CHOSEN, without_python(message))
 
 
 SCHEMES_ARE_CHOSEN = "; choose one at A or B in the bar, such as int4_group128_asym or nvfp4"

@@ -33,7 +33,7 @@ class Report:
 
     relative_error  ‖x̂ - x‖ / ‖x‖ (Frobenius)
     kl              KL(original || mean of original and dequantized), 0 … ln 2 nats, over 256 bins of the
-                    original's range (``histogram_kl``)
+                    original's range (``histogram_kl``); too large for few values (``kl_note``)
     max_error_at    (row, column) of ``max_error`` = max |x̂ - x|
     clipped         share beyond the block's saturation threshold, which rounding alone would not bring back
     zeroed          share that is not zero before and zero after

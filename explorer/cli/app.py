@@ -30,6 +30,7 @@ from explorer.cli.device import COMMAND
 from explorer.cli.options import naming_rows
 from explorer.cli.output import say
 from explorer.version import __version__
+from explorer.words import without_python
 
 app = typer.Typer(
     name="explorer",
@@ -116,7 +117,7 @@ def _words(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror.lower()}"
     if not isinstance(error, typer.TyperException):
-        return str(error)
+        return without_python(str(error))
     message, usage = error.format_message(), vars(error)
     if message == "Missing command.":
         group = usage["ctx"].command

@@ -111,6 +111,17 @@ def check_out(path: str | None, suffix: str = ".safetensors") -> None:
         raise ValueError(f"--out {path}: what is written ends in {suffix}")
 
 
+FILE_SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth", ".csv", ".png", ".jpg", ".jpeg")
+"""Of tensor files: those of ``sources.source_limits``, whose package imports torch."""
+
+
+def check_file(where: str) -> None:
+    """``ValueError`` before any work for a tensor file that is not there."""
+    path = Path(where)
+    if path.suffix.lower() in FILE_SUFFIXES and not path.is_file():
+        raise ValueError(f"{path.name}: no such file")
+
+
 def check_readable(path: str | None) -> None:
     """``OSError`` before any work if a file that an option or argument names cannot be opened."""
     if path is not None:

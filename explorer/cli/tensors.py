@@ -15,6 +15,7 @@ from explorer.cli.options import (
     Json,
     Revision,
     TensorName,
+    check_file,
     check_out,
     examples,
     parse_scheme,
@@ -115,10 +116,13 @@ def quantize(
     as_json: Json = False,
 ) -> None:
     """Quantize one tensor and report the error."""
+    check_file(file)
+    chosen = parse_scheme(scheme)
+
+    from explorer.analysis.histograms import kl_note
     from explorer.analysis.sliced import analyse_anywhere
     from explorer.core.serialize import to_json
 
-    chosen = parse_scheme(scheme)
     _check_file(out, layout)
     use_device(device)
     matrix = _load(file, tensor, revision, as_json)
@@ -130,17 +134,22 @@ def quantize(
         write_one(layout, analysis.q, Path(out), matrix.name or "tensor")
     elif out:
         analysis.q.save(out, matrix.name or "tensor")
+    shortened, notes = chosen.shortened(analysis.q.shape), []
+    if shortened:
+        notes.append(f"{chosen.name}: {shortened}")
+    if few := kl_note(matrix.values.numel()):
+        notes.append(f"kl: {few}")
     if as_json:
         measured = {**to_json(report), "total_bits": report.bits.total}
-        if words := chosen.shortened(analysis.q.shape):
-            measured["note"] = words
+        if notes:
+            measured["note"] = "; ".join(notes)
         print_json({"tensor": matrix.description, "scheme": _scheme_record(chosen), "report": measured})
         return
     say(matrix.description)
     say(chosen.describe())
     print_table(PrintedTable(("", "value"), _report_items(report)))
-    if words := chosen.shortened(analysis.q.shape):
-        say(f"{chosen.name}: {words}")
+    for note in notes:
+        say(note)
     if out:
         say(f"written: {out}")
 
@@ -195,9 +204,11 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Many schemes on one tensor: size, error, and which of them no other beats in both."""
+    check_file(file)
+    chosen = parse_schemes(schemes)
+
     from explorer.analysis.schemes import compare_schemes, comparison_record, mark_frontier
 
-    chosen = parse_schemes(schemes)
     use_device(device)
     matrix = _load(file, tensor, revision, as_json)
     rows = counted("schemes", compare_schemes(matrix.values, chosen), len(chosen), as_json)
@@ -250,6 +261,8 @@ def picture(
 
     Values from 0 to 1 are drawn in grey, others from blue (negative) to red.
     """
+    check_file(file)
+
     from explorer.analysis.sliced import analyse_anywhere
     from explorer.analysis.tensor import Side
     from explorer.figures.picture import MOST, Cut, Shades, original_panel, panel_of, picture_page
@@ -296,6 +309,8 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Compare the ranges that the calibrators choose for a tensor with one scale, and their errors."""
+    check_file(file)
+
     from explorer.analysis.calibration import compare_calibrators
 
     chosen = parse_scheme(scheme)

@@ -16,6 +16,7 @@ from explorer.formats.subnormals import keeps_subnormals
 from explorer.schemes import MappingType, Scales, Scheme, join_scales, scale_for
 from explorer.schemes.calibrators import CalibrationContext, Range, low_first
 from explorer.schemes.sorted_part import squared_errors
+from explorer.words import IN_PYTHON
 
 LARGEST, LARGEST_OF_BOTH_ENDS = 2.0**127, 2.0**126
 """The largest magnitude that is scaled: codes restored from ranges up to here are finite in float32 and in
@@ -33,7 +34,7 @@ def check_finite(x: Tensor) -> None:
     if x.dtype == torch.float64:
         beyond = torch.isfinite(x) & ~torch.isfinite(x.to(torch.float32))
         _refuse(beyond, "beyond float32, whose largest value is 3.4e38", "scale the tensor down first")
-    advice = "no scale can be computed from them; remove them, or in Python pass allow_nonfinite=True"
+    advice = f"no scale can be computed from them; replace them with finite numbers{IN_PYTHON}"
     _refuse(~torch.isfinite(x), "NaN or Inf", advice)
 
 
@@ -41,18 +42,23 @@ def _refuse(bad: Tensor, what: str, advice: str) -> None:
     """Raise ``ValueError`` with count and first position if any element of ``bad`` [rows, cols] is set."""
     count = int(bad.sum())
     if count:
-        row, column = divmod(int(bad.reshape(-1).to(torch.uint8).argmax()), bad.shape[1])
-        raise ValueError(
-            f"{count} of {bad.numel()} values are {what}, the first at row {row}, column {column}: {advice}"
-        )
+        raise ValueError(f"{count} of {bad.numel()} values are {what}, the first at {_first(bad)}: {advice}")
+
+
+def _first(which: Tensor) -> str:
+    """ "row 2, column 3": the first element of ``which`` [rows, cols] that is set."""
+    row, column = divmod(int(which.reshape(-1).to(torch.uint8).argmax()), which.shape[1])
+    return f"row {row}, column {column}"
 
 
 SCALED_AT_ONCE = 1 << 20
 """Blocks whose scales are computed at a time: several grids of float32 numbers are made on the way."""
 
 
-def check_range(clip_range: Range, scheme: Scheme) -> None:
-    """Raise ``ValueError`` if a block's range, float32 [grid], is larger than ``scheme`` can restore."""
+def check_range(clip_range: Range, scheme: Scheme, x: Tensor | None = None) -> None:
+    """Raise ``ValueError`` if a block's range, float32 [grid], is larger than ``scheme`` can restore. It
+    names the first value of ``x`` [rows, cols] beyond, where the range is that of ``x``.
+    """
     both = scheme.asymmetric or scheme.mapping.has_offset
     limit, count, largest = LARGEST_OF_BOTH_ENDS if both else LARGEST, 0, 0.0
     rows = max(1, SCALED_AT_ONCE // max(clip_range.low.shape[1], 1))
@@ -61,10 +67,12 @@ def check_range(clip_range: Range, scheme: Scheme) -> None:
         if beyond := int((amax > limit).sum()):
             count, largest = count + beyond, max(largest, float(amax.max()))
     if count:
+        large = None if x is None else x.abs() > limit
+        where = "" if large is None or not large.any() else f", the first value at {_first(large)}"
         raise ValueError(
             f"the range of {count} of {clip_range.low.numel()} blocks is larger than "
             f"{'2^126 (8.5e37)' if both else '2^127 (1.7e38)'}, up to "
-            f"{largest:.3g}: scaled codes would not all be finite in float32; "
+            f"{largest:.3g}{where}: scaled codes would not all be finite in float32; "
             "scale the tensor down first"
         )
 
@@ -74,11 +82,19 @@ def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Ran
     """The calibrator's range, float32 [grid rows, grid columns], of the blocks of float32 ``x``.
 
     ``largest`` is the whole tensor's amax, from which a scale over it is taken, where ``x`` is a part of it.
+    ``ValueError`` for ranges too large to be scaled (``check_range``).
     """
+    found = _ranges(x, scheme, largest)
+    check_range(found, scheme, x)
+    return found
+
+
+def _ranges(x: Tensor, scheme: Scheme, largest: Tensor | None) -> Range:
+    """``find_ranges`` without its check."""
     grid = scheme.grid((x.shape[0], x.shape[1]))
     if scheme.flat:
         view, along_rows = unrolled((x.shape[0], x.shape[1]), scheme)
-        found = find_ranges(x.reshape(view), along_rows, largest)
+        found = _ranges(x.reshape(view), along_rows, largest)
         first = None if found.low_first is None else found.low_first.view(grid)
         return Range(found.low.view(grid), found.high.view(grid), first)
     low = torch.zeros(grid, dtype=torch.float32, device=x.device)
@@ -95,9 +111,7 @@ def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Ran
         high[part.grid_rows, part.grid_columns] = part_range.high
         if first is not None:
             first[part.grid_rows, part.grid_columns] = low_first(part.blocks(x))
-    found = Range(low, high, first)
-    check_range(found, scheme)
-    return found
+    return Range(low, high, first)
 
 
 @keeps_subnormals

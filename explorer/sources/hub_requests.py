@@ -2,7 +2,7 @@
 
 The client is that of huggingface_hub, with the proxies and certificates that its user has set. A timeout of
 that client starts anew with every byte that arrives; here a watch closes the request's sockets when its
-time is up, however slowly the server talks.
+time is up, however slowly the server talks. It is imported by the first request: files need none.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import quote
 
-from huggingface_hub import constants, get_session
-from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
-from huggingface_hub.utils import build_hf_headers
+from huggingface_hub import constants
 
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError, Watched
@@ -36,6 +34,8 @@ class Visit:
     """
 
     def __init__(self, origin: str, endpoint: str | None, limits: SourceLimits) -> None:
+        from huggingface_hub.utils import build_hf_headers
+
         self._origin, self._limits = origin, limits
         self._endpoint = endpoint or constants.ENDPOINT
         self._ends = time.monotonic() + limits.visit_seconds
@@ -72,6 +72,8 @@ class Visit:
         return f"{self._endpoint}/{repo}/resolve/{commit}/{quote(name)}"
 
     def _get(self, url: str, span: tuple[int, int] | None, most: int, progress: Progress | None) -> bytearray:
+        from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
+
         if constants.HF_HUB_OFFLINE:
             raise SourceError(self._not_here(_OFFLINE))
         watch, watched = _Watch(), Watched(progress)
@@ -101,6 +103,8 @@ class Visit:
         self, url: str, span: tuple[int, int] | None, most: int, progress: Progress, watch: _Watch
     ) -> bytearray:
         """The body of the answer to a GET, given up beyond ``most`` bytes."""
+        from huggingface_hub import get_session
+
         headers = {**self._headers, "Accept-Encoding": "identity", "Connection": "close"}
         if span is not None:
             headers["Range"] = f"bytes={span[0]}-{span[1] - 1}"

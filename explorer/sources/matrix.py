@@ -58,17 +58,19 @@ def as_matrix(x: Tensor) -> Tensor:
 def to_float32(tensor: Tensor) -> Tensor:
     """A real tensor of any dtype as float32; packed FP4 is unpacked, which doubles the last axis.
 
-    ``ValueError`` for finite float64 values beyond float32.
+    ``ValueError`` for finite float64 values beyond float32, with the place of the first by ``MATRIX_RULE``.
     """
     if tensor.dtype is getattr(torch, "float4_e2m1fn_x2", None):  # torch 2.8 and later
         return unpack_fp4(tensor)
     values = tensor.to(torch.float32)
     if tensor.dtype == torch.float64:
-        beyond = int((tensor.isfinite() & ~values.isfinite()).sum())
-        if beyond:
+        beyond = tensor.isfinite() & ~values.isfinite()
+        if count := int(beyond.sum()):
+            first = int(beyond.reshape(-1).to(torch.uint8).argmax())
+            row, column = divmod(first, matrix_shape(tuple(tensor.shape))[1])
             raise ValueError(
-                f"{beyond} of {tensor.numel()} float64 values are beyond float32, whose largest value is "
-                "3.4e38; scale the tensor down first"
+                f"{count} of {tensor.numel()} float64 values are beyond float32, whose largest value is "
+                f"3.4e38, the first at row {row}, column {column}; scale the tensor down first"
             )
     return values
 

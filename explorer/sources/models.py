@@ -12,8 +12,6 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from torch import Tensor
 
 from explorer.progress import Progress
@@ -205,6 +203,9 @@ def _files_of(folder: Path, origin: str, limits: SourceLimits) -> list[str]:
 
 def _cached_snapshot(repo_id: str, revision: str | None, limits: SourceLimits) -> Path | None:
     """The folder of a cached snapshot that has all its safetensors files, or None."""
+    from huggingface_hub import try_to_load_from_cache  # slow to import, and of no use for a file
+    from huggingface_hub.errors import HFValidationError
+
     for name in (INDEX, "model.safetensors"):
         try:
             cached = try_to_load_from_cache(repo_id, name, revision=revision)

@@ -169,7 +169,7 @@ class Conformance:
             return word
         if EVERYWHERE in self.differs:
             return "differs"
-        return f"{word} but for {', '.join(count.case for count in self.counts if not count.equal)}"
+        return f"{word} but for {'; '.join(count.case for count in self.counts if not count.equal)}"
 
     @property
     def surprises(self) -> list[str]:

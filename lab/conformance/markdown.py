@@ -77,6 +77,16 @@ class Totals:
     decoded: int
     values: int
 
+    @property
+    def encoded(self) -> int:
+        """Rows that compare codes."""
+        return self.rows - self.decoded
+
+    @property
+    def partly(self) -> int:
+        """Rows of these that are equal except in named cases."""
+        return self.encoded - self.equal - self.differ
+
 
 def totals(rows: Sequence[Conformance]) -> Totals:
     """Counted over all rows by their verdicts."""

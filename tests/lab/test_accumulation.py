@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from lab.accumulation import (
     PLACES,
     POSITIVE,
     PROBE,
+    PROBES,
     ROUNDED,
     Kernel,
     SumRow,
@@ -31,6 +33,7 @@ from lab.accumulation import (
     run_sums,
     sums_figure,
     sums_table,
+    unrecorded_probes,
 )
 
 CPU = torch.device("cpu")
@@ -59,14 +62,26 @@ def emulated(bits: int, step: int, rounds: Callable[[Tensor], Tensor]) -> Callab
     return run
 
 
-@pytest.mark.parametrize("bits", [7, 13, 20])
+@pytest.mark.parametrize(
+    ("bits", "data"),
+    [(7, PROBE), (13, PROBE), (20, PROBE), *((13, data) for data in PROBES if data != PROBE)],
+)
 @pytest.mark.parametrize(("rounds", "rest"), [(torch.trunc, CUT), (torch.round, ROUNDED)])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_probe_finds_what_an_accumulator_keeps(
-    bits: int, rounds: Callable[[Tensor], Tensor], rest: str, place: int
+    bits: int, data: str, rounds: Callable[[Tensor], Tensor], rest: str, place: int
 ) -> None:
     """If this fails, the bits on the page are not those of the hardware."""
-    assert probe(emulated(bits, INSTRUCTION, rounds), place, CPU) == (bits, rest)
+    assert probe(emulated(bits, INSTRUCTION, rounds), place, CPU, PROBES[data]) == (bits, rest)
+
+
+def test_a_negative_sum_tells_a_cut_downwards_from_one_towards_zero() -> None:
+    """If this fails, the page says "cut off" of sums that are rounded down: positive ones look alike."""
+    found = {
+        name: probe(emulated(13, INSTRUCTION, torch.floor), 1, CPU, factors)
+        for name, factors in PROBES.items()
+    }
+    assert found == {"probe": (13, CUT), "probe_24": (13, CUT), "probe_minus_24": (13, ROUNDED)}
 
 
 def test_sums_in_float32_lose_nothing_that_a_probe_can_see() -> None:
@@ -81,8 +96,15 @@ def test_cut_sums_are_too_small_and_worse_the_longer_they_are() -> None:
         "exact": Kernel("exact", lambda x, w: (x.double() @ w.double().t()).float()),
     }
     rows = list(run_sums(kernels, (128, 1024), CPU))
-    assert [(row.kernel, row.k) for row in rows[:6]] == [(name, k) for name in kernels for k in PLACES]
-    assert [row.bits for row in rows[:6]] == [10] * 3 + [23] * 3
+    probes = [row for row in rows if row.data in PROBES]
+    assert [(row.kernel, row.data, row.k) for row in probes] == [
+        (name, data, k) for name in kernels for data in PROBES for k in PLACES
+    ]
+    assert [row.bits for row in probes] == [10] * 9 + [23] * 9
+    assert (
+        probes_table([replace(row, kernel="mma") for row in probes[:9]]).count("10 bits, the rest cut off")
+        == 9
+    )
     short = [error_at(rows, "short", POSITIVE, k) for k in (128, 1024)]
     exact = [error_at(rows, "exact", data, 1024) for data in DATA]
     assert all(row is not None and row.bias < 0 for row in short)
@@ -105,11 +127,11 @@ def test_the_page_has_every_kernel_of_the_recording() -> None:
     assert {(row.kernel, row.k) for row in rows if row.data == PROBE} == {
         (name, place) for name in KERNELS for place in PLACES
     }
-    assert {(row.kernel, row.data, row.k) for row in rows if row.data != PROBE} == {
+    assert {(row.kernel, row.data, row.k) for row in rows if row.data not in PROBES} == {
         (name, data, k) for name in KERNELS for data in DATA for k in LENGTHS
     }
     for kernel in KERNELS.values():
-        assert probes_table(rows).count(kernel.label) == 1
+        assert probes_table(rows).count(f"| {kernel.label} | 16 · 16 |") == 1
         assert sums_table(rows).count(kernel.label) == len(DATA)
     assert [trace.name for trace in sums_figure(rows).data] == [kernel.label for kernel in KERNELS.values()]
 
@@ -125,4 +147,17 @@ def test_the_words_state_the_recorded_loss() -> None:
 def test_without_a_recording_the_page_says_so() -> None:
     """If this fails, a page with a missing recording cannot be written."""
     assert "not recorded yet" in probes_table([]) and "not recorded yet" in sums_table([])
+    assert unrecorded_probes([SumRow("wgmma", PROBE, 1)]).startswith("Probes with 24 · 24 and −24 · 24: not")
+    assert unrecorded_probes([SumRow("wgmma", data, 1) for data in PROBES]) == ""
     assert SumRow("wgmma", PROBE, 1).bits == 0 and not sums_figure([]).data[0].x
+
+
+def test_the_figure_has_a_title_and_ticks_at_its_ends() -> None:
+    """If this fails, a reader cannot tell where the lines begin and end, or what they show."""
+    rows = recorded_sums().rows
+    fig = sums_figure(rows)
+    assert fig.layout.title.text and fig.layout.xaxis.tickvals[0] == LENGTHS[0]
+    assert fig.layout.xaxis.tickvals[-1] == LENGTHS[-1]
+    errors = [row.error for row in rows if row.data == POSITIVE]
+    ticks = fig.layout.yaxis.tickvals
+    assert ticks[0] <= min(errors) and ticks[-1] >= max(errors)

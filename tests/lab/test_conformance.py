@@ -171,18 +171,18 @@ OTHER = dataclasses.replace(WHY, why="other")
 @pytest.mark.parametrize(
     ("quantizer", "differs", "verdict", "surprised"),
     [
-        (codes_garbled, {"ties": WHY, "zeros": WHY}, "equal but for ties, zeros", True),
+        (codes_garbled, {"ties": WHY, "zeros": WHY}, "equal but for ties; zeros", True),
         (codes_garbled, {EVERYWHERE: WHY}, "differs", True),
-        (scales_garbled, {"ties": WHY, "zeros": WHY}, "equal but for ties, zeros", True),
+        (scales_garbled, {"ties": WHY, "zeros": WHY}, "equal but for ties; zeros", True),
         (as_here, {}, "equal", False),
-        (one_code_off, {}, "equal but for ties, zeros", True),
-        (one_scale_off, {}, "equal but for ties, zeros", True),
+        (one_code_off, {}, "equal but for ties; zeros", True),
+        (one_scale_off, {}, "equal but for ties; zeros", True),
         (one_code_off, {EVERYWHERE: WHY}, "differs", False),
         (one_code_off, {EVERYWHERE: WHY, "ties": OTHER}, "differs", False),
         (zeros_off, {EVERYWHERE: WHY, "zeros": OTHER}, "differs", True),
         (zeros_off, {"zeros": WHY}, "equal but for zeros", False),
-        (one_code_off, {"ties": WHY, "zeros": WHY}, "equal but for ties, zeros", False),
-        (one_code_off, {"ties": WHY}, "equal but for ties, zeros", True),
+        (one_code_off, {"ties": WHY, "zeros": WHY}, "equal but for ties; zeros", False),
+        (one_code_off, {"ties": WHY}, "equal but for ties; zeros", True),
         (as_here, {EVERYWHERE: WHY}, "equal", True),
         (as_here, {"ties": WHY}, "equal", True),
     ],
@@ -425,6 +425,8 @@ def test_tables_give_every_reason_a_number() -> None:
     assert counted.codes == sum(count.codes for row in recorded for count in row.counts)
     assert counted.values == sum(count.values for row in recorded for count in row.counts)
     on_model = [[c for c in row.counts if c.case in (ALL, ALL_BF16)] for row in recorded if not row.decodes]
+    assert counted.equal + counted.partly + counted.differ == counted.encoded
+    assert counted.encoded + counted.decoded == counted.rows == len(recorded)
     assert 0 < counted.on_model == sum(all(count.equal for count in counts) for counts in on_model)
     assert counted.decoded == sum("dequantize," in row.function for row in recorded)
 

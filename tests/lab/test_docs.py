@@ -145,12 +145,12 @@ def test_tables_show_the_recorded_numbers() -> None:
 
 
 def test_tables_show_how_far_chance_reaches() -> None:
-    """The seeds' standard deviation, and a share's standard error: else noise is read as a difference."""
+    """The 95 % intervals over the seeds and over the sentences: else noise is read as a difference."""
     rows = [TrainingResult("4", STRAIGHT, seed, accuracy) for seed, accuracy in enumerate((0.94, 0.95, 0.96))]
-    assert "| 95.0 ± 1.0 % |" in tables.training_table(rows)
+    assert "| 95.0 ± 2.5 % |" in tables.training_table(rows)
     assert "| 95.0 % |" in tables.training_table([TrainingResult("4", STRAIGHT, 0, 0.95)])
     drift = next(d for d in recorded_embeddings().rows if 0 < d.neighbours < 1)
-    error = (drift.neighbours * (1 - drift.neighbours) / facts.sentence_count()) ** 0.5
+    error = 1.96 * (drift.neighbours * (1 - drift.neighbours) / facts.sentence_count()) ** 0.5
     drift = dataclasses.replace(drift, scheme="nvfp4", method="rtn", activations="")
     assert f"| {100 * drift.neighbours:.1f} ± {100 * error:.1f} % |" in tables.weights_table([drift])
 
@@ -216,3 +216,40 @@ def test_methods_are_compared_with_their_spread() -> None:
     )
     assert row.startswith("| GPTQ | 4.16 | 0.940 (0.910 to 0.980) | 0.500 (0.500 to 0.500) |")
     assert facts.best_methods(drifts, "int4_group128_asym") == ["AWQ", "GPTQ"]
+
+
+@pytest.mark.parametrize(
+    ("second", "found"),
+    [
+        ((0.90, 0.91, 0.92), "are not told apart (0.920 and 0.910; the difference is 0.0100 ± 0.0657)"),
+        (
+            (0.9098, 0.91979, 0.92981),
+            "tie to three digits (0.920 and 0.920; the difference is 0.0002 ± 0.0000)",
+        ),
+        ((0.90, 0.9101, 0.9199), "then GPTQ (0.910; the difference is 0.0100 ± 0.0002) and round to nearest"),
+    ],
+)
+def test_the_two_best_methods_are_compared_by_their_interval(second: tuple[float, ...], found: str) -> None:
+    """If this fails, a method is called the most accurate by less than chance does."""
+    first = (0.94, 0.91, 0.91) if "0.0657" in found else (0.91, 0.92, 0.93)
+    of = {"rotation+gptaq": first, "gptq": second, "rtn": (0.5,)}
+    drifts = [
+        EmbeddingDrift("int4_group128_asym", method, "", cosine, 0, 0, 0, 0, 0, 0, sample)
+        for method, cosines in of.items()
+        for sample, cosine in enumerate(cosines)
+    ]
+    assert found in facts.best_in_words(drifts, "int4_group128_asym")
+    assert facts.best_in_words(drifts[:6], "int4_group128_asym") == ""
+
+
+@pytest.mark.parametrize("path", sorted(docs.docs_folder().glob("*.md")), ids=lambda path: path.name)
+def test_negative_numbers_of_tables_have_a_minus_sign(path: Path) -> None:
+    """If this fails, "-0.37" breaks at the hyphen; all of them are written by ``fixed`` or ``signed``."""
+    lines = [re.sub(r"`[^`]*`", "", s) for s in path.read_text().splitlines() if s.startswith("|")]
+    assert not [line for line in lines if re.search(r"[|(] ?-\d", line)]
+
+
+def test_signs_are_those_of_what_is_shown() -> None:
+    """If this fails, a difference that rounds to 0 is shown as negative."""
+    assert [tables.signed(x, 3) for x in (-0.0504, 0.0504, -0.0004)] == ["−0.050", "+0.050", "+0.000"]
+    assert [tables.fixed(x) for x in (-0.371, 0.371, -0.001)] == ["−0.37", "0.37", "0.00"]

@@ -12,16 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from explorer.schemes import Scheme
 from lab import docs
 from lab.vector_codes import (
     CODES,
     FACTORS,
+    LAYER_SHAPE,
     LLOYD_MAX,
     NORMAL,
     REAL,
     SCHEMES_BESIDE,
     VectorRow,
     _viterbi,
+    code_bits,
     e8p_magnitudes,
     lloyd_max,
     nearest_e8p,
@@ -184,3 +187,21 @@ def test_the_page_has_the_recorded_errors() -> None:
         )
     assert all(row.above_bound > 0 for row in rows if row.of == NORMAL)
     assert vector_codes_table(rows) in docs.render("which-format.md")
+
+
+def test_bits_of_the_table_are_those_of_the_layers() -> None:
+    """If this fails, codes of the same bits are shown with different ones, or bits that no GGUF file has
+    stand there without a word."""
+    rows = [row for row in recorded_vector_codes().rows if row.of == REAL]
+    for row in rows:
+        scheme = None if row.name in CODES else Scheme.parse(row.name)
+        of_it = scheme.bits_per_element(LAYER_SHAPE).total if scheme else code_bits(LAYER_SHAPE, True)
+        assert row.bits == pytest.approx(of_it, abs=1e-5), row.name
+    table = vector_codes_table(recorded_vector_codes().rows)
+    cells = {line.split(" | ")[0].strip("| "): line.split(" | ")[1] for line in table.splitlines()[2:-2]}
+    assert {cells[code.label] for code in CODES.values()} == {"2.005"}
+    assert [label for label, bits in cells.items() if bits.endswith("*")] == [
+        "GGUF TQ2_0 (ternary)",
+        "GGUF Q2_K",
+    ]
+    assert table.endswith("Bits of rows that are: GGUF TQ2_0 (ternary) 2.0625; GGUF Q2_K 2.625.")

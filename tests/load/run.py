@@ -222,7 +222,11 @@ def report(visitors: int, minutes: float, answers: list[Answer], samples: list[S
     for what, slope in slopes(samples).items():
         unit = " MB" if UNITS[what] > 1 else ""
         first, last = (getattr(s, what) / UNITS[what] for s in (samples[0], samples[-1]))
-        lines.append(f"| {what} | {first:.0f}{unit} | {last:.0f}{unit} | {slope:+.1f}{unit} an hour |")
+        lines.append(
+            f"| {what} | {first:.0f}{unit} | {last:.0f}{unit} | {slope:+.1f}{unit} an hour |".replace(
+                "-", "−"
+            )
+        )
     marks = [minutes for minutes in (5, 10, 20, 30, 40, 50, 60) if minutes * 60 <= samples[-1].at]
     if marks:
         at = [min(samples, key=lambda sample: abs(sample.at - mark * 60)) for mark in marks]

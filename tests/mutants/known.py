@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Reason:
-    """The reason in words, as the page of docs/ shows it. ``equivalent``: no input tells the mutant from the
-    library, so that no test can; else it was left for its reason."""
+    """The reason in words, as the page of docs/ shows it. ``equivalent``: no input has another result, so
+    that no test of results can tell; else a test was written since, which the reason names."""
 
     why: str
     equivalent: bool = False
@@ -55,7 +55,7 @@ WHY: dict[tuple[str, str], Reason] = {
         "bfloat16: ((64, 4096),)}` → "
         "`WARM_SHAPES = {torch.float32: (( 63, 2048), (64, 4096), (64, 8192), (3, 33)), torch"
         ".bfloat16: ((64, 4096),)}`",
-    ): Reason("what is compiled ahead of its first use: it changes speed alone"),
+    ): Reason("compiled ahead of its first use; speed changes, no result does", equivalent=True),
     (
         "explorer/methods/repaired.py",
         "`added = [residue for residue in layer.residues if not isinstance(residue, BiasCorre"

@@ -388,7 +388,7 @@ def _equivalent_in_words(same: int, killed: int, mutants: int) -> str:
     what = "One survivor is" if same == 1 else f"{same} survivors are"
     rest = mutants - same
     return (
-        f"{what} equivalent, since no input tells them from the library: of the other {rest}, "
+        f"{what} equivalent, since no result changes for any input: of the other {rest}, "
         f"**{_share(killed, rest)} are killed**{_interval(killed, rest)}. "
     )
 

@@ -6,6 +6,7 @@ If these fail, a mutant counts as killed that no test noticed, or a recorded pag
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ from tests.mutants.sample import Mutant, change_in_words, function_at, same_prog
 
 SOURCE = """from __future__ import annotations
 
+import re
 from functools import cached_property
 
 LIMIT: int | None = 3
@@ -122,6 +124,13 @@ def test_the_page_names_every_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert once.startswith(page.rstrip()) and with_section(once, text) == once
     middle = once + "\n## Last\n\nl\n"
     assert with_section(middle, f"{HEADING}\n\nnew\n") == f"{page}\n{HEADING}\n\nnew\n\n## Last\n\nl\n"
+
+
+@pytest.mark.parametrize("reason", run.WHY.values(), ids=lambda reason: reason.why[:40])
+def test_a_survivor_is_equivalent_or_a_test_notices_it_now(reason: Reason) -> None:
+    """If this fails, the page names a survivor that no result tells, and does not count it as equivalent."""
+    noticed = re.fullmatch(r"a test written since notices it, in `(tests/[\w/]+\.py)`", reason.why)
+    assert reason.equivalent or (noticed and (run.ROOT / noticed[1]).is_file())
 
 
 @pytest.mark.parametrize(

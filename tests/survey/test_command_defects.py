@@ -18,8 +18,10 @@ import pytest
 
 from explorer.checkpoints import Plan
 from explorer.cli import main, output
+from explorer.cli.options import FILE_SUFFIXES
 from explorer.cli.survey import SIGNALS, _check_together
 from explorer.methods.recipe import Recipe
+from explorer.sources.source_limits import SUFFIXES
 from explorer.survey import SENSITIVITIES, ModelRecipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -139,12 +141,22 @@ FAST = [
     ("apply README.md --to nope --out x", "no checkpoint format 'nope'; there are compressed-tensors, "),
     ("apply README.md --to onnx --out x --shard-size 2x", "is no size"),
     ("apply README.md --to gguf --out .", "exists already"),
+    ("quantize none.npy --scheme nvfp4", "none.npy: no such file"),
+    ("quantize x/none.safetensors --scheme nope", "none.safetensors: no such file"),
+    ("compare none.PT", "none.PT: no such file"),
+    ("calibrate none.npz", "none.npz: no such file"),
+    ("picture none.png --schemes nvfp4 --out a.html", "none.png: no such file"),
 ]
 
 
 def test_the_signals_of_the_command_are_those_of_the_table() -> None:
     """The command names them without the table, whose module imports torch."""
     assert set(SIGNALS) == set(SENSITIVITIES)
+
+
+def test_the_suffixes_of_the_command_are_those_of_the_readers() -> None:
+    """If this fails, a missing file is looked for on the Hub, or one that can be read is refused."""
+    assert FILE_SUFFIXES == SUFFIXES
 
 
 def test_bad_input_is_refused_without_torch() -> None:

@@ -90,4 +90,4 @@ def test_the_page_has_the_interval_of_every_row() -> None:
     assert inputs_table(rows, recorded_embeddings().rows) in text
     assert differences_table(rows) in text
     moved = moves(rows, recorded_embeddings().rows)
-    assert moved is not None and f"by up to {moved.cpu_points:.1f} points" in text.replace("\n", " ")
+    assert moved is not None and f"by up to {moved.cpu_points:.2f} points" in text.replace("\n", " ")

@@ -210,9 +210,9 @@ def probes_table(rows: Sequence[SumRow]) -> str:
 
 
 def unrecorded_probes(rows: Sequence[SumRow]) -> str:
-    """A sentence that names the large products that no recorded probe has; "" without any."""
+    """A sentence, after a space, that names the large products that no recorded probe has; "" without any."""
     missing = [_product(data) for data in PROBES if all(row.data != data for row in rows)]
-    return f"Probes with {' and '.join(missing)}: {NOT_RECORDED}." if missing else ""
+    return f" Probes with {' and '.join(missing)}: {NOT_RECORDED}." if missing else ""
 
 
 def _product(data: str) -> str:

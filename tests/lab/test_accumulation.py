@@ -147,7 +147,7 @@ def test_the_words_state_the_recorded_loss() -> None:
 def test_without_a_recording_the_page_says_so() -> None:
     """If this fails, a page with a missing recording cannot be written."""
     assert "not recorded yet" in probes_table([]) and "not recorded yet" in sums_table([])
-    assert unrecorded_probes([SumRow("wgmma", PROBE, 1)]).startswith("Probes with 24 · 24 and −24 · 24: not")
+    assert unrecorded_probes([SumRow("wgmma", PROBE, 1)]).startswith(" Probes with 24 · 24 and −24 · 24: not")
     assert unrecorded_probes([SumRow("wgmma", data, 1) for data in PROBES]) == ""
     assert SumRow("wgmma", PROBE, 1).bits == 0 and not sums_figure([]).data[0].x
 

@@ -320,8 +320,8 @@ def _checked(check: Check) -> Part:
 def _method(one: Bought) -> Sequence[str]:
     row = SENSITIVITIES[one.front.signal]
     return (
-        "Every surveyed layer was rounded to nearest by every scheme of the survey. What that costs the model "
-        f"is estimated by one number for each layer and scheme, {row.label}: {row.why}. {row.trust}",
+        "Every surveyed layer was rounded to nearest by every scheme of the survey. What that costs the "
+        f"model is estimated by one number for each layer and scheme, {row.label}: {row.why}. {row.trust}",
         "Costs of layers add up, so that a budget is a multiple-choice knapsack. A Lagrange multiplier "
         "solves it for every budget at once, and bounds what any other choice of the size could reach.",
         "Bits per weight are of codes, scales and zero points, over the layers that schemes are chosen for; "

@@ -57,8 +57,14 @@ def gather(
         raise SourceError(f"{stacked[0]} is one of several stacked experts, whose inputs are not captured")
     squares = _squared_gradients(model, reference, weights, "fisher_diagonal" in signals, progress)
     skeleton = Skeleton(model.network)
-    multiplied = {x: skeleton.head if weights[x].table and skeleton.tied else weights[x].module for x in squares}
-    shares = {layer: row_shares(reference, found.shape[0]) for layer, found in squares.items() if weights[layer].table}
+    multiplied = {
+        x: skeleton.head if weights[x].table and skeleton.tied else weights[x].module for x in squares
+    }
+    shares = {
+        layer: row_shares(reference, found.shape[0])
+        for layer, found in squares.items()
+        if weights[layer].table
+    }
     for layer, of_rows in shares.items():
         if not skeleton.tied:
             squares[layer].spread(of_rows)

@@ -41,9 +41,7 @@ class Role(StrEnum):
     EXPERTS = "experts"
 
 
-_TOKENS = re.compile(
-    r"(^|\.)(embed_tokens|word_embeddings|wte|token_embd|tok_embeddings|embed_in|shared)$"
-)
+_TOKENS = re.compile(r"(^|\.)(embed_tokens|word_embeddings|wte|token_embd|tok_embeddings|embed_in|shared)$")
 _EMBEDDINGS = re.compile(r"embed|_embd\b|\bwte\b|\bwpe\b|relative_attention_bias|rotary")
 _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier)$|^output$")
 _NOT_LINEAR = re.compile(r"norm|\bln_|conv", re.IGNORECASE)

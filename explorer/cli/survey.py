@@ -23,7 +23,6 @@ from explorer.cli.options import (
     Revision,
     Samples,
     SequenceLength,
-    byte_size,
     check_model,
     check_out,
     check_readable,
@@ -41,6 +40,7 @@ from explorer.cli.output import (
     say,
 )
 from explorer.paths import check_new_folder
+from explorer.words import byte_size
 
 if TYPE_CHECKING:
     from explorer.checkpoints.write import Written

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -34,6 +35,7 @@ from explorer.survey.rows import Layer, Survey
 from explorer.survey.sensitivities import SENSITIVITIES
 from explorer.survey.times import PredictedTime, StepTimes
 
+_BITS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:bits?(?: per weight)?|bpw)?\s*", re.IGNORECASE)
 Refusal = Callable[[Scheme, tuple[int, int]], str]
 """Why a target cannot carry a scheme for a weight of that shape, "" if it can: ``Export.refusal``."""
 Around = Callable[[Sequence[str]], int | None]
@@ -257,6 +259,18 @@ class Frontier:
         table = next((t for t in self._tables if names <= set(t.names)), self._tables[0])
         choice, bound = table.of(schemes)
         return dataclasses.replace(choice, gap=max(choice.loss - bound, 0.0), time=self._time_of(schemes))
+
+
+def budget_of(text: str, front: Frontier) -> float:
+    """Bits per weight of a budget in words: "4.5", "4.5 bits", or a size of the whole model, "90 MB".
+    ``ValueError`` for anything else, and for a size below that of the smallest choice of ``front``."""
+    if (bits := _BITS.fullmatch(text)) is not None:
+        return float(bits[1])
+    try:
+        size = words.byte_size(text)
+    except ValueError:
+        raise ValueError(f"{text[:40]!r} is no budget: write it like 4.5 bits or 90 MB") from None
+    return front.bits_of(size)
 
 
 def frontier(survey: Survey, signal: str = "", constraints: Constraints | None = None) -> Frontier:

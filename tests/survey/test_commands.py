@@ -15,7 +15,7 @@ import pytest
 from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.write import WEIGHT_FILES
 from explorer.cli import main
-from explorer.cli.options import byte_size
+from explorer.words import byte_size
 from explorer.methods import METHODS
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import skeleton_of

@@ -89,15 +89,22 @@ def test_a_budget_beyond_the_ends_is_the_end(bits: float | None, said: list[str]
     assert not said and out.bits["minimum"] <= out.bits["value"] <= out.bits["maximum"]
 
 
-@pytest.mark.parametrize(
-    ("text", "bits", "most"),
-    [("4.5 bits", 4.5, None), ("4.5", 4.5, None), (" 3 BPW ", 3.0, None), ("99 bits", None, None),
-     ("54 MB", None, 54e6), ("0.0533GB", None, 53.3e6), ("1 TB", None, 1e12)],
-)  # fmt: skip
+TYPED = [
+    ("4.5 bits", 4.5, None),
+    ("4.5", 4.5, None),
+    (" 3 BPW ", 3.0, None),
+    ("99 bits", None, None),
+    ("54 MB", None, 54e6),
+    ("0.0533GB", None, 53.3e6),
+    ("1 TB", None, 1e12),
+]
+
+
+@pytest.mark.parametrize(("text", "bits", "most"), TYPED)
 def test_a_budget_is_typed_in_bits_or_as_a_size(
     text: str, bits: float | None, most: float | None, said: list[str]
 ) -> None:
-    """A size is of the whole model, and the recipe that is shown keeps to it, as does the one that the slider's
+    """A size is of the whole model; the recipe that is shown keeps to it, as does the one that the slider's
     number gives to Check and Export."""
     asked = (RECORDED, None, None, "any", "", False, 6.0, "none", "bits", 1)
     out = survey.typed(*asked, text)

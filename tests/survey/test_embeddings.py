@@ -24,7 +24,6 @@ from explorer.survey.apply import constraints_of
 from explorer.survey.assemble import assemble
 from explorer.survey.budget import Constraints, recipe_of
 from explorer.survey.evidence import MOST_UNSEEN, gather, row_shares, weights_of
-from explorer.survey.kinds import role_of
 from explorer.survey.loss import each_objective, reference_for
 from explorer.survey.run import SurveyPlan, survey_model
 from tests.survey.conftest import TEXTS, tokenizer_of
@@ -99,24 +98,6 @@ def test_one_table_is_that_of_the_tokens(model: str, request: pytest.FixtureRequ
     assert listed.head.kept_bytes - survey.head.kept_bytes == table.stored_bytes
     with pytest.raises(ValueError, match="whether embeddings are surveyed"):
         survey_model(without, tmp_path / "s.jsonl")
-
-
-def test_a_gguf_file_and_names_alone_tell_the_table() -> None:
-    """Where no network says it: on the Hub, and in GGUF files."""
-    from explorer.sources.base import TensorInfo
-
-    names = {
-        "token_embd": Role.EMBEDDING,
-        "model.embed_tokens": Role.EMBEDDING,
-        "transformer.wte": Role.EMBEDDING,
-        "bert.embeddings.word_embeddings": Role.EMBEDDING,
-        "position_embd": Role.OTHER_EMBEDDING,
-        "transformer.wpe": Role.OTHER_EMBEDDING,
-        "bert.embeddings.token_type_embeddings": Role.OTHER_EMBEDDING,
-        "output": Role.HEAD,
-        "blk.0.attn_q": Role.LINEAR,
-    }
-    assert {name: role_of(TensorInfo(f"{name}.weight", (8, 8), "F16")) for name in names} == names
 
 
 def squared_gradients(model: Model, parameter: str) -> Tensor:

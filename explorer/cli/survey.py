@@ -279,20 +279,14 @@ def recipe(
         bool, typer.Option("--fuse", help="One scheme for query, key and value, and for gate and up.")
     ] = False,
     head: Annotated[
-        bool | None,
-        typer.Option(
-            "--head/--no-head", help="Choose a scheme for the head too.", show_default="with --for gguf"
-        ),
-    ] = None,
+        bool, typer.Option("--head", help="Choose a scheme for the head too, as --for gguf does.")
+    ] = False,
     embeddings: Annotated[
-        bool | None,
+        bool,
         typer.Option(
-            "--embeddings/--no-embeddings",
-            help="Choose a scheme for the tokens' embeddings too, and a tied head: of the formats gguf holds "
-            "their codes.",
-            show_default="with --for gguf",
+            "--embeddings", help="And for the tokens' embeddings, a tied head included, as --for gguf does."
         ),
-    ] = None,
+    ] = False,
     method: Annotated[str, typer.Option(help="What chooses the codes: {METHODS}.")] = "",
     inputs: Annotated[
         str,
@@ -337,8 +331,8 @@ def recipe(
         schemes=tuple(split(schemes)) if schemes else (),
         keep=(*(split(keep) if keep else ()), *left),
         fuse=fuse,
-        head=head,
-        embeddings=embeddings,
+        head=head or None,
+        embeddings=embeddings or None,
         inputs=of_inputs,
         times=times,
     )

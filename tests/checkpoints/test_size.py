@@ -63,7 +63,7 @@ def test_a_file_keeps_to_the_size_that_was_asked_for(
     budget, unless they are to stay as they are."""
     survey, schemes = str(tmp_path / "model.jsonl"), "q4_0,q5_0,q8_0,q6_k,q4_k"
     assert main(["survey", str(llama), "--schemes", schemes, "--signal", "weight", "--out", survey]) == 0
-    kept = ["--no-embeddings", "--no-head"]
+    kept = ["--keep", "embed_tokens,lm_head"]
     for kilobytes, more in ((900, []), (1300, []), (1590, kept), (1800, kept)):
         recipe, out = str(tmp_path / f"{kilobytes}.json"), tmp_path / str(kilobytes)
         asked = ["recipe", survey, "--for", "gguf", "--size", f"{kilobytes}kB", "--out", recipe, *more]

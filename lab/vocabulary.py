@@ -146,7 +146,7 @@ def vocabulary_table(runs: Sequence[VocabularyRun]) -> str:
             f"{run.loss:.5f} ± {(run.high - run.low) / 2:.5f}",
             f"{100 * run.same_top:.1f} %",
         ]
-        for run in runs
+        for run in sorted(runs, key=lambda run: (bool(run.others), -run.table_bytes))
     ]
     titles = ["embeddings", "MB", "MB of the file", "predicted", "KL, nats a token", "same top token"]
     return markdown(titles, rows) if rows else f"({NOT_RECORDED})"

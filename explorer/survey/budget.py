@@ -294,6 +294,8 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     families = _families(names, constraints.family)
     refusals = _refusals(layers, names, constraints)
     left = _left(layers, families, refusals, constraints.fuse)
+    if constraints.table_refusal:  # of whatever scheme
+        left |= {layer.name: constraints.table_refusal for layer in layers if layer.is_table}
     layers = [layer for layer in layers if layer.name not in left]
     if not layers:
         first = next(iter(left))

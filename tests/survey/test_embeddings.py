@@ -22,7 +22,7 @@ from explorer.sources import open_source
 from explorer.survey import Role, Survey, frontier
 from explorer.survey.apply import constraints_of
 from explorer.survey.assemble import assemble
-from explorer.survey.budget import Constraints, recipe_of
+from explorer.survey.budget import Constraints, kept_words, recipe_of
 from explorer.survey.evidence import MOST_UNSEEN, gather, row_shares, weights_of
 from explorer.survey.loss import each_objective, reference_for
 from explorer.survey.run import SurveyPlan, survey_model
@@ -204,6 +204,8 @@ def test_a_recipe_says_what_becomes_of_the_table(target: str, by_weight: Survey)
         chosen = holds and (asked or (asked is None and bool(target)))
         assert (TABLE in front.at(front.most).schemes) == chosen
         assert (TABLE in front.left) == (not holds and asked is not False)
+        kept = [line for line in kept_words(front.left) if TABLE in line]
+        assert all(line.endswith("has codes of linear layers alone") for line in kept)
         assert front.weights == sum(
             x.weights
             for x in by_weight.linear

@@ -45,12 +45,10 @@ def test_a_dragged_budget_redraws_the_recipe(page: Page, url: str) -> None:
 @pytest.mark.shared_page
 def test_a_typed_size_is_the_budget(page: Page, url: str) -> None:
     """By the keys: the sentence, the slider and the address follow a size of the whole model; nonsense is
-    said and changes nothing; a drag of the slider clears the field."""
+    said in its place, until the slider, which clears the field."""
     open_page(page, url, "tab=model&section=survey")
-    sentence, field = (
-        page.locator("#survey-sentence"),
-        page.locator("#survey-typed").locator("input, textarea"),
-    )
+    sentence = page.locator("#survey-sentence")
+    field = page.locator("#survey-typed").locator("input, textarea")
     expect(sentence).to_contain_text("4.50 bits per weight", timeout=60_000)
     field.click()
     page.keyboard.type("57 MB")
@@ -62,11 +60,12 @@ def test_a_typed_size_is_the_budget(page: Page, url: str) -> None:
     field.fill("")
     page.keyboard.type("much")
     page.keyboard.press("Enter")
-    expect(page.locator("#notice")).to_contain_text("4.5 bits or 90 MB")
+    expect(sentence).to_contain_text("'much' is no budget: write it like 4.5 bits or 90 MB")
     slider = page.locator("#survey-bits input[type=range]")
     slider.focus()
     page.keyboard.press("ArrowRight")
     expect(field).to_have_value("")
+    expect(sentence).to_contain_text("bits per weight: 57 MB")
     idle(page)
 
 

@@ -89,6 +89,15 @@ def bytes_(n: float, digits: int = 3) -> str:
     return _with_unit(n, _SIZES, "B", digits)
 
 
+def byte_size(text: str) -> float:
+    """The inverse of ``bytes_``: bytes of "3.2GB", "800 MB" or a plain number, in powers of 1000;
+    ``ValueError`` for anything else."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)B?\s*", text)
+    if found is None:
+        raise ValueError(f"{text[:40]!r} is no size: write it like 3.2GB or 800MB")
+    return float(found[1]) * 1000.0 ** " kMGT".index(found[2].replace("K", "k") or " ")
+
+
 def times(factor: float, digits: int = 3) -> str:
     """A factor: "1.07×", "1,520×"."""
     return f"{number(factor, digits)}×"

@@ -81,6 +81,7 @@ def docs(
     from lab.docs import check_docs, docs_folder, record_runs, write_docs
     from lab.figures import stale_figures, write_figures
     from lab.recipes import record_causal
+    from lab.vocabulary import record_vocabulary
 
     folder = docs_folder()
     if record:
@@ -91,7 +92,8 @@ def docs(
 
         say(f"written: {record_written(model or MODEL, causal)}", error=True)
     elif causal:
-        say(f"written: {record_causal(causal)}", error=True)
+        for path in (record_causal(causal), record_vocabulary(causal)):
+            say(f"written: {path}", error=True)
     if not check:
         changed = [*write_docs(folder), *(write_figures(folder) if figures else [])]
         if as_json:

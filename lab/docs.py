@@ -55,6 +55,7 @@ from lab.sizes import recorded_sizes
 from lab.steps import expectation, head_costs, head_of, products_table, steps_command, steps_table
 from lab.training import record_training, recorded_gradients, recorded_training
 from lab.vllm import not_tried_in_words, recorded_vllm, vllm_table
+from lab.vocabulary import recorded_vocabulary, vocabulary_table
 from lab.written import readme_table, recorded_written, written_table
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -176,6 +177,8 @@ def _context() -> dict[str, Any]:
         "schemes_compared": embeddings.METHODS_SCHEMES,
         "recipes": recipes.recorded_recipes(),
         "causal": recipes.recorded_causal(),
+        "vocabulary": recorded_vocabulary(),
+        "vocabulary_table": vocabulary_table,
         "exports": recorded_exports(),
         "exports_measured": exports_measured,
         "vllm": recorded_vllm(),

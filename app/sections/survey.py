@@ -68,9 +68,11 @@ from explorer.survey.apply import (
     input_scales_of,
     targets_with,
 )
+from explorer.survey.budget import budget_of
 from explorer.survey.check import Check, Checked, check_recipe
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import SCHEMES, SurveyPlan, survey_model
+from explorer.survey.times import seconds_of
 from explorer.survey.verdict import about, truth, verdict
 
 TITLE, NAME = "Which layer suffers", "survey"
@@ -91,6 +93,8 @@ BATCHES = (1, 8, 16, 32, 64)
 """Tokens of a step, of a budget of time: one of each text that is decoded at once."""
 LABELS = {BITS: "Budget, bits per weight", TIME: "Budget, µs of all linear layers in a step"}
 NO_TIMES = "No times of a step for these layers and schemes"
+MOST_TYPED = 40
+"""Characters of a budget that is typed."""
 _POINTS = 200
 """Steps of the slider of time, at least."""
 UNFINISHED = "Stopped. Layers that were done are kept: Survey runs the model again and goes on with them."
@@ -126,7 +130,7 @@ class SurveyView(StatusView):
 @dataclass(frozen=True)
 class BudgetView(View):
     """What the budget buys: the slider's ends, the verdict, the map with the choices, curve and strip, the
-    recipe as a file."""
+    recipe as a file; and the budget as it was typed, which another one clears."""
 
     bits: Shown
     heat: Shown
@@ -141,6 +145,7 @@ class BudgetView(View):
     exported: Shown
     archive: Shown
     result: Shown
+    typed: Shown = dataclasses.field(default_factory=gr.skip)
 
     @classmethod
     def refused(cls, message: str) -> BudgetView:
@@ -380,7 +385,20 @@ def switched(asked: Budget) -> BudgetView:
 @shows(BudgetView)
 def dragged(asked: Budget) -> BudgetView:
     """``budget`` while the slider is dragged: the slider itself stays under the hand."""
-    return dataclasses.replace(budget(*dataclasses.astuple(asked)), bits=gr.skip())
+    return dataclasses.replace(budget(*dataclasses.astuple(asked)), bits=gr.skip(), typed="")
+
+
+@shows(BudgetView)
+def typed(asked: Budget, text: str) -> BudgetView:
+    """``budget`` of a ``text``: "4.5 bits", or the whole model's size, "90 MB", which it keeps to; of a
+    budget of time "500us". An empty one leaves the slider's."""
+    if not text.strip():
+        return BudgetView.unchanged()
+    if asked.by == TIME:
+        number = 1e6 * seconds_of(text)
+    else:
+        number = math.floor(budget_of(text, asked.bought().front) / STEP + 1e-6) * STEP
+    return budget(*dataclasses.astuple(dataclasses.replace(asked, bits=round(number, 2))))
 
 
 @shows()
@@ -698,9 +716,18 @@ def build(page: Page) -> list[Any]:
         batch = gr.Dropdown(
             list(BATCHES), value=BATCHES[0], label="Batch (time): tokens of a step", elem_id="survey-batch"
         )
+        text = gr.Textbox(
+            "",
+            label="Budget, typed",
+            placeholder="4.5 bits, or 90 MB for the model",
+            max_lines=1,
+            max_length=MOST_TYPED,
+            min_width=160,
+            elem_id="survey-typed",
+        )
     bits = FreeSlider(2.0, 9.0, value=USUAL_BITS, step=STEP, label=LABELS[BITS], elem_id="survey-bits")
     asked = _Asked(which, own, signal, target, keep, fuse, bits, inputs, by, batch)
-    budget_view, recipe_runs = _build_budget(bits, heat)
+    budget_view, recipe_runs = _build_budget(bits, text, heat)
     shown = SurveyView(status=status, signal=signal, heat=heat)
     reported_of = [*asked.in_order(), recipe_runs.checked.result]
     build_report(report, reported_of, "report_survey", "Report of the survey and this budget")
@@ -760,9 +787,9 @@ def _build_constraints() -> tuple[gr.Dropdown, gr.Textbox, gr.Checkbox, gr.Dropd
     return target, keep, fuse, inputs
 
 
-def _build_budget(bits: FreeSlider, heat: Any) -> tuple[BudgetView, _RecipeRuns]:
-    """What the budget of the slider ``bits`` buys, marked in the map ``heat``, and what may be done with
-    it."""
+def _build_budget(bits: FreeSlider, text: gr.Textbox, heat: Any) -> tuple[BudgetView, _RecipeRuns]:
+    """What the budget of the slider ``bits``, or of the ``text``, buys, marked in the map ``heat``, and what
+    may be done with it."""
     sentence = block(elem_id="survey-sentence")
     strip = plot_card(
         "The recipe",
@@ -795,6 +822,7 @@ def _build_budget(bits: FreeSlider, heat: Any) -> tuple[BudgetView, _RecipeRuns]
         exported=runs.exported.status,
         archive=runs.exported.archive,
         result=runs.checked.result,
+        typed=text,
     )
     return view, runs
 
@@ -860,6 +888,9 @@ def _wire_budget(page: Page, asked: _Asked, shown: SurveyView, view: BudgetView)
         taken_in.append(event.then)
     event = listen(asked.by.input, switched, inputs, view, api_name="survey_by", **_UNLISTED)
     taken_in.append(event.then)
+    for entered, what in ((view.typed.submit, "typed"), (view.typed.blur, "typed_and_left")):
+        event = listen(entered, typed, [*inputs, view.typed], view, api_name=f"survey_{what}", **_UNLISTED)
+        taken_in.append(event.then)
     return taken_in
 
 

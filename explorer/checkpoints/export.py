@@ -120,6 +120,7 @@ class Export:
     multiplies (scheme of inputs, scheme of weights) -> why its engines have no product of them; empty if
                they have
     as_read    (scheme of inputs) -> the scheme by which the reader rounds them, where its rule is another
+    tables     whether it holds codes of the table of tokens' embeddings; its users quantize that and the head
     around     (plan) -> bytes that its files of weights take at most beside the codes of the plan's layers:
                all other tensors, headers and padding; None where that is not known
     """
@@ -144,6 +145,7 @@ class Export:
     multiplies: Callable[[Scheme, Scheme], str] = lambda inputs, scheme: "its inputs are not quantized"
     as_read: Callable[[Scheme], Scheme] = lambda inputs: inputs
     around: Callable[[Plan], int] | None = None
+    tables: bool = False
 
     @property
     def sharded(self) -> bool:

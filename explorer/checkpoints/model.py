@@ -156,6 +156,10 @@ class ModelFolder:
         head = self.skeleton.head if self.skeleton else ""
         return layer == "lm_head" or bool(head and self.place(layer).module == head)
 
+    def is_table(self, layer: str) -> bool:
+        """True for the table of tokens' embeddings."""
+        return self.skeleton is not None and self.skeleton.is_table(layer)
+
     def coded(self, layer: str) -> LayerPlace:
         """``place`` for a reader whose layers of codes have no ``.weight``."""
         return self.skeleton.coded(layer, self._shape(layer)) if self.skeleton else LayerPlace(layer)

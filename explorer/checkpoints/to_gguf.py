@@ -19,9 +19,11 @@ from explorer.checkpoints.export import Export, ExportJob, Plan, Shape
 from explorer.checkpoints.gguf_model import ALIGNMENT, tensor_names
 from explorer.checkpoints.gguf_models import ARCHITECTURES, Architecture
 from explorer.checkpoints.gguf_vocabulary import vocabulary
+from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.packages import needed
 from explorer.core.quantize import QuantizedTensor
 from explorer.export.ggml_blocks import ggml_type, row_bytes, row_multiple
+from explorer.models.skeleton import LayerPlace
 from explorer.schemes import MappingType, Scheme
 
 NAME = "gguf"
@@ -79,6 +81,13 @@ def _places(plan: Plan) -> dict[str, str]:
         elif not info.name.endswith(architecture.left_out):
             raise ValueError(f"the file has no place for {info.name}")
     return found
+
+
+def place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:
+    """See ``Export.place``: layers as transformers builds them, and the table of tokens' embeddings."""
+    if model.skeleton is not None and model.is_table(layer):
+        return LayerPlace(model.skeleton.table)
+    return model.place(layer)
 
 
 def write(job: ExportJob) -> None:
@@ -239,4 +248,6 @@ EXPORT = Export(
     usual=("q4_k", "q4_0", "q6_k", "q5_0", "q8_0"),
     multiplies=lambda inputs, scheme: _INPUTS,
     around=around,
+    place=place,
+    tables=True,
 )

@@ -235,10 +235,8 @@ def _opened(export: Export, plan: Plan, folder: Path) -> nn.Module:
 def _difference(module: nn.Module, name: str, expected: Tensor, of_inputs: bool) -> float:
     """The largest difference of the outputs, relative to the largest. They are of the weight that the reader
     restored; where it keeps codes or rounds inputs (``of_inputs``), of its own product, without the bias."""
-    inputs, weight = (
-        probe(name, getattr(module, "in_features", len(expected))),
-        getattr(module, "weight", None),
-    )
+    columns = getattr(module, "in_features", getattr(module, "embedding_dim", len(expected)))
+    inputs, weight = probe(name, columns), getattr(module, "weight", None)
     if (
         not of_inputs
         and isinstance(weight, Tensor)
@@ -259,8 +257,8 @@ def _compare_plain(export: Export, plan: Plan, network: nn.Module) -> int:
     compared = 0
     for info in plan.model.infos:
         layer = info.name.removesuffix(".weight")
-        if skeleton is None or layer in plan.layers:
-            continue
+        if skeleton is None or layer in plan.layers or (plan.model.tied and plan.model.is_head(layer)):
+            continue  # of a tied head readers have the embeddings
         parameter, changed = skeleton.parameter(info.name)
         if changed or not skeleton.holds(parameter):
             continue

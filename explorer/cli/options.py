@@ -163,14 +163,6 @@ def read_files(
     return [read_texts(path, column, sequence_length, samples) if path else () for path in paths]
 
 
-def byte_size(text: str) -> float:
-    """Bytes of "3.2GB", "800 MB" or a plain number, in powers of 1000; ``ValueError`` for anything else."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)B?\s*", text)
-    if found is None:
-        raise ValueError(f"{text!r} is no size: write it like 3.2GB or 800MB")
-    return float(found[1]) * 1000.0 ** " kMGT".index(found[2].replace("K", "k") or " ")
-
-
 def sizes(text: str, count: int, form: str, of: str = "--shape") -> tuple[int, ...]:
     """(4096, 4096) of ``4096x4096``; ``ValueError`` unless there are ``count`` positive whole numbers."""
     try:

@@ -23,7 +23,6 @@ from explorer.cli.options import (
     Revision,
     Samples,
     SequenceLength,
-    byte_size,
     check_model,
     check_out,
     check_readable,
@@ -41,6 +40,7 @@ from explorer.cli.output import (
     say,
 )
 from explorer.paths import check_new_folder
+from explorer.words import byte_size
 
 if TYPE_CHECKING:
     from explorer.checkpoints.write import Written
@@ -117,6 +117,13 @@ def survey(
     exclude: Annotated[
         str | None, typer.Option(help="Layers that stay as they are: parts of names or patterns.")
     ] = None,
+    embeddings: Annotated[
+        bool,
+        typer.Option(
+            "--embeddings/--no-embeddings",
+            help="Survey the table of tokens' embeddings too, which is also the head where both are tied.",
+        ),
+    ] = True,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -129,8 +136,8 @@ def survey(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Survey every linear layer of a model with every scheme: size and loss. A stopped survey continues
-    when the same command is given again.
+    """Survey every linear layer of a model, its head and its embeddings with every scheme: size and loss. A
+    stopped survey continues when the same command is given again.
     """
     check_model(model)
     for name in split(signal) if signal is not None else ():
@@ -151,6 +158,7 @@ def survey(
         texts,
         tuple(split(include)) if include else (),
         tuple(split(exclude)) if exclude else (),
+        embeddings,
     )
     use_device(device)
     rows = on_ray(ray) if ray else in_this_process
@@ -270,7 +278,15 @@ def recipe(
     fuse: Annotated[
         bool, typer.Option("--fuse", help="One scheme for query, key and value, and for gate and up.")
     ] = False,
-    head: Annotated[bool, typer.Option("--head", help="Choose a scheme for the head too.")] = False,
+    head: Annotated[
+        bool, typer.Option("--head", help="Choose a scheme for the head too, as --for gguf does.")
+    ] = False,
+    embeddings: Annotated[
+        bool,
+        typer.Option(
+            "--embeddings", help="And for the tokens' embeddings, a tied head included, as --for gguf does."
+        ),
+    ] = False,
     method: Annotated[str, typer.Option(help="What chooses the codes: {METHODS}.")] = "",
     inputs: Annotated[
         str,
@@ -315,7 +331,8 @@ def recipe(
         schemes=tuple(split(schemes)) if schemes else (),
         keep=(*(split(keep) if keep else ()), *left),
         fuse=fuse,
-        head=head,
+        head=head or None,
+        embeddings=embeddings or None,
         inputs=of_inputs,
         times=times,
     )

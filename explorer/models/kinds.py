@@ -23,6 +23,8 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "up": ("up_proj", "w3", "intermediate.dense", "ffn_up", "fc1", "lin1", "wi", "wi_1", "c_fc"),
     "gate, up": ("gate_up_proj",),
     "down": ("down_proj", "w2", "output.dense", "ffn_down", "fc2", "lin2", "wo", "c_proj"),
+    "embeddings": ("embed_tokens", "word_embeddings", "wte", "token_embd", "tok_embeddings"),
+    "head": ("lm_head", "embed_out"),
 }
 """Of each kind of layer the last parts of its names; the longest that matches counts."""
 FUSED = (("query", "key", "value"), ("gate", "up"))

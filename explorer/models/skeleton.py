@@ -49,17 +49,19 @@ class LayerPlace:
 @dataclass(frozen=True)
 class HeldWeight:
     """Where a network has the weight [N, K] of a layer: a parameter, or of experts that transformers stacks a
-    part of one: [experts, parts · N, K]."""
+    part of one: [experts, parts · N, K]. ``table``: rows of it are looked up, as those of the tokens'
+    embeddings."""
 
     parameter: str
     expert: int | None = None
     part: int = 0
     parts: int = 1
+    table: bool = False
 
     @property
     def module(self) -> str:
-        """The path of the linear layer; empty for experts, which have none."""
-        return self.parameter.removesuffix(WEIGHT) if self.expert is None else ""
+        """The path of the linear layer; empty for experts and tables, which have none."""
+        return "" if self.table or self.expert is not None else self.parameter.removesuffix(WEIGHT)
 
     def of(self, values: Tensor) -> Tensor:
         """The part of the parameter's ``values``, or of its gradient, that is the layer's: a view [N, K]."""
@@ -99,6 +101,8 @@ class Skeleton:
         module = self._modules.get(name)
         if module is None or parameter == name:
             return LayerPlace("", f"{type(self.network).__name__} of transformers has no layer of this name")
+        if isinstance(module, nn.Embedding):
+            return LayerPlace("", "it is a table that rows are looked up in, and no linear layer")
         if not isinstance(module, nn.Linear):
             return LayerPlace("", f"it belongs to a {type(module).__name__}, not to a linear layer")
         if type(module).forward is not nn.Linear.forward:
@@ -111,11 +115,16 @@ class Skeleton:
         return LayerPlace(name)
 
     def held(self, layer: str, shape: tuple[int, ...] | None = None) -> HeldWeight | None:
-        """Where the network has the weight of ``layer``; None for what is neither a linear layer nor an
-        expert that is stacked row by row. ``shape`` is compared if it is given."""
+        """Where the network has the weight of ``layer``; None for what is neither a linear layer, nor the
+        table of tokens' embeddings, nor an expert that is stacked row by row. ``shape`` is compared if it is
+        given."""
         place = self.place(layer, shape)
         if place.module:
             return HeldWeight(place.module + WEIGHT)
+        if self.is_table(layer):
+            parameter = self.table + WEIGHT
+            fits = shape is None or tuple(self._known[parameter].shape) == tuple(shape)
+            return HeldWeight(parameter, table=True) if fits else None
         found = self._stacked(layer) if place.experts else None
         if found is None or shape is None:
             return found
@@ -159,11 +168,34 @@ class Skeleton:
             self._modules.get(self.parameter(layer + WEIGHT)[0].removesuffix(WEIGHT)), nn.Embedding
         )
 
+    def is_table(self, layer: str) -> bool:
+        """True for the table of tokens' embeddings, and not for those of positions and of kinds of tokens."""
+        return bool(self.table) and self.parameter(layer + WEIGHT)[0] == self.table + WEIGHT
+
+    @cached_property
+    def table(self) -> str:
+        """The path of the table of tokens' embeddings; empty if the network has none."""
+        path = self._of_tokens("input")
+        return path if isinstance(self._modules.get(path), nn.Embedding) else ""
+
     @cached_property
     def head(self) -> str:
         """The path of the layer that gives the logits of tokens; empty if the network has none."""
-        get = getattr(self.network, "get_output_embeddings", None)
-        module = get() if get else None
+        return self._of_tokens("output")
+
+    @property
+    def tied(self) -> bool:
+        """True if the head multiplies by the table of tokens' embeddings."""
+        table, head = (self._modules.get(path) for path in (self.table, self.head))
+        return bool(self.table and self.head) and getattr(head, "weight", None) is getattr(table, "weight", 0)
+
+    def _of_tokens(self, side: str) -> str:
+        """The path of the module that transformers names as the network's "input" or "output" embeddings;
+        empty if it names none."""
+        try:
+            module = getattr(self.network, f"get_{side}_embeddings")()
+        except (AttributeError, NotImplementedError):  # of images or sound, or no model of transformers
+            return ""
         return next((name for name, m in self._modules.items() if module is not None and m is module), "")
 
     @cached_property

@@ -320,12 +320,12 @@ def _checked(check: Check) -> Part:
 def _method(one: Bought) -> Sequence[str]:
     row = SENSITIVITIES[one.front.signal]
     return (
-        "Every linear layer was rounded to nearest by every scheme of the survey. What that costs the model "
-        f"is estimated by one number for each layer and scheme, {row.label}: {row.why}. {row.trust}",
+        "Every surveyed layer was rounded to nearest by every scheme of the survey. What that costs the "
+        f"model is estimated by one number for each layer and scheme, {row.label}: {row.why}. {row.trust}",
         "Costs of layers add up, so that a budget is a multiple-choice knapsack. A Lagrange multiplier "
         "solves it for every budget at once, and bounds what any other choice of the size could reach.",
         "Bits per weight are of codes, scales and zero points, over the layers that schemes are chosen for; "
-        "embeddings, norms and the head stay as they are stored.",
+        "all else stays as it is stored.",
         "The predicted loss is of rounding to nearest"
         f"{weights_alone(one.recipe.inputs)} and is no measurement.",
     )

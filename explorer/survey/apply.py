@@ -84,15 +84,23 @@ def constraints_of(
     *,
     fuse: bool = False,
     inputs: Scheme | None = None,
+    head: bool | None = None,
+    embeddings: bool | None = None,
     **more: Any,
 ) -> Constraints:
     """``Constraints`` to the schemes that the checkpoint format ``target`` carries together, in the bits that
     its files take for the model of ``survey``; to none of a format if empty. With ``inputs`` also to those
-    that the target, or any, multiplies with such inputs. ``ValueError`` with the names there are."""
+    that the target, or any, multiplies with such inputs. Schemes are chosen for ``head`` and ``embeddings``
+    too where the target's users quantize both (None; ``Export.tables``): whether embeddings would be, and why
+    they are not, is said of every target. ``ValueError`` with the names there are."""
     refusal = refusal_of(target, inputs)
     if not target:
-        return Constraints(refusal=refusal, fuse=fuse, inputs=inputs, **more)
+        return Constraints(
+            refusal=refusal, fuse=fuse, inputs=inputs, head=bool(head), embeddings=bool(embeddings), **more
+        )
     export, kept = export_of(target), torch.bfloat16
+    if embeddings is None:
+        embeddings = more.get("times") is None
     if survey:
         named = {info.dtype for info in survey.linear}
         kept = next((dtype for dtype, name in NAMES.items() if name in named), kept)
@@ -102,6 +110,9 @@ def constraints_of(
         inputs=inputs,
         expert_refusal=export.expert_refusal,
         family=export.family,
+        table_refusal="" if export.tables else f"{export.label} has codes of linear layers alone",
+        head=export.tables if head is None else head,
+        embeddings=embeddings,
         bits=stored_bits(target, model, revision, kept),
         around=_around(export, model, revision),
         fuse=fuse or export.fused,
@@ -190,8 +201,8 @@ def unplaced(target: str, survey: Survey) -> dict[str, str]:
     schemes = [Scheme.parse(text) for text in survey.head.schemes]
     found = {}
     for layer in survey.linear:
-        if not folder.coded(layer.name).refusal:
-            continue
+        if layer.is_table or not folder.coded(layer.name).refusal:
+            continue  # of tables ``Constraints.table_refusal`` says it
         carried = (one for one in schemes if not export.refusal(one, layer.shape))
         reasons = (export.place(folder, layer.name, scheme).refusal for scheme in carried)
         if why := next(filter(None, reasons), ""):

@@ -1,5 +1,5 @@
-"""A recipe carried out: a copy of the network whose linear layers are quantized as it says, and their
-codes."""
+"""A recipe carried out: a copy of the network whose linear layers and embeddings are quantized as it says,
+and their codes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def assemble(
         if progress is not None:
             progress(done, len(recipes))
     if inputs is not None:
-        quantize_inputs(network, {name: modules[name] for name in _coded(recipes)}, inputs)
+        quantize_inputs(network, {name: modules[name] for name in _coded(recipes) if modules[name]}, inputs)
     return Assembled(network, stored / weights, layers, {**folding.changed, **corrected})
 
 
@@ -131,13 +131,14 @@ def _check_stacked(
     held: Mapping[str, HeldWeight], recipes: Mapping[str, Recipe], of_inputs: Scheme | None
 ) -> None:
     """``ValueError`` for experts that transformers stacks by a method, or with quantized inputs: their inputs
-    are not seen."""
+    are not seen; and for a table of embeddings by a method."""
     for name in (name for name, one in held.items() if not one.module):
-        method = recipes[name].method
+        method, table = recipes[name].method, held[name].table
         if method and needs_inputs(method):
-            raise ValueError(
-                f"{name}: {label_of(method)} needs its inputs, and experts are stacked: round them to nearest"
-            )
+            why = "its rows are looked up: round it" if table else "experts are stacked: round them"
+            raise ValueError(f"{name}: {label_of(method)} needs its inputs, and {why} to nearest")
+        if table:
+            continue
         if of_inputs is not None and plain_dtype(recipes[name].scheme) is None:
             raise ValueError(
                 f"{name}: inputs of stacked experts are not quantized by transformers, so that the loss "
@@ -163,7 +164,8 @@ def input_scales(
     """The fixed scales of the inputs of all layers of codes in the original model (``find_input_scales``)."""
     held = _held(model, _coded(recipes))
     _check_stacked(held, recipes, scheme)
-    return find_input_scales(model, {name: one.module for name, one in held.items()}, scheme, texts, progress)
+    modules = {name: one.module for name, one in held.items() if one.module}
+    return find_input_scales(model, modules, scheme, texts, progress)
 
 
 def _coded(recipes: Mapping[str, Recipe]) -> list[str]:

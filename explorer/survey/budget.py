@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -34,6 +35,7 @@ from explorer.survey.rows import Layer, Survey
 from explorer.survey.sensitivities import SENSITIVITIES
 from explorer.survey.times import PredictedTime, StepTimes
 
+_BITS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:bits?(?: per weight)?|bpw)?\s*", re.IGNORECASE)
 Refusal = Callable[[Scheme, tuple[int, int]], str]
 """Why a target cannot carry a scheme for a weight of that shape, "" if it can: ``Export.refusal``."""
 Around = Callable[[Sequence[str]], int | None]
@@ -51,6 +53,7 @@ class Constraints:
 
     schemes  only these (texts of the survey's; empty: all)
     refusal, expert_refusal, family  see ``Refusal``, ``Family``; the second is asked of experts' schemes
+    table_refusal  why the table of embeddings cannot have any scheme, empty if it can
     bits     (scheme, [N, K]) -> bits per weight of a layer in the target's files; None: those of the survey
     keep     layers whose names match one of these patterns (``fnmatch``, or a part of the name) stay as they
              are
@@ -58,6 +61,7 @@ class Constraints:
     target   the checkpoint format that the refusals and ``family`` are of (``apply.constraints_of``)
     usual    schemes that the target's users take, for advice
     head     choose for the head too
+    embeddings  choose for the table of tokens' embeddings too
     inputs   how the layers' inputs are quantized; the refusals are of schemes that are multiplied with such
     only     if given, the layers to choose for, whatever ``keep`` and ``head`` say
     around   see ``Around``; where it is not known, what is kept counts as it is stored, and files have more
@@ -68,12 +72,14 @@ class Constraints:
     refusal: Refusal | None = None
     expert_refusal: Callable[[Scheme], str] | None = None
     family: Family | None = None
+    table_refusal: str = ""
     bits: Callable[[Scheme, tuple[int, int]], float] | None = None
     keep: tuple[str, ...] = ()
     fuse: bool = False
     target: str = ""
     usual: tuple[str, ...] = ()
     head: bool = False
+    embeddings: bool = False
     only: tuple[str, ...] = ()
     inputs: Scheme | None = None
     times: StepTimes | None = None
@@ -86,7 +92,8 @@ class Constraints:
         """Whether ``layer`` stays as it is."""
         if self.only:
             return layer.name not in self.only
-        if layer.role is not Role.LINEAR and not (self.head and layer.role is Role.HEAD):
+        asked = {Role.LINEAR: True, Role.HEAD: self.head, Role.EMBEDDING: self.embeddings}
+        if not asked.get(layer.role, False):
             return True
         return any(matches(layer.name, pattern) for pattern in self.keep)
 
@@ -254,6 +261,18 @@ class Frontier:
         return dataclasses.replace(choice, gap=max(choice.loss - bound, 0.0), time=self._time_of(schemes))
 
 
+def budget_of(text: str, front: Frontier) -> float:
+    """Bits per weight of a budget in words: "4.5", "4.5 bits", or a size of the whole model, "90 MB".
+    ``ValueError`` for anything else, and for a size below that of the smallest choice of ``front``."""
+    if (bits := _BITS.fullmatch(text)) is not None:
+        return float(bits[1])
+    try:
+        size = words.byte_size(text)
+    except ValueError:
+        raise ValueError(f"{text[:40]!r} is no budget: write it like 4.5 bits or 90 MB") from None
+    return front.bits_of(size)
+
+
 def frontier(survey: Survey, signal: str = "", constraints: Constraints | None = None) -> Frontier:
     """The frontier of bits against the cost by ``signal`` (the survey's default if empty). Layers that the
     constraints leave no scheme stay as they are (``Frontier.left``).
@@ -275,12 +294,18 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     families = _families(names, constraints.family)
     refusals = _refusals(layers, names, constraints)
     left = _left(layers, families, refusals, constraints.fuse)
+    if constraints.table_refusal:  # of whatever scheme
+        left |= {layer.name: constraints.table_refusal for layer in layers if layer.is_table}
     layers = [layer for layer in layers if layer.name not in left]
     if not layers:
         first = next(iter(left))
         raise ValueError(
             f"no layer of {survey.head.model} can have one of these schemes: {first} "
             f"{list(survey.layer(first).shape)} is left without a scheme: {left[first]}{_advice(constraints)}"
+        )
+    if constraints.times is not None and (looked_up := [layer.name for layer in layers if layer.is_table]):
+        raise ValueError(
+            f"{looked_up[0]}: its rows are looked up, and no product's time is known for that: keep it"
         )
     chosen_for = {layer.name for layer in layers}
     rest = (layer for layer in survey.layers if layer.bits and layer.name not in chosen_for)
@@ -428,15 +453,19 @@ def recipe_of(
     method: str = "",
     constraints: Constraints | None = None,
 ) -> ModelRecipe:
-    """``choice``, made under ``constraints``, as a recipe, every layer by ``method``; a predicted loss only
-    where the signal predicts one."""
+    """``choice``, made under ``constraints``, as a recipe, every layer by ``method`` but the table of
+    embeddings, which has no inputs to choose codes by; a predicted loss only where the signal predicts
+    one."""
     signal = signal or survey.head.default
     head, kept_to = survey.head, constraints or Constraints()
     return ModelRecipe(
         head.model,
         head.revision,
         head.weights_sha256,
-        {name: Recipe.parse(f"{s}+{method}" if method else s) for name, s in choice.schemes.items()},
+        {
+            name: Recipe.parse(f"{s}+{method}" if method and not survey.layer(name).is_table else s)
+            for name, s in choice.schemes.items()
+        },
         signal,
         choice.bits,
         choice.loss if SENSITIVITIES[signal].is_loss else None,
@@ -470,7 +499,8 @@ def _refusals(
     found: dict[str, dict[str, str]] = {layer.name: {} for layer in layers}
     for layer in layers:
         for name, scheme in schemes.items():
-            why = of_all(scheme, layer.shape) if of_all else ""
+            why = constraints.table_refusal if layer.is_table else ""
+            why = why or (of_all(scheme, layer.shape) if of_all else "")
             if not why and of_experts and is_expert(layer.name):
                 why = of_experts(scheme)
             if not why and constraints.times is not None:

@@ -21,6 +21,8 @@ from explorer.survey.sensitivities import SENSITIVITIES, Evidence, Needs
 
 TOKENS = 256
 """Rows of each layer's inputs that the output error is taken over."""
+MOST_UNSEEN = 0.5
+"""The largest share of tokens that rows are taken to have that no text looked up."""
 
 
 def weights_of(network: nn.Module, shapes: Mapping[str, tuple[int, int] | None]) -> dict[str, HeldWeight]:
@@ -45,27 +47,58 @@ def gather(
     """What ``signals`` need of each layer of ``weights`` that the loss depends on.
 
     The network is run forward and backward on every text of ``reference``; layers without a gradient are
-    left out. ``SourceError`` for signals that need the inputs of experts, which no linear layer has.
+    left out. A table of embeddings that is the head's too has the gradients of both uses; of one that is
+    looked up alone rows that no text has take part in the diagonal (``row_shares``). ``SourceError`` for
+    signals that need the inputs of experts, which no linear layer has.
     """
     needs = {SENSITIVITIES[signal].needs for signal in signals}
-    stacked = [layer for layer, held in weights.items() if not held.module]
+    stacked = [layer for layer, held in weights.items() if held.expert is not None]
     if Needs.INPUTS in needs and stacked:
         raise SourceError(f"{stacked[0]} is one of several stacked experts, whose inputs are not captured")
     squares = _squared_gradients(model, reference, weights, "fisher_diagonal" in signals, progress)
-    names = [weights[layer].module for layer in squares]
+    skeleton = Skeleton(model.network)
+    multiplied = {
+        x: skeleton.head if weights[x].table and skeleton.tied else weights[x].module for x in squares
+    }
+    shares = {
+        layer: row_shares(reference, found.shape[0])
+        for layer, found in squares.items()
+        if weights[layer].table
+    }
+    for layer, of_rows in shares.items():
+        if not skeleton.tied:
+            squares[layer].spread(of_rows)
     inputs: dict[str, Tensor] = {}
     if Needs.INPUTS in needs:
+        names = [name for name in multiplied.values() if name]
         inputs = {c.name: c.activations for c in capture(model, reference.texts, names, TOKENS)}
     return {
         layer: Evidence(
             *found.per_sample(),
-            inputs.get(weights[layer].module),
+            inputs.get(multiplied[layer]),
+            shares.get(layer) if Needs.INPUTS in needs else None,
             partial(_loss_with, model, reference, weights[layer]) if Needs.RUNS in needs else None,
             found.folds,
             found.texts,
         )
         for layer, found in squares.items()
     }
+
+
+def row_shares(reference: LossReference, rows: int) -> Tensor:
+    """float32 [rows]: the share of tokens that look up each row of a table of embeddings, in texts like those
+    of ``reference``, by Good and Turing (Good, Biometrika 40, 1953).
+
+    Rows that no text looked up have together the share of tokens that were seen once, at most
+    ``MOST_UNSEEN``, and each the same; the others have theirs of the rest.
+    """
+    ids = torch.tensor([id for one in reference.sequences for id in one.ids])
+    counts = torch.bincount(ids, minlength=rows).double()
+    unseen = counts == 0
+    share = min(float((counts == 1).sum() / counts.sum()), MOST_UNSEEN) if unseen.any() else 0.0
+    shares = counts / counts.sum() * (1 - share)
+    shares[unseen] = share / max(int(unseen.sum()), 1)
+    return shares.float()
 
 
 def _loss_with(model: Model, reference: LossReference, held: HeldWeight, weight: Tensor) -> float:
@@ -89,14 +122,19 @@ class _Squares:
 
     def __init__(self, weight: Tensor, diagonal: bool, dealt: _Dealt) -> None:
         self.matrix = torch.zeros_like(weight) if diagonal else None
-        self.weights, self.reached, self.dealt = weight.numel(), False, dealt
+        self.shape, self.weights, self.reached, self.dealt = weight.shape, weight.numel(), False, dealt
         self.totals = [0.0] * len(dealt.samples)
         self._seen: set[int] = set()
 
     def add(self, gradient: Tensor) -> None:
-        """Count one gradient [N, K], which is overwritten."""
+        """Count one gradient [N, K], which is overwritten; of a table it has the rows that were looked up."""
         self.reached = True
-        if self.matrix is not None:
+        if gradient.is_sparse:
+            gradient = gradient.coalesce()
+            rows, gradient = gradient.indices()[0], gradient.values()
+            if self.matrix is not None:
+                self.matrix.index_add_(0, rows, gradient.square())
+        elif self.matrix is not None:
             self.matrix.addcmul_(gradient, gradient)
         total = float(gradient.square_().sum(dtype=torch.float64))
         self.totals[self.dealt.fold] += total
@@ -106,6 +144,18 @@ class _Squares:
     @property
     def texts(self) -> int:
         return len(self._seen)
+
+    def spread(self, shares: Tensor) -> None:
+        """Deal the sums over all rows, those that were not looked up too, which have none of their own:
+        ``shares`` [N] says which share of the tokens they have, and they are taken to be as the mean of the
+        others."""
+        if self.matrix is None:
+            return
+        unseen = ~self.matrix.any(1)
+        own = shares.to(self.matrix.device)[unseen]
+        mean = self.matrix.sum(0)
+        self.matrix.mul_(1 - float(own.sum()))
+        self.matrix[unseen] = own[:, None] * mean
 
     def per_sample(self) -> tuple[float, Tensor | None]:
         """The mean over weights, and the matrix float32 [N, K] on the CPU, of the mean over samples; asked
@@ -152,7 +202,7 @@ def _squared_gradients(
         parts.setdefault(held.parameter, []).append((held, sums[layer]))
     hooks = [_counting(parts[name]) for name in parameters]
     total, done = len(reference.sequences) * DRAWS[reference.kind], 0
-    with _only_gradients_of(model.network, parameters.values(), hooks):
+    with _only_gradients_of(model.network, parameters.values(), hooks), _sparse_tables(model.network):
         for one in each_objective(reference):
             dealt.fold, dealt.text = one.index % len(dealt.samples), one.index
             one.scalar.backward(retain_graph=one.again)
@@ -161,6 +211,22 @@ def _squared_gradients(
             if progress is not None:
                 progress(done, total)
     return {layer: squares for layer, squares in sums.items() if squares.reached}
+
+
+@contextmanager
+def _sparse_tables(network: nn.Module) -> Iterator[None]:
+    """Inside, tables of embeddings that no head shares get gradients of the rows that were looked up alone: a
+    vocabulary has many rows, and a text few of them."""
+    skeleton = Skeleton(network)
+    table = network.get_submodule(skeleton.table) if skeleton.table and not skeleton.tied else None
+    if not isinstance(table, nn.Embedding):
+        yield
+        return
+    before, table.sparse = table.sparse, True
+    try:
+        yield
+    finally:
+        table.sparse = before
 
 
 def _counting(parts: Sequence[tuple[HeldWeight, _Squares]]) -> Callable[[Tensor], None]:

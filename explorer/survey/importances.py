@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from explorer.checkpoints.export import Plan
 from explorer.checkpoints.gguf_model import name_in, tensor_names
@@ -21,7 +21,7 @@ from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model
 from explorer.models.importances import squared_inputs
-from explorer.models.skeleton import WEIGHT
+from explorer.models.skeleton import WEIGHT, Skeleton
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress
 from explorer.sources import open_source
@@ -53,8 +53,8 @@ def imatrix_of(
     }
     held = weights_of(model.network, shapes)
     modules = {one.module: name_of(f"{layer}{WEIGHT}") for layer, one in held.items() if one.module}
-    if head := _tied_head(model.network):
-        modules[head] = EMBEDDINGS
+    if (skeleton := Skeleton(model.network)).tied:
+        modules[skeleton.head] = EMBEDDINGS
     modules = {module: name for module, name in modules.items() if name}
     if not modules:
         raise SourceError(f"the package gguf knows no names for the layers of {model.name}")
@@ -64,16 +64,8 @@ def imatrix_of(
         assert sums.sums is not None
         squares[modules[module]] = Squares(sums.sums.float()[None], torch.tensor([float(sums.tokens)]))
         tokens = max(tokens, sums.tokens)
-    left = (layer for layer, one in held.items() if not one.module or one.module not in found)
+    left = (x for x, one in held.items() if not one.table and (not one.module or one.module not in found))
     return Imatrix(squares, (dataset,) if dataset else (), -(-tokens // CHUNK), CHUNK), tuple(left)
-
-
-def _tied_head(network: nn.Module) -> str:
-    """The path of the layer that gives the logits of tokens by the embeddings' weight; empty if none does."""
-    head, embeddings = (getattr(network, f"get_{kind}_embeddings")() for kind in ("output", "input"))
-    if head is None or head.weight is not embeddings.weight:
-        return ""
-    return next((path for path, module in network.named_modules() if module is head), "")
 
 
 def _names(config: Any) -> Callable[[str], str]:

@@ -30,15 +30,18 @@ def itemsize(dtype: str) -> float:
 
 
 class Role(StrEnum):
-    """Linear layers are quantized; the head and embeddings are listed and stay as they are unless asked
-    for. Experts that are one tensor of three axes are listed and stay as they are: no target carries them."""
+    """Linear layers are quantized; so are the head, and the table of tokens' embeddings, where the target
+    carries them or they are asked for. Other embeddings, of positions and kinds of tokens, and experts that
+    are one tensor of three axes are listed and stay as they are: no target carries them."""
 
     LINEAR = "linear"
     HEAD = "head"
     EMBEDDING = "embedding"
+    OTHER_EMBEDDING = "other embedding"
     EXPERTS = "experts"
 
 
+_TOKENS = re.compile(r"(^|\.)(embed_tokens|word_embeddings|wte|token_embd|tok_embeddings|embed_in|shared)$")
 _EMBEDDINGS = re.compile(r"embed|_embd\b|\bwte\b|\bwpe\b|relative_attention_bias|rotary")
 _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier)$|^output$")
 _NOT_LINEAR = re.compile(r"norm|\bln_|conv", re.IGNORECASE)
@@ -69,8 +72,10 @@ def role_of(info: TensorInfo, network: Skeleton | None = None) -> Role | None:
         return _role_in(network, name, info.shape)
     if _HEADS.search(name):
         return Role.HEAD
-    if _EMBEDDINGS.search(name):
+    if _TOKENS.search(name):
         return Role.EMBEDDING
+    if _EMBEDDINGS.search(name):
+        return Role.OTHER_EMBEDDING
     return None if _NOT_LINEAR.search(name) else Role.LINEAR
 
 
@@ -79,7 +84,11 @@ def _role_in(network: Skeleton, name: str, shape: tuple[int, ...]) -> Role | Non
     if place.experts:
         return Role.LINEAR
     if not place.module:
-        return Role.EMBEDDING if network.is_embedding(name) else None
+        if network.is_table(name):
+            return Role.EMBEDDING
+        return Role.OTHER_EMBEDDING if network.is_embedding(name) else None
+    if network.tied and place.module == network.head:
+        return None  # in its place readers use the embeddings
     if _HEADS.search(name):
         return Role.HEAD
     return Role.LINEAR if place.module.startswith(network.language) else None

@@ -1,4 +1,4 @@
-"""A recipe for a model, as a JSON file: which scheme and method each linear layer gets, and why."""
+"""A recipe for a model, as a JSON file: which scheme and method each layer gets, and why."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = RECIPE_KEY
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """A scheme and method for each linear layer of a model; layers not named stay as they are.
+    """A scheme and method for each layer of a model, embeddings included; what is not named stays as it is.
 
     ``model``: folder or Hub id as given. ``weights_sha256`` of its safetensors files, "" where it was not
     computed. ``layers``: the name of a weight's tensor without ".weight" -> its ``Recipe``. ``signal``: the

@@ -48,8 +48,9 @@ class Head:
     then says why not. ``texts_sha256`` is of the calibration texts; ``texts`` of them were run, which
     have ``tokens``, and ``texts_left_out`` could not be, as they have fewer than two. ``part``: what of the
     model texts run, empty if that is all. ``layers``: how many lines follow. ``parameters`` are all of the
-    model's, ``kept_bytes`` those of its tensors that are no linear layer, as they are stored,
-    ``kept_parts`` by what they are. ``include`` and ``exclude``: patterns that it was asked for.
+    model's, ``kept_bytes`` those of its tensors that no scheme is chosen for, as they are stored,
+    ``kept_parts`` by what they are. ``include`` and ``exclude``: patterns that it was asked for;
+    ``embeddings``: whether the table of tokens' embeddings is among the layers that have costs.
     """
 
     model: str
@@ -71,6 +72,7 @@ class Head:
     kept_parts: Mapping[str, int] = field(default_factory=dict)
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    embeddings: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     version: int = VERSION
 
@@ -83,8 +85,8 @@ class Layer:
     layer to nearest costs by that signal; "weight" is ‖W - Ŵ‖². ``fisher`` is the mean squared gradient of
     its weights, ``folds`` that of each fold of the calibration texts (``explorer.survey.interval``; none in
     files of earlier versions). ``reached`` is False for a layer that the loss does not depend on: it has no
-    cost, and stays as it is. Embeddings and experts have neither bits nor costs. ``depth``: which block it is
-    in.
+    cost, and stays as it is. Layers that are listed alone have neither bits nor costs. ``depth``: which block
+    it is in.
     """
 
     name: str
@@ -119,6 +121,11 @@ class Layer:
         restored = stored_bits(self.dtype) is not None
         return 2 * self.weights - self.stored_bytes if restored else 0
 
+    @property
+    def is_table(self) -> bool:
+        """True for the tokens' embeddings, whose rows are looked up; a head may multiply by them too."""
+        return self.role is Role.EMBEDDING
+
     def sqnr_db(self, scheme: str) -> float:
         """10 log10(‖W‖² / ‖W - Ŵ‖²), infinite where nothing was lost."""
         error = self.costs["weight"][scheme]
@@ -138,7 +145,8 @@ class Survey:
 
     @cached_property
     def linear(self) -> tuple[Layer, ...]:
-        """The layers that schemes can be chosen for: linear ones, and the head, that the loss depends on."""
+        """The layers that schemes can be chosen for: linear ones, the head, and the table of embeddings, if
+        the loss depends on them."""
         return tuple(layer for layer in self.layers if layer.bits and layer.reached)
 
     def layer(self, name: str) -> Layer:
@@ -282,6 +290,7 @@ def head_differs(found: Head, wanted: Head) -> Iterator[str]:
         "texts_sha256": "the texts",
         "include": "the included layers",
         "exclude": "the excluded layers",
+        "embeddings": "whether embeddings are surveyed",
         "layers": "the number of layers",
         "versions": "the versions",
     }

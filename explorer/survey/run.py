@@ -1,4 +1,4 @@
-"""A survey: every linear layer of a model × schemes, streamed.
+"""A survey: every linear layer of a model, its head and its table of embeddings × schemes, streamed.
 
     headers -> layers          one backward pass over texts -> Evidence
     layer's bytes -> GPU -> every scheme: quantize, restore, costs -> one JSON line
@@ -62,7 +62,8 @@ _PIECE = 16 << 20
 class SurveyPlan:
     """What ``survey_model`` is to do. ``schemes``: texts; ``signals``: None for the best that can be had;
     ``texts``: to calibrate by, the built-in ones if empty. ``exclude``: patterns (``matches``) of layers that
-    stay as they are; ``include``: of linear layers beside the language part that are surveyed too."""
+    stay as they are; ``include``: of linear layers beside the language part that are surveyed too.
+    ``embeddings``: the table of tokens' embeddings is surveyed, else it is listed."""
 
     model: str
     revision: str | None = None
@@ -71,6 +72,7 @@ class SurveyPlan:
     texts: AnyTexts = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    embeddings: bool = True
 
     def __post_init__(self) -> None:
         if not self.schemes:
@@ -85,6 +87,10 @@ class SurveyPlan:
             signals = tuple(s for s in SENSITIVITIES if s in self.signals or s == WEIGHTS_ALONE)
             object.__setattr__(self, "signals", signals)
 
+    def surveys(self, role: Role | None) -> bool:
+        """Whether layers of ``role`` get costs."""
+        return role in (Role.LINEAR, Role.HEAD) or (self.embeddings and role is Role.EMBEDDING)
+
     def calibration(self, causal: bool) -> AnyTexts:
         """The texts that are run: the built-in ones depend on whether the model predicts the next token."""
         return self.texts or built_in_texts(causal)
@@ -92,12 +98,13 @@ class SurveyPlan:
 
 @dataclass(frozen=True, eq=False)
 class SurveyJob:
-    """One layer to survey: where its bytes are, and what is known of it."""
+    """One layer to survey: where its bytes are, and what is known of it. ``listed``: it gets no costs."""
 
     info: TensorInfo
     role: Role
     evidence: Evidence | None
     reached: bool = True
+    listed: bool = False
 
 
 Rows = Callable[[SurveyPlan, TensorSource, Sequence[SurveyJob], Sequence[str]], Iterator[Layer]]
@@ -155,12 +162,18 @@ def survey_model(
             return found
         plan = replace(plan, signals=found.head.signals)
     parameters = sum(info.elements for info, _ in infos)
-    matrices = {info: role for info, role in listed if role in (Role.LINEAR, Role.HEAD)}
+    matrices = {info: role for info, role in listed if plan.surveys(role)}
     ran = _run(plan, matrices, parameters, limits, run_progress)
     head = found.head if found else _head_of(plan, ran, sha256, infos, network)
     done = {layer.name for layer in found.layers} if found else set()
     jobs = [
-        SurveyJob(info, role, ran.evidence.get(_layer(info)), _reached(info, role, ran))
+        SurveyJob(
+            info,
+            role,
+            ran.evidence.get(_layer(info)),
+            not plan.surveys(role) or not ran.loss or _layer(info) in ran.evidence,
+            not plan.surveys(role),
+        )
         for info, role in listed
         if _layer(info) not in done
     ]
@@ -198,7 +211,7 @@ def _roles(
         for pattern in plan.include if beside else ():
             if matches(name, pattern):
                 role, _ = Role.LINEAR, missed.pop(pattern, None)
-        for pattern in plan.exclude if role in (Role.LINEAR, Role.HEAD) else ():
+        for pattern in plan.exclude if plan.surveys(role) else ():
             if matches(name, pattern):
                 role, _ = None, missed.pop(pattern, None)
         found.append((info, role))
@@ -229,10 +242,10 @@ def _kept_parts(
     """Bytes of the tensors that stay as they are, by what they are."""
     parts: dict[str, float] = {}
     for info, role in infos:
-        if role in (Role.LINEAR, Role.HEAD):
+        if plan.surveys(role):
             continue
         if role is not None:
-            what = {Role.EMBEDDING: "embeddings", Role.EXPERTS: "stacked experts"}[role]
+            what = "stacked experts" if role is Role.EXPERTS else "embeddings"
         elif any(matches(_layer(info), pattern) for pattern in plan.exclude):
             what = "excluded layers"
         elif network is not None and _is_linear(network, info):
@@ -265,6 +278,7 @@ def _head_of(
         kept_parts=parts,
         include=plan.include,
         exclude=plan.exclude,
+        embeddings=plan.embeddings,
         loss=ran.loss,
         why=ran.why,
         texts=ran.texts,
@@ -296,7 +310,7 @@ def survey_layer(
     start, name, info = time.perf_counter(), _layer(job.info), job.info
     shape = info.matrix_shape
     layer = Layer(name, shape, info.dtype, job.role, kind_of(name), depth_of(name), reached=job.reached)
-    if job.role not in (Role.LINEAR, Role.HEAD):
+    if job.listed:
         return layer
     weight = source.matrix(info.name).values
     weight = place(weight).move(weight)
@@ -443,6 +457,7 @@ def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: i
         layers=layers,
         include=plan.include,
         exclude=plan.exclude,
+        embeddings=plan.embeddings,
         signals=plan.signals or found.signals,
         texts_sha256=hash_of(plan.calibration(found.loss == NEXT_TOKEN)) if found.loss else "",
         versions={**found.versions, "explorer": __version__},
@@ -473,11 +488,6 @@ def _begun(out: Path) -> bool:
     with out.open("rb") as file:
         begin = file.read(_PIECE)
     return b"\n" in begin or begin[: len(FIRST)] != FIRST[: len(begin)]
-
-
-def _reached(info: TensorInfo, role: Role, ran: _Ran) -> bool:
-    """False where the model was run and a layer got no gradient."""
-    return role not in (Role.LINEAR, Role.HEAD) or not ran.loss or _layer(info) in ran.evidence
 
 
 def _layer(info: TensorInfo) -> str:

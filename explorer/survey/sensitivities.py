@@ -32,13 +32,15 @@ class Evidence:
     """What running the model gave of one layer [N, K], where that was asked for.
 
     ``fisher``: the mean squared gradient of its weights; ``fisher_diagonal`` float32 [N, K] of each weight;
-    ``inputs`` float32 [tokens, K]; ``loss_with``: the model's true loss with another weight in the layer;
+    ``inputs`` float32 [tokens, K]; ``rows`` float32 [N]: of a table whose rows are looked up, the share of
+    tokens that look up each one; ``loss_with``: the model's true loss with another weight in the layer;
     ``folds``: ``fisher`` of each fold of the texts; ``texts``: how many gave its weights a gradient.
     """
 
     fisher: float | None = None
     fisher_diagonal: Tensor | None = None
     inputs: Tensor | None = None
+    rows: Tensor | None = None
     loss_with: Callable[[Tensor], float] | None = None
     folds: tuple[float, ...] = ()
     texts: int | None = None
@@ -80,9 +82,16 @@ def _fisher_diagonal(weight: Tensor, error: Tensor, evidence: Evidence) -> float
 
 
 def _output(weight: Tensor, error: Tensor, evidence: Evidence) -> float:
-    assert evidence.inputs is not None
-    inputs = evidence.inputs.to(error.device)
-    return squares(inputs @ error.t()) / len(inputs)
+    """Of products, of rows that are looked up, or, where a head shares the embeddings, of both."""
+    assert evidence.inputs is not None or evidence.rows is not None
+    total = 0.0
+    if evidence.inputs is not None:
+        inputs = evidence.inputs.to(error.device)
+        total += squares(inputs @ error.t()) / len(inputs)
+    if evidence.rows is not None:
+        of_rows = torch.cat([part.square().sum(1, dtype=torch.float64) for part in _parts(error)])
+        total += float(evidence.rows.to(of_rows) @ of_rows)
+    return total
 
 
 def _measured(weight: Tensor, error: Tensor, evidence: Evidence) -> float:

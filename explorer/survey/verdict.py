@@ -102,8 +102,11 @@ def _experts_kept(survey: Survey) -> str:
 
 def _count(survey: Survey) -> str:
     """Of the layers that schemes can be chosen for."""
+    tables = sum(layer.is_table for layer in survey.linear)
     heads = sum(layer.role is Role.HEAD for layer in survey.linear)
-    return f"{len(survey.linear) - heads} linear layers" + (" and the head" if heads else "")
+    others = [*["embeddings"] * bool(tables), *["the head"] * bool(heads)]
+    linear = f"{len(survey.linear) - heads - tables} linear layers"
+    return linear if not others else f"{linear}{', ' if len(others) > 1 else ' and '}{' and '.join(others)}"
 
 
 def between_words(interval: Interval | None) -> str:

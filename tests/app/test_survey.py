@@ -89,6 +89,47 @@ def test_a_budget_beyond_the_ends_is_the_end(bits: float | None, said: list[str]
     assert not said and out.bits["minimum"] <= out.bits["value"] <= out.bits["maximum"]
 
 
+TYPED = [
+    ("4.5 bits", 4.5, None),
+    ("4.5", 4.5, None),
+    (" 3 BPW ", 3.0, None),
+    ("99 bits", None, None),
+    ("54 MB", None, 54e6),
+    ("0.0533GB", None, 53.3e6),
+    ("1 TB", None, 1e12),
+]
+
+
+@pytest.mark.parametrize(("text", "bits", "most"), TYPED)
+def test_a_budget_is_typed_in_bits_or_as_a_size(
+    text: str, bits: float | None, most: float | None, said: list[str]
+) -> None:
+    """A size is of the whole model; the recipe that is shown keeps to it, as does the one that the slider's
+    number gives to Check and Export."""
+    asked = (RECORDED, None, None, "any", "", False, 6.0, "none", "bits", 1)
+    out = survey.typed(*asked, text)
+    recipe = ModelRecipe.load(out.recipe["value"])
+    assert not said and recipe.bits is not None
+    assert bits is None or (out.bits["value"] == bits and recipe.bits <= bits)
+    one = survey.Budget(*asked[:6], out.bits["value"], *asked[7:]).bought()
+    assert one.recipe.layers == recipe.layers
+    size = one.front.kept_bytes + one.choice.bytes
+    assert most is None or size <= most
+    assert most is None or size > 0.99 * most or out.bits["value"] == out.bits["maximum"]
+
+
+def test_what_is_no_budget_is_said(said: list[str]) -> None:
+    """And the recipe before it stays out of the view; an empty field changes nothing; of time, a time."""
+    asked = (RECORDED, None, None, "any", "", False, 6.0, "none", "bits", 1)
+    for text, words in (("much", "4.5 bits or 90 MB"), ("2 kB", "fewer than these schemes make")):
+        survey.typed(*asked, text)
+        assert words in said.pop()
+    assert survey.typed(*asked, " ").sentence == gr.skip() and not said
+    timed = survey.typed(*asked[:8], "time", 16, "300us")
+    assert timed.bits["minimum"] <= timed.bits["value"] <= timed.bits["maximum"] and not said
+    assert survey.dragged(*asked).typed == ""
+
+
 def test_the_budget_is_of_bits_or_of_time(said: list[str]) -> None:
     """The switch changes slider, curve, recipe and command, each with the machine and how its time is known;
     back again all is of bits. No recipe is slower than its slider says."""

@@ -28,7 +28,9 @@ from transformers import (
 from explorer import SCHEMES, load_matrix, quantize
 from explorer.checkpoints import gguf_models, write_checkpoint, write_one
 from explorer.checkpoints.gguf_models import in_pairs, rope_factors
+from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
+from explorer.sources import open_source
 from tests.checkpoints.conftest import TEXT
 from tests.checkpoints.reading import NAME, Expected, compare, continuation, uniform
 
@@ -74,6 +76,40 @@ def test_transformers_reads_our_weights(
         assert torch.equal(theirs.get_parameter(name), parameter), name
     tokenizer = AutoTokenizer.from_pretrained(written.folder, gguf_file="model.gguf")
     assert tokenizer(TEXT, add_special_tokens=False).input_ids == tokens[0].tolist()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_embeddings_and_head_are_codes_of_the_recipe(
+    tied: bool, llama: Path, tokens: Tensor, tmp_path: Path
+) -> None:
+    """Each in its own type, read back as the rounded rows by the gguf package, by transformers, and by this
+    project; of a tied model there is one tensor for both. Other targets refuse the table."""
+    folder = tmp_path / "model"
+    shutil.copytree(llama, folder)
+    if tied:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    schemes = {"model.embed_tokens": "q6_k"} | ({} if tied else {"lm_head": "q4_k"})
+    recipes = {name: Recipe(SCHEMES[scheme]) for name, scheme in schemes.items()}
+    written = write_checkpoint(TARGET, folder, recipes, tmp_path / "out", verified=True)
+    assert written.verified is not None and written.verified.layers == len(recipes)
+    file = written.folder / "model.gguf"
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    assert ("output.weight" in tensors) != tied
+    theirs = AutoModelForCausalLM.from_pretrained(written.folder, gguf_file="model.gguf", dtype=torch.float32)
+    assert (theirs.lm_head.weight is theirs.model.embed_tokens.weight) == tied
+    for name, there in (("model.embed_tokens", "token_embd"), ("lm_head", "output")):
+        if name not in recipes:
+            continue
+        weight = ModelFolder(folder).read(f"{name}.weight").float()
+        rounded, tensor = quantize(weight, recipes[name].scheme).dequantize(), tensors[f"{there}.weight"]
+        assert tensor.tensor_type.name == TYPES[schemes[name]]
+        assert torch.equal(torch.from_numpy(dequantize(tensor.data, tensor.tensor_type)), rounded)
+        assert torch.equal(open_source(str(file)).matrix(f"{there}.weight").values.float(), rounded)
+        assert torch.equal(theirs.get_parameter(f"{name}.weight"), rounded)
+    table = {"model.embed_tokens": Recipe(SCHEMES["int4_group128"])}
+    with pytest.raises(ValueError, match="a table that rows are looked up in"):
+        write_checkpoint("compressed-tensors", folder, table, tmp_path / "other")
 
 
 @pytest.mark.parametrize("scheme", ["q4_0", "mxfp4", "mixed"])

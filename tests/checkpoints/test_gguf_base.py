@@ -388,7 +388,7 @@ def test_the_command_writes_a_recipe_of_the_same_file(
     code, out, _ = run(capsys, *apply, base, "--out", tmp_path / "out")
     assert code == 0 and "written: " in out and "Read back by gguf" in out
     code, out, _ = run(capsys, *apply, base, "--out", tmp_path / "json", "--json")
-    assert code == 0 and json.loads(out)["layers"] == 4
+    assert code == 0 and json.loads(out)["layers"] == 5  # the embeddings too
     other = write_base(tmp_path / "other.gguf", "qwen3")
     code, _, err = run(capsys, *apply, other, "--out", tmp_path / "no")
     assert code == 2 and "are not those that the recipe was made for" in err

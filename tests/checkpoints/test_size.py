@@ -17,6 +17,7 @@ from explorer.checkpoints.write import WEIGHT_FILES
 from explorer.cli import main
 from explorer.methods.recipe import Recipe
 from explorer.schemes import Scheme
+from explorer.survey import ModelRecipe
 
 SCHEMES = {
     "compressed-tensors": "int4_group128", "gptq": "int4_group128", "awq": "int4_group128_asym",
@@ -58,13 +59,16 @@ def test_codes_and_what_is_around_them_are_the_file(
 def test_a_file_keeps_to_the_size_that_was_asked_for(
     llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the size, by the commands; and it takes what there is to take."""
+    """Whatever the size, by the commands; and it takes what there is to take. Embeddings and head are of the
+    budget, unless they are to stay as they are."""
     survey, schemes = str(tmp_path / "model.jsonl"), "q4_0,q5_0,q8_0,q6_k,q4_k"
     assert main(["survey", str(llama), "--schemes", schemes, "--signal", "weight", "--out", survey]) == 0
-    for kilobytes in (1590, 1650, 1800):
+    kept = ["--keep", "embed_tokens,lm_head"]
+    for kilobytes, more in ((900, []), (1300, []), (1590, kept), (1800, kept)):
         recipe, out = str(tmp_path / f"{kilobytes}.json"), tmp_path / str(kilobytes)
-        asked = ["recipe", survey, "--for", "gguf", "--size", f"{kilobytes}kB", "--out", recipe]
+        asked = ["recipe", survey, "--for", "gguf", "--size", f"{kilobytes}kB", "--out", recipe, *more]
         assert main(asked) == 0
+        assert ("model.embed_tokens" in ModelRecipe.load(recipe).layers) == (not more)
         assert "in files of at most that size" in capsys.readouterr().out
         assert main(["apply", recipe, "--to", "gguf", "--out", str(out), "--no-verify"]) == 0
         size = (out / "model.gguf").stat().st_size

@@ -14,6 +14,7 @@ from explorer.survey import SENSITIVITIES, frontier, load_survey
 from explorer.survey.run import SCHEMES
 from lab import recipe_tables
 from lab.recipes import BUDGETS, BY_METHODS, SHIPPED, SIGNAL, RecipeRun, recorded_causal, recorded_recipes
+from lab.vocabulary import recorded_vocabulary, vocabulary_table
 
 
 def test_the_shipped_survey_is_whole_and_current() -> None:
@@ -58,6 +59,16 @@ def test_without_recordings_tables_say_so() -> None:
     for table in (recipe_tables.recipes_table, recipe_tables.predictions_table, recipe_tables.methods_table):
         assert table(nothing) == "(not recorded yet)"
     assert recipe_tables.saved(nothing, 4.5, "nvfp4") == "(not recorded yet)"
+
+
+def test_embeddings_lose_what_is_predicted() -> None:
+    """Of recorded runs, within a quarter; docs and the budget of a whole file rest on it. A fifth
+    fewer bytes lose more."""
+    rows = [run for run in recorded_vocabulary().rows if not run.others]
+    lossy = [run for run in rows if run.loss > 1e-4]
+    assert len(lossy) > 3 and all(0.8 < run.predicted / run.loss < 1.25 for run in lossy)
+    assert all(a.loss < b.loss for a in lossy for b in lossy if a.table_bytes > 1.2 * b.table_bytes)
+    assert vocabulary_table(rows).count("\n") == len(rows) + 1
 
 
 def test_a_causal_model_gains_by_a_recipe_too() -> None:

@@ -43,6 +43,33 @@ def test_a_dragged_budget_redraws_the_recipe(page: Page, url: str) -> None:
 
 
 @pytest.mark.shared_page
+def test_a_typed_size_is_the_budget(page: Page, url: str) -> None:
+    """By the keys: the sentence, the slider and the address follow a size of the whole model; nonsense is
+    said in its place, until the slider, which clears the field."""
+    open_page(page, url, "tab=model&section=survey")
+    sentence = page.locator("#survey-sentence")
+    field = page.locator("#survey-typed").locator("input, textarea")
+    expect(sentence).to_contain_text("4.50 bits per weight", timeout=60_000)
+    field.click()
+    page.keyboard.type("57 MB")
+    page.keyboard.press("Enter")
+    expect(sentence).to_contain_text(re.compile(r"^\s*6\.\d\d bits per weight: 57 MB"))
+    bits = sentence.inner_text().split()[0]
+    expect(page.locator("#survey-bits input[type=number]")).to_have_value(bits)
+    expect(page).to_have_url(re.compile(f"budget={re.escape(bits)}"))
+    field.fill("")
+    page.keyboard.type("much")
+    page.keyboard.press("Enter")
+    expect(sentence).to_contain_text("'much' is no budget: write it like 4.5 bits or 90 MB")
+    slider = page.locator("#survey-bits input[type=range]")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    expect(field).to_have_value("")
+    expect(sentence).to_contain_text("bits per weight: 57 MB")
+    idle(page)
+
+
+@pytest.mark.shared_page
 def test_a_clicked_cell_of_a_model_that_is_not_here(page: Page, url: str) -> None:
     """The recorded model is not on this machine: that is said, and nothing else changes."""
     open_page(page, url, "tab=model&section=survey")

@@ -66,6 +66,7 @@ from lab.training import recorded_gradients, recorded_training
 from lab.training_precision import recorded_precisions
 from lab.vector_codes import recorded_vector_codes
 from lab.vllm import recorded_vllm
+from lab.vocabulary import recorded_vocabulary
 from lab.written import recorded_written
 
 SHIPPED = {
@@ -97,6 +98,7 @@ SHIPPED = {
     "texts": recorded_texts,
     "training": recorded_training,
     "vllm": recorded_vllm,
+    "vocabulary": recorded_vocabulary,
     "written": recorded_written,
 }
 

@@ -15,13 +15,13 @@ import pytest
 from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.write import WEIGHT_FILES
 from explorer.cli import main
-from explorer.cli.options import byte_size
 from explorer.methods import METHODS
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import skeleton_of
 from explorer.survey import ModelRecipe, load_survey
 from explorer.survey.rows import SURVEYS
 from explorer.survey.times import PredictedTime
+from explorer.words import byte_size
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCHEMES = "int3_group64_asym,int4_group64,nvfp4,int8_row"

@@ -46,7 +46,8 @@ def surveyed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def test_every_layer_has_every_cell(surveyed: tuple[Path, Path]) -> None:
-    """Linear layers and the head with sizes and costs, embeddings listed, the pooler known to be idle."""
+    """Linear layers, the head and the tokens' embeddings with sizes and costs, other embeddings listed, the
+    pooler known to be idle."""
     folder, out = surveyed
     survey = load_survey(out)
     tensors = load_file(folder / "model.safetensors")
@@ -57,7 +58,7 @@ def test_every_layer_has_every_cell(surveyed: tuple[Path, Path]) -> None:
     for layer in survey.layers:
         weight = tensors[f"{layer.name}.weight"]
         assert layer.shape == tuple(weight.shape)
-        if layer.role is Role.EMBEDDING:
+        if layer.role is Role.OTHER_EMBEDDING:
             assert not layer.bits and not layer.costs and layer.reached
             continue
         for name in NAMES:
@@ -256,14 +257,15 @@ def test_a_model_too_large_to_run_has_weights_alone(
 def test_one_layer_is_in_memory_at_a_time(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each layer's bytes are read once, for all schemes; embeddings are not read at all."""
+    """Each layer's bytes are read once, for all schemes; what is listed alone is not read at all."""
     read: list[str] = []
     kind = type(running.open_source(str(tiny_llama)))
     original = kind.read_rows
     monkeypatch.setattr(
         kind, "read_rows", lambda self, info, *a: read.append(info.name) or original(self, info, *a)
     )
-    survey = survey_model(SurveyPlan(str(tiny_llama), None, NAMES, ("weight",)), tmp_path / "s.jsonl")
+    plan = SurveyPlan(str(tiny_llama), None, NAMES, ("weight",), embeddings=False)
+    survey = survey_model(plan, tmp_path / "s.jsonl")
     assert read == [f"{x.name}.weight" for x in survey.layers if x.role is not Role.EMBEDDING]
 
 

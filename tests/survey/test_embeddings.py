@@ -1,0 +1,213 @@
+"""Embeddings and heads as layers of a survey: what they cost by each signal, and the file that holds them.
+
+If these fail, a third of a small model's bytes is left out of the budget, or its loss is of another table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from explorer import SCHEMES, quantize
+from explorer.checkpoints import EXPORTS
+from explorer.methods.recipe import Recipe
+from explorer.models.capture import Model, load_model
+from explorer.sources import open_source
+from explorer.survey import Role, Survey, frontier
+from explorer.survey.apply import constraints_of
+from explorer.survey.assemble import assemble
+from explorer.survey.budget import Constraints, kept_words, recipe_of
+from explorer.survey.evidence import MOST_UNSEEN, gather, row_shares, weights_of
+from explorer.survey.loss import each_objective, reference_for
+from explorer.survey.run import SurveyPlan, survey_model
+from tests.survey.conftest import TEXTS, tokenizer_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TABLE, BERTS = "model.embed_tokens", "embeddings.word_embeddings"
+COARSE = "int3_group64_asym"
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random Llama of one block whose head shares the embeddings."""
+    folder = tmp_path_factory.mktemp("models") / "tied-llama"
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer_of(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def with_a_head(tied: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``tied`` whose file has a head too, as some do, which nobody reads."""
+    folder = tmp_path_factory.mktemp("models") / "with-a-head"
+    folder.mkdir()
+    for path in tied.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(tied / "model.safetensors")
+    extra = {"lm_head.weight": torch.ones_like(tensors[f"{TABLE}.weight"])}
+    save_file({**tensors, **extra}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+ROLES = {
+    "tiny_llama": {TABLE: Role.EMBEDDING, "lm_head": Role.HEAD},
+    "tied": {TABLE: Role.EMBEDDING},
+    "with_a_head": {TABLE: Role.EMBEDDING},
+    "tiny_bert": {
+        BERTS: Role.EMBEDDING,
+        "embeddings.position_embeddings": Role.OTHER_EMBEDDING,
+        "embeddings.token_type_embeddings": Role.OTHER_EMBEDDING,
+    },
+}
+"""Of each model all layers that are not linear."""
+
+
+@pytest.mark.parametrize("model", ROLES)
+def test_one_table_is_that_of_the_tokens(model: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Positions and kinds of tokens are listed; a head that the embeddings stand for is no second layer."""
+    folder = request.getfixturevalue(model)
+    survey = survey_model(SurveyPlan(str(folder), None, (COARSE,), ("weight",)), tmp_path / "s.jsonl")
+    assert {x.name: x.role for x in survey.layers if x.role is not Role.LINEAR} == ROLES[model]
+    assert {x.name for x in survey.layers if not x.bits} == {
+        name for name, role in ROLES[model].items() if role is Role.OTHER_EMBEDDING
+    }
+    without = replace(SurveyPlan(str(folder), None, (COARSE,), ("weight",)), embeddings=False)
+    listed = survey_model(without, tmp_path / "listed.jsonl")
+    assert not any(x.bits for x in listed.layers if x.is_table)
+    table = next(x for x in survey.layers if x.is_table)
+    assert listed.head.kept_bytes - survey.head.kept_bytes == table.stored_bytes
+    with pytest.raises(ValueError, match="whether embeddings are surveyed"):
+        survey_model(without, tmp_path / "s.jsonl")
+
+
+def squared_gradients(model: Model, parameter: str) -> Tensor:
+    """float64 [N, K]: the mean over samples of the squared gradient of a parameter, the plain way."""
+    weight, total, samples = model.network.get_parameter(parameter), 0.0, 0
+    for one in each_objective(reference_for(model, TEXTS)):
+        model.network.zero_grad(set_to_none=True)
+        one.scalar.backward(retain_graph=one.again)
+        assert weight.grad is not None
+        total, samples = total + weight.grad.double().square(), samples + one.samples
+    model.network.zero_grad(set_to_none=True)
+    return torch.as_tensor(total) / samples
+
+
+@pytest.mark.parametrize("model", ["tiny_llama", "tiny_bert", "tied"])
+def test_the_diagonal_is_that_of_the_rows_that_texts_look_up(
+    model: str, request: pytest.FixtureRequest
+) -> None:
+    """Rows that no text has get what Good and Turing leave them, and the whole stays the same; of a tied
+    table every row has the head's gradient too, and nothing is dealt."""
+    loaded = load_model(str(request.getfixturevalue(model)), head=True)
+    name = BERTS if model == "tiny_bert" else TABLE
+    held = weights_of(loaded.network, {name: None})
+    assert held[name].table and not held[name].module
+    found = gather(loaded, reference := reference_for(loaded, TEXTS), held, ["fisher_diagonal"])[name]
+    exact = squared_gradients(loaded, held[name].parameter)
+    assert found.fisher_diagonal is not None
+    assert found.fisher == pytest.approx(float(exact.mean()), rel=1e-5)
+    counts = torch.bincount(torch.tensor([i for s in reference.sequences for i in s.ids]), minlength=64)
+    looked_up, shares = exact.any(1), row_shares(reference, 64)
+    assert float(shares.sum()) == pytest.approx(1, abs=1e-6) and shares.min() > 0
+    unseen = min(float((counts == 1).sum() / counts.sum()), MOST_UNSEEN)
+    assert float(shares[counts == 0].sum()) == pytest.approx(unseen, abs=1e-6)
+    if model == "tied":
+        assert looked_up.all()
+        torch.testing.assert_close(found.fisher_diagonal.double(), exact, rtol=1e-4, atol=1e-12)
+        return
+    assert not looked_up.all()
+    own = float(shares[~looked_up].sum())
+    torch.testing.assert_close(
+        found.fisher_diagonal[looked_up].double(), exact[looked_up] * (1 - own), rtol=1e-4, atol=1e-12
+    )
+    rest = (shares[:, None].double() * exact.sum(0))[~looked_up]
+    torch.testing.assert_close(found.fisher_diagonal[~looked_up].double(), rest, rtol=1e-4, atol=1e-12)
+    assert not loaded.network.get_submodule(held[name].parameter.removesuffix(".weight")).sparse
+
+
+@pytest.mark.parametrize("model", ["tiny_llama", "tied"])
+def test_the_output_error_is_of_rows_and_of_products(
+    model: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Of looked-up rows as often as tokens look them up, of a tied table the head's products besides; and
+    the measured loss is that of a model with the table in both places."""
+    folder = request.getfixturevalue(model)
+    plan = SurveyPlan(str(folder), None, (COARSE,), ("output", "measured"), TEXTS)
+    layer = survey_model(plan, tmp_path / "s.jsonl").layer(TABLE)
+    weight = open_source(str(folder)).matrix(f"{TABLE}.weight").values.float()
+    error = weight - quantize(weight, SCHEMES[COARSE]).dequantize()
+    loaded = load_model(str(folder), head=True)
+    reference = reference_for(loaded, TEXTS)
+    want = float(row_shares(reference, 64).double() @ error.double().square().sum(1))
+    if model == "tied":
+        with torch.no_grad():
+            states = [
+                loaded.network.model(input_ids=torch.tensor([s.ids])).last_hidden_state[0]
+                for s in reference.sequences
+            ]
+        want += float((torch.cat(states) @ error.t()).square().sum(1).mean())
+    assert layer.costs["output"][COARSE] == pytest.approx(want, rel=1e-3)
+    made = assemble(loaded, {TABLE: Recipe(SCHEMES[COARSE])}, TEXTS)
+    assert made.network.get_parameter(f"{TABLE}.weight").equal(weight - error)
+    assert (made.network.lm_head.weight is made.network.model.embed_tokens.weight) == (model == "tied")
+    assert layer.costs["measured"][COARSE] == pytest.approx(reference.measure(made.network).value, rel=1e-5)
+
+
+def test_a_method_leaves_the_table_to_rounding(tiny_llama: Path, tmp_path: Path) -> None:
+    """A lookup has no inputs that codes could be chosen by; one that asks for it anyway is told so."""
+    plan = SurveyPlan(str(tiny_llama), None, (COARSE, "int8_row"), ("weight",))
+    survey = survey_model(plan, tmp_path / "s.jsonl")
+    constraints = Constraints(head=True, embeddings=True)
+    choice = frontier(survey, "", constraints).at(8.5)
+    assert {TABLE, "lm_head"} < set(choice.schemes)
+    recipe = recipe_of(survey, choice, method="gptq", constraints=constraints)
+    assert recipe.layers[TABLE].method == "" and recipe.layers["lm_head"].method == "gptq"
+    with pytest.raises(ValueError, match="its rows are looked up"):
+        assemble(load_model(str(tiny_llama), head=True), {TABLE: Recipe(SCHEMES[COARSE], "gptq")}, TEXTS)
+
+
+@pytest.fixture(scope="module")
+def by_weight(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Survey:
+    """A survey with schemes of which every target carries some."""
+    schemes = ("int4_group32", "int4_group64", "int4_group64_asym", "nf4_block64", "q8_0", "int8_row")
+    out = tmp_path_factory.mktemp("surveys") / "s.jsonl"
+    return survey_model(SurveyPlan(str(tiny_llama), None, schemes, ("weight",)), out)
+
+
+@pytest.mark.parametrize("target", ["", *EXPORTS])
+def test_a_recipe_says_what_becomes_of_the_table(target: str, by_weight: Survey) -> None:
+    """Chosen where the target holds its codes and where it was asked for; kept with the reason elsewhere,
+    whatever is asked."""
+    holds = not target or EXPORTS[target].tables
+    for asked in (None, True, False):
+        front = frontier(by_weight, "", constraints_of(target, by_weight, embeddings=asked))
+        chosen = holds and (asked or (asked is None and bool(target)))
+        assert (TABLE in front.at(front.most).schemes) == chosen
+        assert (TABLE in front.left) == (not holds and asked is not False)
+        kept = [line for line in kept_words(front.left) if TABLE in line]
+        assert all(line.endswith("has codes of linear layers alone") for line in kept)
+        assert front.weights == sum(
+            x.weights
+            for x in by_weight.linear
+            if x.role is Role.LINEAR or (target == "gguf" and not x.is_table) or (x.is_table and chosen)
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -843,30 +844,30 @@ def cache_of(
     check_out(out)
     (texts,) = read_files(text, column=column, sequence_length=sequence_length, samples=samples)
     hide_bars_of_transformers(as_json)
+    from explorer.analysis.cache import CONTEXT, CachePlan
     from explorer.export.files import write_tensors
     from explorer.models.capture import load_model
     from explorer.schemes import Scheme
-    from explorer.survey.cache import SCHEMES, CachePlan, CacheSurvey, captured_cache, each_alone
+    from explorer.survey.cache import SCHEMES, CacheSurvey, captured_cache, each_alone
+    from explorer.words import bytes_
 
     turns = (False, True) if rotated else (False,)
     alone = [Scheme.parse(name) for name in (SCHEMES if schemes is None else split(schemes))]
     plans = each_alone(alone, recent, turns)
     for pair in split(pairs) if pairs else ():
-        keys, slash, values = pair.partition("/")
-        if not slash:
-            raise ValueError(f"--pairs {pair}: two schemes are needed, KEYS/VALUES")
-        of = Scheme.parse(keys), Scheme.parse(values)
-        plans += [CachePlan(*of, recent, turned) for turned in turns]
+        plans += [CachePlan.parse(pair, recent, turned) for turned in turns]
     found = CacheSurvey(load_model(model, revision, use_device(device), head=True), texts)
     with reporting("caches", as_json) as progress:
         rows = list(found.rows(plans, progress))
     if out:
         write_tensors(captured_cache(found.model, found.run_on), out, {"model": found.model.name})
-    whole = found.shape.bytes_a_token(16, 16)
+    exact = CachePlan()
+    whole = found.shape.bytes_a_token(exact)
     if as_json:
-        print_json({"rows": rows, "bytes_a_token": whole, "layers": len(found.shape.keys)})
+        print_json({"rows": rows, "bytes_a_token": whole, "shape": found.shape})
         return
-    columns = ("of", "scheme", "rotated", "bits", "bytes a token", "KL (nats)", "95 %", "same token")
+    at = f"at {CONTEXT:,} tokens"
+    columns = ("of", "scheme", "rotated", "bits", "bytes a token", at, "KL (nats)", "95 %", "same token")
     lines = [
         (
             row.part,
@@ -874,6 +875,7 @@ def cache_of(
             "yes" if row.rotated else "",
             row.bits,
             round(row.bytes_a_token),
+            bytes_(row.context_bytes),
             row.kl,
             "" if row.low is None else f"{row.low:.3g} to {row.high:.3g}",
             f"{100 * row.same_top:.1f} %",
@@ -882,8 +884,10 @@ def cache_of(
     ]
     print_table(PrintedTable(columns, lines))
     say(
-        f"{len(found.shape.keys)} layers; a token takes {whole:,.0f} bytes in 16 bits, 32,768 tokens "
-        f"{32768 * whole / 2**30:.2f} GiB"
+        f"{len(found.shape.layers)} layers; a token takes {whole:,.0f} bytes in 16 bits, {CONTEXT:,} tokens "
+        f"{bytes_(found.shape.bytes_of(exact, CONTEXT))}"
     )
+    for window, count in sorted(Counter(found.shape.windows).items()):
+        say(f"{count} layers keep the tokens of their sliding window alone: {window:,}")
     if out:
         say(f"written: {out}")

@@ -51,7 +51,7 @@ from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 from explorer.schemes.observer import Observer
 from explorer.sources.base import SourceError
-from explorer.survey.loss import LossReference, reference_for
+from explorer.survey.loss import Loss, LossReference, reference_for
 from explorer.survey.run import built_in_texts, held_out_texts
 
 SCHEMES = (
@@ -238,10 +238,13 @@ class CacheSurvey:
         """What the model's layers keep of a token."""
         return shape_of(self.model, self.run_on)
 
-    def row(self, plan: CachePlan, progress: Progress | None = None) -> CacheRow:
-        """What ``plan`` costs; fixed scales are those of the built-in calibration texts."""
+    def loss(self, plan: CachePlan, progress: Progress | None = None) -> Loss:
+        """The loss of ``plan``; fixed scales are those of the built-in calibration texts."""
         network = CachedNetwork(self.model.network, plan, fixed_scales(self.model, plan))
-        loss = self.reference.measure(network, progress)
+        return self.reference.measure(network, progress)
+
+    def row(self, plan: CachePlan, loss: Loss) -> CacheRow:
+        """What ``plan``, whose loss is given, costs and saves."""
         chosen = {part: scheme for part, scheme in plan.parts if scheme is not None}
         counted = [self.shape.bits(part, scheme) for part, scheme in chosen.items()] or [float(EXACT_BITS)]
         return CacheRow(
@@ -261,7 +264,7 @@ class CacheSurvey:
     def rows(self, plans: Sequence[CachePlan], progress: Progress | None = None) -> Iterator[CacheRow]:
         """What each of ``plans`` costs."""
         for done, plan in enumerate(plans, 1):
-            yield self.row(plan)
+            yield self.row(plan, self.loss(plan))
             if progress is not None:
                 progress(done, len(plans))
 

@@ -77,7 +77,7 @@ def test_attention_reads_old_tokens_from_their_codes_and_recent_ones_exactly(
 
 def test_a_cache_that_nothing_is_done_to_costs_nothing(llama: Model) -> None:
     """If this fails, running a text in pieces moves its logits: positions or masks are wrong."""
-    row = CacheSurvey(llama, [WORDS]).row(CachePlan())
+    (row,) = CacheSurvey(llama, [WORDS]).rows([CachePlan()])
     assert row.kl < 1e-6 and row.same_top == 1.0
     assert (row.part, row.scheme, row.bits, row.bytes_a_token) == (BOTH, "as it is", 16.0, 2 * 32 * 2 * 2)
     assert row.context_bytes == CONTEXT * row.bytes_a_token

@@ -22,7 +22,7 @@ from explorer.survey.run import held_out_texts
 
 NAME = "cache"
 PACKAGES = ("transformers",)
-LENGTH, SAMPLES = 256, 6
+LENGTH, SAMPLES = 192, 4
 CHANNEL, TOKEN = "32x1", "1x64"
 INTEGER = "{}~{}~asymmetric~float16~minmax"
 BITS = ("int8", "int4", "int2")
@@ -58,15 +58,13 @@ class CacheCost:
 
 
 def plans() -> list[CachePlan]:
-    """Keys alone and values alone by each scheme, some of them rotated too; and pairs, with and without last
-    tokens kept."""
+    """Keys alone and values alone by each scheme; pairs, with and without last tokens kept; and rotated."""
     every = each_alone([Scheme.parse(name) for name in PLAIN])
-    every += each_alone([Scheme.parse(name) for name in ROTATED], rotated=(True,))
     for bits in BITS[1:]:
         channel, token = (Scheme.parse(INTEGER.format(bits, block)) for block in (CHANNEL, TOKEN))
         every += [CachePlan(channel, token, recent) for recent in RECENT]
         every.append(CachePlan(token, channel))
-    return every
+    return every + each_alone([Scheme.parse(name) for name in ROTATED], rotated=(True,))
 
 
 def texts() -> Texts:

@@ -21,6 +21,21 @@ CONTEXT = 32768
 """Tokens at which memory is given."""
 
 
+USUAL = {
+    "FP8, one fixed scale a layer": "fp8_e4m3_tensor/fp8_e4m3_tensor",
+    "INT8 per token": "int8_row/int8_row",
+    "INT4, keys by channel, values by token": (
+        "int4~32x1~asymmetric~float16~minmax/int4~1x64~asymmetric~float16~minmax"
+    ),
+    "INT2, keys by channel, values by token": (
+        "int2~32x1~asymmetric~float16~minmax/int2~1x64~asymmetric~float16~minmax"
+    ),
+    "NVFP4": "nvfp4/nvfp4",
+    "MXFP4": "mxfp4/mxfp4",
+}
+"""Names of storages -> their plans."""
+
+
 @dataclass(frozen=True)
 class CachePlan:
     """How a cache is stored: the schemes of keys and of values, None for those that stay exact; the last

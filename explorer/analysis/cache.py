@@ -61,7 +61,8 @@ class CachePlan:
         keys, slash, values = (part.strip() for part in text.partition("/"))
         if not slash or not (keys or values):
             raise ValueError(f"{text}: two schemes are needed, KEYS/VALUES; an empty one stays exact")
-        return cls(*(Scheme.parse(part) if part else None for part in (keys, values)), recent, rotated)
+        first, second = (Scheme.parse(part) if part else None for part in (keys, values))
+        return cls(first, second, recent, rotated)
 
     @property
     def parts(self) -> tuple[tuple[str, Scheme | None], tuple[str, Scheme | None]]:
@@ -76,7 +77,7 @@ class CachePlan:
     @property
     def is_fixed(self) -> bool:
         """Whether a part has scales that texts are run for before anything is stored."""
-        return any(is_fixed(scheme) for _, scheme in self.parts)
+        return any(scheme is not None and is_fixed(scheme) for _, scheme in self.parts)
 
     @property
     def described(self) -> str:
@@ -95,10 +96,10 @@ def _words(scheme: Scheme | None) -> str:
     return f"{scheme.format.label}, one fixed scale a layer" if is_fixed(scheme) else scheme.label
 
 
-def is_fixed(scheme: Scheme | None) -> bool:
+def is_fixed(scheme: Scheme) -> bool:
     """Whether ``scheme`` has one scale, which a cache must know before its first token: it is fixed for each
     layer, by texts that are run."""
-    return scheme is not None and scheme.scale is not None and scheme.block == (None, None)
+    return scheme.scale is not None and scheme.block == (None, None)
 
 
 def as_they_come(scheme: Scheme) -> bool:

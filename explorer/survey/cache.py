@@ -167,7 +167,7 @@ def fixed_scales(model: Model, plan: CachePlan, texts: AnyTexts = ()) -> dict[st
     """The fixed scales that ``plan`` needs, "layers.0.keys" -> scale: of the range that a scheme's calibrator
     finds in all keys, or values, that ``texts`` (built-in calibration texts if empty) give a layer. None are
     found, and nothing is run, where the plan has no fixed scales."""
-    schemes = {part: scheme for part, scheme in plan.parts if is_fixed(scheme)}
+    schemes = {part: scheme for part, scheme in plan.parts if scheme is not None and is_fixed(scheme)}
     if not schemes:
         return {}
     observers: dict[str, Observer] = {}

@@ -39,6 +39,7 @@ from explorer.survey.cache import (
     shape_of,
 )
 from explorer.survey.run import held_out_texts
+from lab import cache as recording
 from tests.survey.conftest import tokenizer_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -319,3 +320,16 @@ def test_an_encoder_has_no_cache(tiny_bert: Path) -> None:
     """If this fails, the message is that of transformers."""
     with pytest.raises(SourceError, match="predicts no tokens"):
         CacheSurvey(load_model(str(tiny_bert)), [WORDS])
+
+
+def test_a_recorded_row_is_what_the_command_prints(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, the recording of docs/models.md is of other caches or texts than it says."""
+    monkeypatch.setattr(recording, "texts", lambda: texts_of([WORDS] * 2))
+    first = recording.plans()[:2]
+    monkeypatch.setattr(recording, "plans", lambda: first)
+    model = load_model(str(tiny_llama), head=True)
+    keys, values = recording.run_cache(model)
+    name = recording.PLAIN[0]
+    assert (keys.keys, keys.values, values.keys, values.values) == (name, "", "", name)
+    row = next(CacheSurvey(model, [WORDS] * 2).rows([CachePlan(Scheme.parse(name))]))
+    assert keys.kl == row.kl > 0 and keys.texts == len(keys.losses) == 2 and keys.bits == row.bits == 8

@@ -28,9 +28,19 @@ NAME = "cache"
 PACKAGES = ("transformers",)
 LENGTH, SAMPLES = 192, 4
 CHANNEL, TOKEN = "32x1", "1x64"
-INTEGER = "{}~{}~asymmetric~float16~minmax"
 BITS = ("int8", "int4", "int2")
-INTEGERS = tuple(INTEGER.format(bits, block) for bits in BITS for block in (CHANNEL, TOKEN))
+
+
+def integer(bits: str, block: str) -> str:
+    """The name of asymmetric integers, "int4", in blocks of ``CHANNEL`` or ``TOKEN``."""
+    return str(Scheme.parse(f"{bits}~{block}~asymmetric~float16~minmax"))
+
+
+INTEGERS = {
+    integer(bits, block): f"{bits.upper()}, {of}"
+    for bits in BITS
+    for block, of in ((CHANNEL, "32 tokens of a channel"), (TOKEN, "64 channels of a token"))
+}
 PLAIN = ("fp8_e4m3_cast", "nvfp4", "mxfp4", *INTEGERS)
 ROTATED = tuple(name for name in PLAIN if not name.startswith(("fp8", "int8")))
 RECENT = (0, 64)
@@ -64,7 +74,7 @@ def plans() -> list[CachePlan]:
     """Keys alone and values alone by each scheme; pairs, with and without last tokens kept; and rotated."""
     every = each_alone([Scheme.parse(name) for name in PLAIN])
     for bits in BITS[1:]:
-        channel, token = (Scheme.parse(INTEGER.format(bits, block)) for block in (CHANNEL, TOKEN))
+        channel, token = (Scheme.parse(integer(bits, block)) for block in (CHANNEL, TOKEN))
         every += [CachePlan(channel, token, recent) for recent in RECENT]
         every.append(CachePlan(token, channel))
     return every + each_alone([Scheme.parse(name) for name in ROTATED], rotated=(True,))
@@ -152,11 +162,8 @@ def pairs_table(rows: Sequence[CacheCost]) -> str:
 
 
 def _label(scheme: str) -> str:
-    """The label of a scheme, with "by channel" or "by token" for integers of this table."""
-    if scheme not in INTEGERS:
-        return label_of_text(scheme)
-    bits, block = scheme.split("~")[:2]
-    return f"{bits.upper()}, {'32 tokens of a channel' if block == CHANNEL else '64 channels of a token'}"
+    """The label of a scheme; of integers of this table, with what a scale is of."""
+    return INTEGERS.get(scheme) or label_of_text(scheme)
 
 
 def _cell(row: CacheCost | None) -> str:
@@ -169,7 +176,7 @@ def _against_kivi(rows: Sequence[CacheCost], part: str) -> Iterator[tuple[str, f
     those that it takes, text by text, half of the interval of that, and the loss with the former."""
     better, worse = KIVI[part]
     for bits in BITS:
-        good, bad = (alone(rows, part, INTEGER.format(bits, block)) for block in (better, worse))
+        good, bad = (alone(rows, part, integer(bits, block)) for block in (better, worse))
         if good is not None and bad is not None:
             yield bits.upper(), *paired(good.losses, bad.losses), bad.kl
 

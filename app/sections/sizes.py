@@ -57,6 +57,8 @@ class CacheView(View):
 def cache(model: str, stored: str) -> CacheView:
     """What one text's cache of keys and values takes in the ``model``, in 16 bits and ``stored`` as one of
     ``USUAL`` names; computed, not measured."""
+    if stored not in USUAL:
+        raise ValueError(f"keys and values are stored as {', '.join(USUAL)}")
     shape, plan = MODELS.get(model), CachePlan.parse(USUAL[stored])
     if shape is None:
         message = "heads and layers are not known by parameter count: choose a model"
@@ -87,8 +89,10 @@ def build(page: Page) -> None:
             )
         table = block(elem_id="sizes")
     scheme = page.pair[0]
-    for control, name in ((model, "model"), (billions, "billions")):
+    of_model, _ = (
         listen(control.change, sizes, [model, billions, scheme], table, api_name=f"sizes_{name}", **QUIET)
+        for control, name in ((model, "model"), (billions, "billions"))
+    )
     page.follow(sizes_of_selection, [model, billions], table, api_name="sizes")
     with card(
         "Size of the cache",
@@ -97,6 +101,6 @@ def build(page: Page) -> None:
     ):
         stored = gr.Dropdown([*USUAL], value=next(iter(USUAL)), label="Keys and values stored as")
         view = CacheView(plot("cache-size", height=300), block())
-    for control, name in ((model, "model"), (stored, "stored")):
-        listen(control.change, cache, [model, stored], view, api_name=f"cache_size_{name}", **QUIET)
+    for event, name in ((of_model.then, "model"), (stored.change, "stored")):
+        listen(event, cache, [model, stored], view, api_name=f"cache_size_{name}", **QUIET)
     page.when_seen(cache, [model, stored], view, api_name="cache_size")

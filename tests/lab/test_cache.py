@@ -6,12 +6,12 @@ from explorer.analysis.cache import KEYS, VALUES
 from lab.cache import (
     BITS,
     CHANNEL,
-    INTEGER,
     PLAIN,
     ROTATED,
     TOKEN,
     CacheCost,
     alone_table,
+    integer,
     kivi,
     pairs_table,
     plans,
@@ -28,18 +28,18 @@ def cost(keys: str, values: str, *losses: float, rotated: bool = False) -> Cache
 def test_every_scheme_is_run_for_keys_and_for_values_alone() -> None:
     """If this fails, a column of the table is empty."""
     alone = [(p.text.strip("/"), p.rotated, p.keys is not None) for p in plans() if not (p.keys and p.values)]
-    wanted = [(n, turned, keys) for names, turned in ((PLAIN, False), (ROTATED, True)) for n in names
-              for keys in (True, False)]  # fmt: skip
+    every = [(name, False) for name in PLAIN] + [(name, True) for name in ROTATED]
+    wanted = [(*one, keys) for one in every for keys in (True, False)]
     assert sorted(alone) == sorted(wanted) and len(plans()) == len(alone) + 6
 
 
 def test_what_kivi_found_is_said_where_the_difference_is_beyond_its_interval() -> None:
     """Text by text: keys by channel lose less at INT4; at INT2 the difference is within its interval."""
     rows = [
-        cost(INTEGER.format("int4", CHANNEL), "", 0.1, 0.2, 0.3),
-        cost(INTEGER.format("int4", TOKEN), "", 0.3, 0.4, 0.5),
-        cost(INTEGER.format("int2", CHANNEL), "", 0.1, 0.9, 0.2),
-        cost(INTEGER.format("int2", TOKEN), "", 0.9, 0.1, 0.25),
+        cost(integer("int4", CHANNEL), "", 0.1, 0.2, 0.3),
+        cost(integer("int4", TOKEN), "", 0.3, 0.4, 0.5),
+        cost(integer("int2", CHANNEL), "", 0.1, 0.9, 0.2),
+        cost(integer("int2", TOKEN), "", 0.9, 0.1, 0.25),
     ]
     assert supported(rows, KEYS) == "at INT4" and supported(rows, VALUES) == "nowhere"
     assert "0.2 ± " in kivi(rows) and "Values" not in kivi(rows)

@@ -175,10 +175,20 @@ def test_a_sliding_window_is_masked_with_a_cache_and_bounds_its_memory(
     monkeypatch.setattr(cache, "PIECE", 4)
     torch.manual_seed(3)
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, sliding_window=6, initializer_range=0.4,
-        attn_implementation="eager", pad_token_id=0, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=6,
+        initializer_range=0.4,
+        attn_implementation="eager",
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
     tokenizer_of(tmp_path)
     model = load_model(str(tmp_path), head=True)

@@ -97,9 +97,7 @@ def test_a_checkpoint_says_how_its_cache_is_stored(
     scales = fixed_scales(llama, plan, TEXTS)
     write_checkpoint(target, tiny_llama, LAYERS, out, cache=plan, cache_scales=scales)
     said = json.loads((out / "config.json").read_text())["quantization_config"]["kv_cache_scheme"]
-    assert said == {
-        "num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False
-    }  # fmt: skip
+    assert said == {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
     tensors = load_file(out / "model.safetensors")
     for layer in range(2):
         for part, suffix in ((KEYS, "k_scale"), (VALUES, "v_scale")):
@@ -160,8 +158,24 @@ def test_commands_take_a_cache(tiny_llama: Path, tmp_path: Path, capsys: pytest.
     text, survey, chosen = (str(tmp_path / name) for name in ("t.txt", "s.jsonl", "r.json"))
     Path(text).write_text("\n".join(TEXTS))
     pair = "fp8_e4m3_tensor/fp8_e4m3_tensor"
-    assert main(["survey", str(tiny_llama), "--schemes", "int8_row", "--signal", "weight",
-                 "--text", text, "--out", survey, "--json"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "survey",
+                str(tiny_llama),
+                "--schemes",
+                "int8_row",
+                "--signal",
+                "weight",
+                "--text",
+                text,
+                "--out",
+                survey,
+                "--json",
+            ]
+        )
+        == 0
+    )
     assert main(["recipe", survey, "--bits", "9", "--cache", pair, "--out", chosen]) == 0
     assert "cache: keys and values FP8 E4M3, one fixed scale a layer" in capsys.readouterr().out
     assert ModelRecipe.load(chosen).cache == FIXED

@@ -100,7 +100,7 @@ def build(page: Page) -> None:
         "explorer cache",
     ):
         stored = gr.Dropdown([*USUAL], value=next(iter(USUAL)), label="Keys and values stored as")
-        view = CacheView(plot("cache-size", height=300), block())
+        view = CacheView(plot("cache-size", height=300), block(elem_id="cache-size-said"))
     for event, name in ((of_model.then, "model"), (stored.change, "stored")):
         listen(event, cache, [model, stored], view, api_name=f"cache_size_{name}", **QUIET)
     page.when_seen(cache, [model, stored], view, api_name="cache_size")

@@ -334,6 +334,26 @@ def vector_codes(
     emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
 
 
+@app.command(epilog=examples("cache path/to/model", "cache path/to/model --record"))
+def cache(
+    model: Annotated[str, typer.Argument(help="Folder of a causal model.")],
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """Formats of keys and of values: what each costs a causal model."""
+    from explorer.core.backend import work_device
+    from explorer.models.capture import load_model
+    from lab.cache import record_cache, run_cache
+
+    loaded = load_model(model, device=work_device(), head=True)
+    if record:
+        say(f"written: {record_cache(loaded)}", error=True)
+        return
+    rows = list(run_cache(loaded))
+    fields = ("keys", "values", "recent", "rotated", "bits", "kl", "low", "high", "same_top")
+    emit(as_json, rows, _table(rows, fields, fields))
+
+
 @app.command(epilog=examples("texts path/to/model --record"))
 def texts(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of a causal model.")],

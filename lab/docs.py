@@ -31,6 +31,7 @@ from explorer.survey import load_survey
 from lab import (
     accumulation,
     bias_correction,
+    cache,
     claims,
     embeddings,
     facts,
@@ -150,6 +151,8 @@ def _context() -> dict[str, Any]:
         "grouped": recorded_grouped(),
         "sums": accumulation.recorded_sums(),
         "accumulation": accumulation,
+        "cached": cache.recorded_cache(),
+        "cache": cache,
         "methods": recorded_methods(),
         "page": recorded_page(),
         "sizes": recorded_sizes(),

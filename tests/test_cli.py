@@ -140,6 +140,7 @@ def test_every_command_is_run_by_a_test() -> None:
         "lab nvfp4_training",
         "lab vector_codes",
         "lab accumulation",
+        "lab cache",
     }
     elsewhere |= {"page"}  # tests/test_package.py
     elsewhere |= {"run"}  # tests/running/test_command.py

@@ -1,6 +1,7 @@
 """Memory of a model's weights under a scheme, scales included, and the GPUs with enough memory.
 
-Weights only: the KV cache, activations and the runtime come on top.
+Weights only: the cache of keys and values (``explorer.analysis.cache``), activations and the runtime come on
+top.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from explorer.analysis.cache import CacheShape
 from explorer.schemes import Scheme
 
 
@@ -22,6 +24,13 @@ class ModelShape:
     heads: int
     kv_heads: int
     vocabulary: int
+    window: int | None = None
+    """Tokens of the sliding window of all layers, if they have one."""
+
+    @property
+    def cache(self) -> CacheShape:
+        """What its layers keep of a token."""
+        return CacheShape.uniform(self.layers, self.kv_heads, self.hidden // self.heads, (self.window,))
 
     @property
     def linears(self) -> tuple[tuple[int, int, int], ...]:
@@ -54,11 +63,12 @@ MODELS: dict[str, ModelShape] = {
         ModelShape("Llama-2-7B", 32, 4096, 11008, 32, 32, 32000),
         ModelShape("Llama-2-13B", 40, 5120, 13824, 40, 40, 32000),
         ModelShape("Llama-2-70B", 80, 8192, 28672, 64, 8, 32000),
-        ModelShape("Mistral-7B", 32, 4096, 14336, 32, 8, 32000),
+        ModelShape("Mistral-7B", 32, 4096, 14336, 32, 8, 32000, 4096),
         ModelShape("Llama-3-8B", 32, 4096, 14336, 32, 8, 128256),
         ModelShape("Llama-3-70B", 80, 8192, 28672, 64, 8, 128256),
     )
 }
+"""Mistral-7B is version 0.1: later ones have no window."""
 
 GPUS: dict[str, float] = {
     "T4 16 GB": 16, "L4 24 GB": 24, "RTX 4090 24 GB": 24, "RTX 5090 32 GB": 32, "L40S 48 GB": 48,

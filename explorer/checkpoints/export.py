@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from explorer.analysis.cache import CachePlan
 from explorer.checkpoints.model import ModelFolder
 from explorer.core.quantize import QuantizedTensor
 from explorer.methods.recipe import Recipe
@@ -23,6 +24,7 @@ Quantized = Callable[[str, Tensor, Recipe], QuantizedTensor]
 """(name of the layer, its weight [N, K], its recipe) -> the codes that are written."""
 SAFETENSORS = ".safetensors"
 SHARD_BYTES = 5e9
+NO_CACHE = "its format has no place for that, and it is an option of the engine"
 PLAIN = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """Formats of casts that every target carries as they are."""
 
@@ -35,6 +37,8 @@ class Plan:
     inputs        how the layers' inputs are quantized; None where they are not
     input_scales  layer -> the one scale of its inputs, where it is fixed (static); else found as they come
     shard_bytes   of a file of tensors, at most (one tensor may be larger)
+    cache         how keys and values are stored; None where the files do not say it
+    cache_scales  the fixed scales of ``cache``, "layers.0.keys" -> scale
     """
 
     model: ModelFolder
@@ -42,6 +46,8 @@ class Plan:
     inputs: Scheme | None = None
     input_scales: Mapping[str, float] = field(default_factory=dict)
     shard_bytes: float = SHARD_BYTES
+    cache: CachePlan | None = None
+    cache_scales: Mapping[str, float] = field(default_factory=dict)
 
     def shape(self, layer: str) -> Shape:
         """[N, K] of a layer's weight; ``ValueError`` if the model has none of that name."""
@@ -123,6 +129,8 @@ class Export:
     tables     whether it holds codes of the table of tokens' embeddings; its users quantize that and the head
     around     (plan) -> bytes that its files of weights take at most beside the codes of the plan's layers:
                all other tensors, headers and padding; None where that is not known
+    against_cache  (model, None where its tensors are not known; how keys and values are stored) -> why the
+               files cannot say so; empty if they can
     """
 
     name: str
@@ -146,6 +154,7 @@ class Export:
     as_read: Callable[[Scheme], Scheme] = lambda inputs: inputs
     around: Callable[[Plan], int] | None = None
     tables: bool = False
+    against_cache: Callable[[ModelFolder | None, CachePlan], str] = lambda model, cache: NO_CACHE
 
     @property
     def sharded(self) -> bool:

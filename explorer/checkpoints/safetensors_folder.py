@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,19 @@ _HEADER_ENTRY, _PARTS = 160, 8
 """Upper bounds: bytes of one tensor's header entry without its name, and tensors per layer."""
 
 
-def write_model(job: ExportJob, layer: Layer, settings: Settings) -> None:
-    """Write all tensors of the model and its changed configuration into the job's folder."""
+def write_model(
+    job: ExportJob, layer: Layer, settings: Settings, more: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write all tensors of the model, ``more`` of other names, and its changed configuration into the job's
+    folder."""
     model = job.plan.model
     shards = Shards(job.folder, job.plan.shard_bytes, _header_bytes(job.plan))
     for info in model.infos:
         for name, tensor in _tensors_of(info.name, job, layer).items():
             shards.add(name, tensor)
         job.step()
+    for name, tensor in (more or {}).items():
+        shards.add(name, tensor)
     shards.close()
     config = model.config | settings(job.plan)
     (job.folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")

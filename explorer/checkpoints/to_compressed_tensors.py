@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.checkpoints import integer_words, safetensors_folder
-from explorer.checkpoints.export import Export, Plan, Shape
+from explorer.checkpoints import cache_scales, integer_words, safetensors_folder
+from explorer.checkpoints.export import Export, ExportJob, Plan, Shape
 from explorer.checkpoints.inputs import is_fixed, product_refusal
 from explorer.checkpoints.integer_words import groups_in, integer_refusal, is_asymmetric, ragged
 from explorer.checkpoints.model import ModelFolder
@@ -369,6 +369,7 @@ def settings(plan: Plan, layout_of: Layouts = layout_of) -> dict[str, Any]:
             "format": layout.format,
         }
     formats = {str(group["format"]) for group in groups.values()}
+    cache = {"kv_cache_scheme": cache_scales.settings(plan)} if plan.cache else {}
     config = safetensors_folder.quantization_config(
         quant_method=NAME,
         version=VERSION,
@@ -376,6 +377,7 @@ def settings(plan: Plan, layout_of: Layouts = layout_of) -> dict[str, Any]:
         quantization_status="compressed",
         ignore=_ignored(plan),
         config_groups=groups,
+        **cache,
     )
     return config | ({"dtype": "bfloat16"} if bfloat16 else {})
 
@@ -424,6 +426,11 @@ def layer(q: QuantizedTensor, dtype: torch.dtype, layout_of: Layouts = layout_of
     return layout.tensors(q, dtype)
 
 
+def write(job: ExportJob) -> None:
+    """Write all tensors of the model, the scales of its cache, and its changed configuration."""
+    safetensors_folder.write_model(job, layer, settings, cache_scales.tensors(job.plan))
+
+
 EXPORT = Export(
     NAME,
     "compressed-tensors",
@@ -434,7 +441,7 @@ EXPORT = Export(
     "weights by up to 2⁻⁹ of their size unless the scheme's scales have that dtype",
     refuses,
     together,
-    partial(safetensors_folder.write_model, layer=layer, settings=settings),
+    write,
     safetensors_folder.one(layer),
     load,
     place=place,
@@ -445,4 +452,5 @@ EXPORT = Export(
     multiplies=product_refusal,
     as_read=_as_read,
     around=safetensors_folder.around,
+    against_cache=cache_scales.refusal,
 )

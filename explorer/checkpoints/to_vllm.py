@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 
-from explorer.checkpoints import safetensors_folder
+from explorer.checkpoints import cache_scales, safetensors_folder
 from explorer.checkpoints import to_compressed_tensors as layouts
 from explorer.checkpoints.export import Export, ExportJob, Plan, Shape
 from explorer.checkpoints.inputs import product_refusal
@@ -118,6 +118,7 @@ def write(job: ExportJob) -> None:
         job,
         layer=partial(layouts.layer, layout_of=chosen),
         settings=partial(layouts.settings, layout_of=chosen),
+        more=cache_scales.tensors(job.plan),
     )
 
 
@@ -149,4 +150,5 @@ EXPORT = Export(
     usual=("int4_group128", "int4_group64", "int4_group32"),
     multiplies=product_refusal,
     around=safetensors_folder.around,
+    against_cache=cache_scales.refusal,
 )

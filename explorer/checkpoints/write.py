@@ -9,6 +9,7 @@ from typing import Self
 
 from torch import Tensor, nn
 
+from explorer.analysis.cache import CachePlan
 from explorer.checkpoints.card import least_bytes, model_card
 from explorer.checkpoints.export import SHARD_BYTES, Export, ExportJob, Plan, Quantized, on_cpu
 from explorer.checkpoints.folder import check_space, whole_folder, write_beside
@@ -74,6 +75,8 @@ def write_checkpoint(
     beside: Mapping[str, str] | None = None,
     measure: Callable[[nn.Module | None], str] | None = None,
     changed: Mapping[str, Tensor] | None = None,
+    cache: CachePlan | None = None,
+    cache_scales: Mapping[str, float] | None = None,
 ) -> Written:
     """Write the folder ``model`` with ``layers`` quantized as a checkpoint in ``out``, whole or not at all.
 
@@ -81,7 +84,7 @@ def write_checkpoint(
     ``quantized`` gives the codes of one layer; nothing is rounded after it. Rounding to nearest for an engine
     that multiplies several layers as one matrix gives these one scale of the whole tensor. ``inputs`` says
     how the layers' inputs are quantized when the model runs, with the fixed ``input_scales`` for schemes of
-    the whole tensor.
+    the whole tensor. ``cache`` says how keys and values are stored, with its fixed ``cache_scales``.
     ``card`` is added to the model card: how the model measured. If ``verified``, the folder is opened by the
     code on its card and compared before it is put in place (``verify``), and the card says so; None does
     that where its reader is here and the model fits into memory (``obstacle``). ``shard_bytes``: of a
@@ -102,6 +105,8 @@ def write_checkpoint(
         inputs,
         dict(input_scales or {}),
         shard_bytes or SHARD_BYTES,
+        cache,
+        cache_scales or {},
     )
     export = checked(target, plan, needs_inputs=quantized is rounded)
     against = obstacle(export, plan) if verified is not False else ""
@@ -168,6 +173,8 @@ def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
         )
     if plan.model.transposed and plan.coded:
         raise ValueError(f"{plan.model.type} stores its layers [K, N]: no target carries those")
+    if plan.cache is not None and (why := export.against_cache(plan.model, plan.cache)):
+        raise ValueError(f"{export.label} cannot say how keys and values are stored: {why}")
     for name, recipe in plan.layers.items():
         if needs_inputs and recipe.method:
             raise ValueError(

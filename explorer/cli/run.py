@@ -152,7 +152,10 @@ def _recipe(path: str | None, scheme: str | None) -> ModelRecipe | Recipe | None
     if path is not None:
         from explorer.survey import ModelRecipe
 
-        return ModelRecipe.load(path)
+        found = ModelRecipe.load(path)
+        if found.cache is not None:
+            say("the cache is exact here, not as the recipe says: `explorer check` measures it", error=True)
+        return found
     if scheme is None:
         return None
     from explorer.methods.recipe import Recipe

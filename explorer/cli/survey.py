@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -43,6 +44,7 @@ from explorer.paths import check_new_folder
 from explorer.words import byte_size
 
 if TYPE_CHECKING:
+    from explorer.analysis.cache import CachePlan
     from explorer.checkpoints.write import Written
     from explorer.models.capture import Model
     from explorer.models.texts import AnyTexts
@@ -75,6 +77,22 @@ Calibration = Annotated[
         help=f"Texts that methods see layers' inputs of: {TEXT_FILE}.",
         show_default="built-in texts",
     ),
+]
+
+
+CacheOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        metavar="KEYS/VALUES",
+        help="Store the cache of keys and values by these schemes when the model runs; an empty one stays "
+        "exact. One scale a tensor (fp8_e4m3_tensor) is fixed for each layer, by calibration texts.",
+        show_default="stored exactly, or as the recipe says",
+    ),
+]
+Recent = Annotated[int, typer.Option("--recent", min=0, help="Last tokens of the cache that stay exact.")]
+Rotated = Annotated[
+    bool, typer.Option("--rotated", help="Multiply the cache by a Hadamard matrix within each head first.")
 ]
 
 
@@ -220,6 +238,7 @@ def _loss_words(found: Survey, is_loss: bool) -> str:
         "recipe model.jsonl --bits 4.5 --out recipe.json",
         "recipe model.jsonl --size 3.2GB --keep down_proj --for compressed-tensors --fuse",
         "recipe model.jsonl --bits 8.1 --for vllm --inputs int8_row --out w8a8.json",
+        "recipe model.jsonl --bits 4.5 --cache fp8_e4m3_tensor/fp8_e4m3_tensor --out recipe.json",
         "recipe model.jsonl --time 12ms --batch 16 --on h200 --fuse --out fast.json",
     ),
 )
@@ -303,6 +322,9 @@ def recipe(
             show_default="max",
         ),
     ] = "",
+    cache: CacheOption = None,
+    recent: Recent = 0,
+    rotated: Rotated = False,
     out: Annotated[str | None, typer.Option(help="Write the recipe to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -317,11 +339,15 @@ def recipe(
         check_inputs(inputs, input_range)
     if out is not None:
         _check_out_file(Path(out))
+    cached = _cache_plan(cache, recent, rotated)
     from explorer.survey import frontier, load_survey, recipe_of
     from explorer.survey.apply import constraints_of, unplaced
     from explorer.survey.budget import kept_words
+    from explorer.survey.loss import EMBEDDING
 
     found = load_survey(survey)
+    if cached is not None and found.head.loss == EMBEDDING:
+        raise ValueError(f"{found.head.model} predicts no tokens: it keeps no keys and values")
     left = unplaced(target, found) if target else {}
     of_inputs = inputs_of(inputs, input_range) if inputs else None
     times = _times(on, batch or 1, of_inputs) if seconds is not None else None
@@ -341,7 +367,7 @@ def recipe(
     left |= front.left
     say(*kept_words(left), error=True)
     choice = _choice(front, bits, size, loss, seconds)
-    chosen = recipe_of(found, choice, signal, method, constraints)
+    chosen = dataclasses.replace(recipe_of(found, choice, signal, method, constraints), cache=cached)
     if target:
         _check_together(target, chosen, constraints.schemes or found.head.schemes)
     if out:
@@ -459,7 +485,19 @@ def _choice(
 
 def _record(chosen: ModelRecipe) -> dict[str, object]:
     layers = {name: str(one) for name, one in chosen.layers.items()}
-    return {**vars(chosen), "layers": layers, "inputs": str(chosen.inputs or "")}
+    cache = {"cache": chosen.cache.described if chosen.cache else ""}
+    return {**vars(chosen), "layers": layers, "inputs": str(chosen.inputs or ""), **cache}
+
+
+def _cache_plan(pair: str | None, recent: int, rotated: bool) -> CachePlan | None:
+    """How --cache stores keys and values, None without it; ``ValueError`` for options of it alone."""
+    if pair is None:
+        if recent or rotated:
+            raise ValueError("--recent and --rotated say how --cache KEYS/VALUES stores: give that too")
+        return None
+    from explorer.analysis.cache import CachePlan
+
+    return CachePlan.parse(pair, recent, rotated)
 
 
 def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelRecipe) -> None:
@@ -487,13 +525,15 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
         other = f"{bytes_(front.kept_bytes)} are of other tensors and headers"
         rest = f"in files of at most that size: {other}{', its codes restored to 16 bits' if grown else ''}"
     say(f"{size}; the model {total}, {rest}")
-    between = between_words(chosen.predicted_interval)
+    between, alone = between_words(chosen.predicted_interval), weights_alone(chosen.inputs, chosen.cache)
     say(
-        f"{_loss_words(found, row.is_loss)} by {front.signal}: {choice.loss:.4g}{between}"
-        f"{weights_alone(chosen.inputs)}; no choice of this size has less than {choice.loss - choice.gap:.4g}"
+        f"{_loss_words(found, row.is_loss)} by {front.signal}: {choice.loss:.4g}{between}{alone}; "
+        f"no choice of this size has less than {choice.loss - choice.gap:.4g}"
     )
     if chosen.inputs is not None:
         say(f"inputs: {label_of_inputs(chosen.inputs)}")
+    if chosen.cache is not None:
+        say(f"cache: {chosen.cache.described}")
     if chosen.predicted_time is not None:
         say(chosen.predicted_time.described)
     if not row.is_loss:
@@ -516,6 +556,9 @@ def check(
     model: ModelOption = None,
     calibration: Calibration = None,
     imatrix: ImatrixFile = None,
+    cache: CacheOption = None,
+    recent: Recent = 0,
+    rotated: Rotated = False,
     column: Column = None,
     sequence_length: SequenceLength = None,
     samples: Samples = None,
@@ -528,6 +571,7 @@ def check(
     """
     for path in (recipe, survey, text, calibration, imatrix):
         check_readable(path)
+    cached = _cache_plan(cache, recent, rotated)
     texts, seen = read_files(
         text, calibration, column=column, sequence_length=sequence_length, samples=samples
     )
@@ -535,7 +579,7 @@ def check(
     from explorer.survey import load_survey
     from explorer.survey.check import check_recipe
 
-    chosen = _load(recipe)
+    chosen = _load(recipe, cached)
     of = load_survey(survey) if survey else None
     loaded = _model(chosen, model, device)
     with reporting("models", as_json) as progress:
@@ -559,7 +603,7 @@ def check(
         for row in checked.rows
     ]
     scores = (name.replace("_", " ") for name in checked.rows[0].loss.scores)
-    predicted = "predicted, weights" if checked.inputs else "predicted"
+    predicted = "predicted, weights" if checked.weights_alone else "predicted"
     columns = ("", "by", "bits", predicted, "from", "to", "loss", "from", "to", *scores)
     emit(as_json, checked, PrintedTable(columns, rows))
     if as_json:
@@ -593,10 +637,12 @@ def _verdict(checked: Check) -> tuple[str, str]:
     )
 
 
-def _load(path: str) -> ModelRecipe:
+def _load(path: str, cached: CachePlan | None = None) -> ModelRecipe:
+    """The recipe of a file, with another cache if given."""
     from explorer.survey import ModelRecipe
 
-    return ModelRecipe.load(path)
+    found = ModelRecipe.load(path)
+    return found if cached is None else dataclasses.replace(found, cache=cached)
 
 
 def _model(chosen: ModelRecipe, where: str | None, device: str | None) -> Model:
@@ -616,6 +662,7 @@ def _model(chosen: ModelRecipe, where: str | None, device: str | None) -> Model:
         "apply recipe.json --to compressed-tensors --out path/to/folder",
         "apply recipe.json --to gguf --imatrix model.imatrix.gguf --out path/to/folder",
         "apply recipe.json --to gguf --base model-BF16.gguf --out path/to/folder",
+        "apply recipe.json --to vllm --cache fp8_e4m3_tensor/fp8_e4m3_tensor --out path/to/folder",
     ),
 )
 def apply(
@@ -632,6 +679,9 @@ def apply(
     model: ModelOption = None,
     calibration: Calibration = None,
     imatrix: ImatrixFile = None,
+    cache: CacheOption = None,
+    recent: Recent = 0,
+    rotated: Rotated = False,
     shard_size: Annotated[
         str | None,
         typer.Option(
@@ -695,6 +745,7 @@ def apply(
         check_readable(path)
     check_target(to)
     check_new_folder(out)
+    cached = _cache_plan(cache, recent, rotated)
     texts, seen = read_files(
         text, calibration, column=column, sequence_length=sequence_length, samples=samples
     )
@@ -705,7 +756,7 @@ def apply(
         check_push(push)
     from explorer.checkpoints.write import check_shards
 
-    chosen = _load(recipe)
+    chosen = _load(recipe, cached)
     check_shards(to, shard_bytes)
     if base is not None:
         written = _from_base(chosen, base, out, imatrix, verify, as_json)
@@ -734,7 +785,9 @@ def _from_folder(
     loss on these texts, the built-in ones if empty, or unless ``required`` why it was not measured."""
     from explorer.checkpoints import EXPORTS, write_checkpoint
     from explorer.survey.apply import (
+        against_cache,
         beside,
+        cache_scales_of,
         card_of,
         check_target_inputs,
         check_weights,
@@ -747,9 +800,13 @@ def _from_folder(
     folder = folder_of(model or chosen.model, chosen.revision)
     check_weights(chosen, model or chosen.model)
     check_target_inputs(chosen, to)
+    unsaid = against_cache(chosen, to, folder)
+    _say_unsaid(unsaid)
     load = cache(lambda: _model(chosen, model, device))
     with reporting("texts for scales of inputs", as_json) as progress:
         scales = input_scales_of(chosen, load, seen, progress)
+    cached = None if unsaid else chosen.cache
+    cache_scales = cache_scales_of(chosen, load, seen) if cached else {}
     with reporting("layers by methods", as_json) as progress:
         weights = of_folder(imatrix, chosen.layers, folder) if imatrix else {}
         codes = codes_of(chosen, load, seen, progress, folder, EXPORTS[to].fused, weights)
@@ -768,14 +825,22 @@ def _from_folder(
             quantized=codes,
             inputs=chosen.inputs,
             input_scales=scales,
-            card=card_of(chosen, measure is not None, Path(imatrix).name if imatrix else ""),
+            card=card_of(chosen, measure is not None, Path(imatrix).name if imatrix else "", unsaid),
             progress=progress,
             shard_bytes=shard_bytes,
             verified=verify,
             beside=beside(chosen),
             measure=measure,
             changed=codes.changed,
+            cache=cached,
+            cache_scales=cache_scales,
         )
+
+
+def _say_unsaid(why: str) -> None:
+    """Say that the files do not say how the recipe stores keys and values."""
+    if why:
+        say(f"the cache of keys and values is not in these files: {why}", error=True)
 
 
 def _from_base(
@@ -783,9 +848,11 @@ def _from_base(
 ) -> Written:
     """Write a recipe's layers into a copy of the GGUF file ``base``."""
     from explorer.checkpoints.gguf_base import write_from_gguf
-    from explorer.survey.apply import beside, card_of, check_target_inputs, surveyed_shapes
+    from explorer.survey.apply import against_cache, beside, card_of, check_target_inputs, surveyed_shapes
 
     check_target_inputs(chosen, "gguf")
+    unsaid = against_cache(chosen, "gguf", None)
+    _say_unsaid(unsaid)
     shapes = surveyed_shapes(chosen, base)
     with reporting("tensors", as_json) as progress:
         return write_from_gguf(
@@ -793,7 +860,7 @@ def _from_base(
             chosen.layers,
             Path(out),
             shapes=shapes,
-            card=card_of(chosen, imatrix=Path(imatrix).name if imatrix else ""),
+            card=card_of(chosen, imatrix=Path(imatrix).name if imatrix else "", against_cache=unsaid),
             progress=progress,
             verified=verify,
             beside=beside(chosen),
@@ -860,30 +927,30 @@ def cache_of(
     check_out(out)
     (texts,) = read_files(text, column=column, sequence_length=sequence_length, samples=samples)
     hide_bars_of_transformers(as_json)
+    from explorer.analysis.cache import CONTEXT, CachePlan
     from explorer.export.files import write_tensors
     from explorer.models.capture import load_model
     from explorer.schemes import Scheme
-    from explorer.survey.cache import SCHEMES, CachePlan, CacheSurvey, captured_cache, each_alone
+    from explorer.survey.cache import SCHEMES, CacheSurvey, captured_cache, each_alone
+    from explorer.words import bytes_
 
     turns = (False, True) if rotated else (False,)
     alone = [Scheme.parse(name) for name in (SCHEMES if schemes is None else split(schemes))]
     plans = each_alone(alone, recent, turns)
     for pair in split(pairs) if pairs else ():
-        keys, slash, values = pair.partition("/")
-        if not slash:
-            raise ValueError(f"--pairs {pair}: two schemes are needed, KEYS/VALUES")
-        of = Scheme.parse(keys), Scheme.parse(values)
-        plans += [CachePlan(*of, recent, turned) for turned in turns]
+        plans += [CachePlan.parse(pair, recent, turned) for turned in turns]
     found = CacheSurvey(load_model(model, revision, use_device(device), head=True), texts)
     with reporting("caches", as_json) as progress:
         rows = list(found.rows(plans, progress))
     if out:
         write_tensors(captured_cache(found.model, found.run_on), out, {"model": found.model.name})
-    whole = found.shape.bytes_a_token(16, 16)
+    exact = CachePlan()
+    whole = found.shape.bytes_a_token(exact)
     if as_json:
-        print_json({"rows": rows, "bytes_a_token": whole, "layers": len(found.shape.keys)})
+        print_json({"rows": rows, "bytes_a_token": whole, "shape": found.shape})
         return
-    columns = ("of", "scheme", "rotated", "bits", "bytes a token", "KL (nats)", "95 %", "same token")
+    at = f"at {CONTEXT:,} tokens"
+    columns = ("of", "scheme", "rotated", "bits", "bytes a token", at, "KL (nats)", "95 %", "same token")
     lines = [
         (
             row.part,
@@ -891,6 +958,7 @@ def cache_of(
             "yes" if row.rotated else "",
             row.bits,
             round(row.bytes_a_token),
+            bytes_(row.context_bytes),
             row.kl,
             "" if row.low is None else f"{row.low:.3g} to {row.high:.3g}",
             f"{100 * row.same_top:.1f} %",
@@ -899,8 +967,10 @@ def cache_of(
     ]
     print_table(PrintedTable(columns, lines))
     say(
-        f"{len(found.shape.keys)} layers; a token takes {whole:,.0f} bytes in 16 bits, 32,768 tokens "
-        f"{32768 * whole / 2**30:.2f} GiB"
+        f"{len(found.shape.layers)} layers; a token takes {whole:,.0f} bytes in 16 bits, {CONTEXT:,} tokens "
+        f"{bytes_(found.shape.bytes_of(exact, CONTEXT))}"
     )
+    for window, count in sorted(Counter(found.shape.windows).items()):
+        say(f"{count} layers keep the tokens of their sliding window alone: {window:,}")
     if out:
         say(f"written: {out}")

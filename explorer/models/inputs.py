@@ -76,7 +76,6 @@ def find_input_scales(
     """
     observers = {name: Observer() for name in modules}
     watch(model, texts, {path: observers[name].add for name, path in modules.items()}, progress)
-    levels = 1 << (scheme.format.bits - 1)
     found = {}
     for name, observer in observers.items():
         if not observer.batches:
@@ -84,6 +83,12 @@ def find_input_scales(
                 f"no text reached {name}: the fixed scale of its inputs is not known; keep it, or quantize "
                 "inputs per token"
             )
-        clip = observer.clip_range(scheme.calibrator.name, levels)
-        found[name] = float(scale_for(clip, scheme).scale.to(torch.float32))
+        found[name] = fixed_scale(observer, scheme)
     return found
+
+
+def fixed_scale(observer: Observer, scheme: Scheme) -> float:
+    """The scale of the whole tensor, by the range that ``scheme``'s calibrator finds in all that ``observer``
+    saw."""
+    clip = observer.clip_range(scheme.calibrator.name, 1 << (scheme.format.bits - 1))
+    return float(scale_for(clip, scheme).scale.to(torch.float32))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from explorer.analysis.cache import CachePlan
 from explorer.checkpoints.export import Export, Plan, Shape, own_bits, plain_dtype
 from explorer.checkpoints.inputs import is_fixed, label_of_inputs
 from explorer.checkpoints.model import ModelFolder
@@ -334,6 +335,16 @@ def input_scales_of(
     return input_scales(model, recipe.layers, recipe.inputs, texts or built_in_texts(model.causal), progress)
 
 
+def cache_scales_of(recipe: ModelRecipe, load: Callable[[], Model], texts: AnyTexts = ()) -> dict[str, float]:
+    """The fixed scales of a recipe's cache, found by running the original model on ``texts`` (built-in ones
+    if empty); none, and no model is loaded, where it has none. ``ValueError`` for a model without a cache."""
+    if recipe.cache is None or not recipe.cache.is_fixed:
+        return {}
+    from explorer.survey.cache import fixed_scales
+
+    return fixed_scales(load(), recipe.cache, texts)
+
+
 def beside(recipe: ModelRecipe) -> dict[str, str]:
     """The recipe as a file of the folder that it makes. A model on this machine is named by its folder alone:
     paths are not published."""
@@ -343,14 +354,29 @@ def beside(recipe: ModelRecipe) -> dict[str, str]:
     return {RECIPE: dataclasses.replace(recipe, model=model).to_json()}
 
 
-def weights_alone(inputs: Scheme | None) -> str:
-    """What is said beside a prediction of a model whose inputs are quantized; empty if they are not."""
-    return "" if inputs is None else " (of the weights; quantized inputs add to it: `explorer check`)"
+def weights_alone(inputs: Scheme | None, cache: CachePlan | None = None) -> str:
+    """What is said beside a prediction of a model whose inputs or cache are quantized; empty if neither
+    is."""
+    if inputs is None and cache is None:
+        return ""
+    adding = {(True, True): "quantized inputs and cache add", (True, False): "quantized inputs add"}
+    what = adding.get((inputs is not None, cache is not None), "a quantized cache adds")
+    return f" (of the weights; {what} to it: `explorer check`)"
 
 
-def card_of(recipe: ModelRecipe, measured: bool = False, imatrix: str = "") -> str:
+def against_cache(recipe: ModelRecipe, target: str, folder: Path | None) -> str:
+    """Why files of ``target`` cannot say how the recipe stores keys and values; empty if they can, or if it
+    stores them exactly. ``folder``: the model's, None where its tensors are not known."""
+    if recipe.cache is None:
+        return ""
+    export = export_of(target)
+    return export.against_cache(None if folder is None else ModelFolder(folder), recipe.cache)
+
+
+def card_of(recipe: ModelRecipe, measured: bool = False, imatrix: str = "", against_cache: str = "") -> str:
     """What a model card says of the recipe, in Markdown; ``measured``: the true loss follows; ``imatrix``:
-    the name of the importance file that weighed the rounding."""
+    the name of the importance file that weighed the rounding; ``against_cache``: why the files cannot say how
+    keys and values are stored."""
     schemes = ", ".join(f"{count} layer{'s' * (count > 1)} {text}" for text, count in recipe.counts.items())
     lines = [f"Quantized by a recipe: {schemes}."]
     if recipe.bits is not None:
@@ -363,8 +389,12 @@ def card_of(recipe: ModelRecipe, measured: bool = False, imatrix: str = "") -> s
         lines.append(f"Rounded under the importances of {code(imatrix)}, as llama.cpp does.")
     if recipe.inputs is not None:
         lines.append(f"Inputs of these layers are quantized too: {label_of_inputs(recipe.inputs)}.")
+    if recipe.cache is not None:
+        stored = f"Keys and values are stored so: {recipe.cache.described}."
+        lines.append(f"{stored} These files do not say so: {against_cache}." if against_cache else stored)
     if recipe.predicted_loss is not None:
-        of = " of the weights, to which inputs add" if recipe.inputs else ""
+        adding = [name for name in ("inputs", "cache") if getattr(recipe, name) is not None]
+        of = f" of the weights, to which {' and '.join(adding)} add" if adding else ""
         more = "" if measured else "; run `explorer check` for the true one"
         lines.append(f"Predicted loss {recipe.predicted_loss:.3g}{of}{more}.")
     return "\n".join(lines)

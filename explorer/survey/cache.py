@@ -3,7 +3,12 @@
 The original network is run piece by piece, ``PIECE`` tokens at a time, with a cache that restores older keys
 and values from their codes before attention reads them, as a serving engine does while it writes. A token
 sees the last ``recent`` tokens, its own piece and the pieces that are not complete exactly; all before are
-restored once, when they become old.
+restored once, when they become old. That is so for all schemes whose scales are found from what is stored, so
+that those of tokens compare with those of channels. Schemes without scales, and with fixed ones, round each
+number as it comes: with ``recent`` 0 no token is exact, as where an engine stores FP8.
+
+Blocks do not cross heads: a block of 64 channels in heads of 80 is followed by one of 16. Scales of a whole
+token (``int8_row``) are of all its heads.
 
 Keys are cached after rotary embedding. Few of their channels are large, always the same ones, so that scales
 of a channel (blocks of tokens x 1) suit them; values have no such channels, and scales of a token (1 x
@@ -13,28 +18,42 @@ With ``rotated`` each head's channels are multiplied by a Hadamard matrix first 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from explorer.analysis.cache import (
+    BOTH,
+    CONTEXT,
+    EXACT_BITS,
+    KEYS,
+    PIECE,
+    VALUES,
+    CacheLayer,
+    CachePlan,
+    CacheShape,
+    as_they_come,
+    is_fixed,
+    matrix_of,
+)
 from explorer.core.hadamard import Rotation, find_rotation
-from explorer.core.quantize import quantize
 from explorer.models.capture import LONGEST, Model
+from explorer.models.inputs import fixed_scale, quantized_inputs
 from explorer.models.texts import AnyTexts, texts_of, token_sequences
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
+from explorer.schemes.observer import Observer
 from explorer.sources.base import SourceError
-from explorer.survey.loss import LossReference, reference_for
-from explorer.survey.run import held_out_texts
+from explorer.survey.loss import Loss, LossReference, reference_for
+from explorer.survey.run import built_in_texts, held_out_texts
 
-PIECE = 32
-"""Tokens that become old together: blocks of a scheme are as many tokens high at most, and divide it."""
-KEYS, VALUES, BOTH = "keys", "values", "both"
 SCHEMES = (
     "fp8_e4m3_cast",
     "int8~32x1~asymmetric~float16~minmax",
@@ -52,66 +71,54 @@ SCHEMES = (
 formats with blocks of their own."""
 
 
-@dataclass(frozen=True)
-class CachePlan:
-    """How a cache is stored: the schemes of keys and of values, None for those that stay exact; the last
-    ``recent`` tokens stay exact; ``rotated``: keys and values are multiplied by a Hadamard matrix within each
-    head before they are quantized. ``ValueError`` for blocks that are not within a piece of tokens."""
-
-    keys: Scheme | None = None
-    values: Scheme | None = None
-    recent: int = 0
-    rotated: bool = False
-
-    def __post_init__(self) -> None:
-        if self.recent < 0:
-            raise ValueError(f"0 tokens or more stay exact, not {self.recent}")
-        for scheme in (self.keys, self.values):
-            if scheme is not None:
-                check_scheme(scheme)
-
-
-def check_scheme(scheme: Scheme) -> None:
-    """``ValueError`` unless tokens can be appended to what ``scheme`` has quantized."""
-    height = scheme.block[0]
-    whole = scheme.scale is not None and (height is None or scheme.flat)
-    if whole or (height is not None and PIECE % height):
-        raise ValueError(
-            f"{scheme}: a cache grows token by token, so that the blocks of its scheme are 1, 2, 4, 8, 16 or "
-            f"{PIECE} tokens high (int4~{PIECE}x1~asymmetric~float16~minmax, int8_row), or it has no scale "
-            "(fp8_e4m3_cast)"
-        )
-
-
 class _RestoredLayer(DynamicLayer):
-    """Keys and values of one layer, [1, heads, tokens, channels]; the first ``_old`` are restored."""
+    """Keys and values of one layer, [1, heads, tokens, channels]; of each the first ``_old`` are restored.
+    ``scales``: the fixed ones of "keys" and "values"."""
 
-    def __init__(self, plan: CachePlan) -> None:
+    def __init__(self, plan: CachePlan, scales: Mapping[str, float] | None = None) -> None:
         super().__init__()
-        self._plan, self._old = plan, 0
+        self._plan, self._scales, self._old = plan, scales or {}, dict.fromkeys((KEYS, VALUES), 0)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         before = self.get_seq_length()
         super().update(key_states, value_states, *args, **kwargs)
-        old = max(0, before - self._plan.recent) // PIECE * PIECE
-        if old > self._old:
-            for states, scheme in ((self.keys, self._plan.keys), (self.values, self._plan.values)):
-                if scheme is not None:
-                    part = states[:, :, self._old : old]
-                    part.copy_(restored(part, scheme, self._plan.rotated))
-            self._old = old
+        for (name, scheme), states in zip(self._plan.parts, (self.keys, self.values), strict=True):
+            if scheme is None:
+                continue
+            start, old = self._old[name], self._old_by(scheme, before)
+            if old > start:
+                part = states[:, :, start:old]
+                part.copy_(restored(part, scheme, self._plan.rotated, self._scales.get(name)))
+                self._old[name] = old
         return self.keys, self.values
 
+    def _old_by(self, scheme: Scheme, before: int) -> int:
+        """Tokens that attention reads from codes, when there were ``before`` of them before this piece."""
+        recent = self._plan.recent
+        if not as_they_come(scheme):
+            return max(0, before - recent) // PIECE * PIECE
+        return max(0, before - recent) if recent else self.get_seq_length()
 
-def restored(states: Tensor, scheme: Scheme, rotated: bool = False) -> Tensor:
-    """``states`` [1, heads, tokens, channels] from the codes of the matrix [tokens, heads · channels]."""
-    by_token = states[0].transpose(0, 1).float()  # [tokens, heads, channels]
-    heads = by_token.reshape(-1, by_token.shape[-1])
-    rotation = _rotation(heads.shape[1], heads.device) if rotated else None
-    mixed = heads if rotation is None else rotation.inputs(heads)
-    found = quantize(mixed.reshape(len(by_token), -1), scheme).dequantize().reshape(mixed.shape)
-    whole = found if rotation is None else rotation.undo(found)
-    return whole.view_as(by_token).transpose(0, 1)[None].to(states.dtype)
+
+def restored(states: Tensor, scheme: Scheme, rotated: bool = False, scale: float | None = None) -> Tensor:
+    """``states`` [1, heads, tokens, channels] from the codes of the matrix that ``matrix_of`` says, by the
+    fixed ``scale`` if given."""
+    (count, tokens, channels), mixed = states.shape[1:], _mixed(states[0].float(), rotated)
+    rows = mixed.transpose(0, 1) if scheme.block[1] is None else mixed
+    matrix = rows.reshape(matrix_of(scheme, tokens, (count, channels)))
+    found = quantized_inputs(matrix, scheme, scale).view(rows.shape)
+    heads = found.transpose(0, 1) if scheme.block[1] is None else found
+    rotation = _rotation(channels, heads.device) if rotated else None
+    whole = heads if rotation is None else rotation.undo(heads.reshape(-1, channels)).view(heads.shape)
+    return whole[None].to(states.dtype)
+
+
+def _mixed(heads: Tensor, rotated: bool) -> Tensor:
+    """``heads`` [heads, tokens, channels], multiplied by a Hadamard matrix if ``rotated``."""
+    if not rotated:
+        return heads
+    rotation = _rotation(heads.shape[-1], heads.device)
+    return rotation.inputs(heads.reshape(-1, heads.shape[-1])).view(heads.shape)
 
 
 def _rotation(channels: int, device: torch.device) -> Rotation:
@@ -120,15 +127,20 @@ def _rotation(channels: int, device: torch.device) -> Rotation:
 
 
 class CachedNetwork(nn.Module):
-    """A causal network whose cache is stored as ``plan`` says; outputs have ``logits`` [1, tokens,
-    vocabulary]. ``ValueError`` for a network that attention does not run in."""
+    """A causal network whose cache is stored as ``plan`` says, with the fixed ``scales`` of ``fixed_scales``;
+    outputs have ``logits`` [1, tokens, vocabulary]. ``ValueError`` for a network that attention does not run
+    in, and without the scales that the plan needs."""
 
-    def __init__(self, network: nn.Module, plan: CachePlan) -> None:
+    def __init__(
+        self, network: nn.Module, plan: CachePlan, scales: Mapping[str, float] | None = None
+    ) -> None:
         super().__init__()
-        self.network, self.plan = network, plan
+        if plan.is_fixed and not scales:
+            raise ValueError(f"{plan.text}: its fixed scales are not known")
+        self.network, self.plan, self.scales = network, plan, scales or {}
 
     def forward(self, input_ids: Tensor) -> Any:
-        cache, found = _cache(self.plan), []
+        cache, found = _cache(self.plan, self.scales), []
         for piece in input_ids.split(PIECE, 1):
             checkpoint()
             output = self.network(input_ids=piece, past_key_values=cache, use_cache=True)
@@ -139,8 +151,34 @@ class CachedNetwork(nn.Module):
         return output
 
 
-def _cache(plan: CachePlan) -> Cache:
-    return Cache(layer_class_to_replicate=lambda: _RestoredLayer(plan))
+def _cache(plan: CachePlan, scales: Mapping[str, float] | None = None) -> Cache:
+    """An empty cache. Layers with a sliding window keep all tokens: the network masks them."""
+    names, known = (f"layers.{i}" for i in itertools.count()), scales or {}
+
+    def layer() -> _RestoredLayer:
+        name = next(names)
+        own = {part: known[f"{name}.{part}"] for part in (KEYS, VALUES) if f"{name}.{part}" in known}
+        return _RestoredLayer(plan, own)
+
+    return Cache(layer_class_to_replicate=layer)
+
+
+def fixed_scales(model: Model, plan: CachePlan, texts: AnyTexts = ()) -> dict[str, float]:
+    """The fixed scales that ``plan`` needs, "layers.0.keys" -> scale: of the range that a scheme's calibrator
+    finds in all keys, or values, that ``texts`` (built-in calibration texts if empty) give a layer. None are
+    found, and nothing is run, where the plan has no fixed scales."""
+    schemes = {part: scheme for part, scheme in plan.parts if scheme is not None and is_fixed(scheme)}
+    if not schemes:
+        return {}
+    observers: dict[str, Observer] = {}
+    for layers in _each_text(model, texts or built_in_texts(True)):
+        for i, (keys, values) in enumerate(layers):
+            for part, states in ((KEYS, keys), (VALUES, values)):
+                if part in schemes:
+                    observers.setdefault(f"layers.{i}.{part}", Observer()).add(_mixed(states, plan.rotated))
+    return {
+        name: fixed_scale(observer, schemes[name.rpartition(".")[2]]) for name, observer in observers.items()
+    }
 
 
 def each_alone(
@@ -158,8 +196,8 @@ def each_alone(
 @dataclass(frozen=True)
 class CacheRow:
     """One scheme of ``part`` (keys, values or both) of a cache: ``kl`` in nats a token with its 95 % interval
-    over texts, None of a single one; ``bits`` of each number, scales included, and ``bytes_a_token`` of the
-    whole cache, where the other part has 16 bits."""
+    over texts, None of a single one; ``bits`` of each number, scales included; ``bytes_a_token`` of the whole
+    cache, where the other part has 16 bits, and ``context_bytes`` that it takes at ``CONTEXT`` tokens."""
 
     part: str
     scheme: str
@@ -171,19 +209,7 @@ class CacheRow:
     same_top: float
     bits: float
     bytes_a_token: float
-
-
-@dataclass(frozen=True)
-class CacheShape:
-    """Numbers that each layer with a cache keeps of a token: ``keys`` and ``values``. A layer with a sliding
-    window is counted as if it had none."""
-
-    keys: tuple[int, ...]
-    values: tuple[int, ...]
-
-    def bytes_a_token(self, keys: float, values: float) -> float:
-        """Of a cache with so many bits of a number."""
-        return (sum(self.keys) * keys + sum(self.values) * values) / 8
+    context_bytes: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,21 +235,18 @@ class CacheSurvey:
 
     @cached_property
     def shape(self) -> CacheShape:
-        captured = captured_cache(self.model, self.run_on, tokens=2)
+        """What the model's layers keep of a token."""
+        return shape_of(self.model, self.run_on)
 
-        def widths(part: str) -> tuple[int, ...]:
-            return tuple(x.shape[1] for name, x in captured.items() if name.endswith(f".{part}"))
+    def loss(self, plan: CachePlan, progress: Progress | None = None) -> Loss:
+        """The loss of ``plan``; fixed scales are those of the built-in calibration texts."""
+        network = CachedNetwork(self.model.network, plan, fixed_scales(self.model, plan))
+        return self.reference.measure(network, progress)
 
-        return CacheShape(widths(KEYS), widths(VALUES))
-
-    def row(self, plan: CachePlan, progress: Progress | None = None) -> CacheRow:
-        """What ``plan`` costs."""
-        loss = self.reference.measure(CachedNetwork(self.model.network, plan), progress)
-        stored = {KEYS: plan.keys, VALUES: plan.values}
-        chosen = {part: scheme for part, scheme in stored.items() if scheme is not None}
-        widths = {KEYS: self.shape.keys, VALUES: self.shape.values}
-        bits = {part: _bits(scheme, widths[part]) for part, scheme in stored.items()}
-        counted = [bits[part] for part in chosen] or [16.0]
+    def row(self, plan: CachePlan, loss: Loss) -> CacheRow:
+        """What ``plan``, whose loss is given, costs and saves."""
+        chosen = {part: scheme for part, scheme in plan.parts if scheme is not None}
+        counted = [self.shape.bits(part, scheme) for part, scheme in chosen.items()] or [float(EXACT_BITS)]
         return CacheRow(
             part=next(iter(chosen)) if len(chosen) == 1 else BOTH,
             scheme=" / ".join(dict.fromkeys(map(str, chosen.values()))) or "as it is",
@@ -234,23 +257,37 @@ class CacheSurvey:
             high=loss.high,
             same_top=loss.scores["same_top"],
             bits=sum(counted) / len(counted),
-            bytes_a_token=self.shape.bytes_a_token(bits[KEYS], bits[VALUES]),
+            bytes_a_token=self.shape.bytes_a_token(plan),
+            context_bytes=self.shape.bytes_of(plan, CONTEXT),
         )
 
     def rows(self, plans: Sequence[CachePlan], progress: Progress | None = None) -> Iterator[CacheRow]:
         """What each of ``plans`` costs."""
         for done, plan in enumerate(plans, 1):
-            yield self.row(plan)
+            yield self.row(plan, self.loss(plan))
             if progress is not None:
                 progress(done, len(plans))
 
 
-def _bits(scheme: Scheme | None, widths: Sequence[int]) -> float:
-    """Of a number, over layers of these widths."""
-    if scheme is None:
-        return 16.0
-    whole = sum(width * scheme.bits_per_element((PIECE, width)).total for width in widths)
-    return whole / sum(widths)
+def shape_of(model: Model, texts: AnyTexts) -> CacheShape:
+    """What the layers of ``model`` keep of a token, as two tokens of ``texts`` show, and the sliding windows
+    that its config names."""
+    config = model.network.config
+    windows = [
+        getattr(layer, "sliding_window", None) if layer.is_sliding else None
+        for layer in DynamicCache(config=config).layers
+    ]
+    layers = next(_each_text(model, texts, 2))
+    return CacheShape(
+        tuple(
+            CacheLayer(_heads(keys), _heads(values), windows[i] if i < len(windows) else None)
+            for i, (keys, values) in enumerate(layers)
+        )
+    )
+
+
+def _heads(states: Tensor) -> tuple[int, int]:
+    return states.shape[0], states.shape[2]
 
 
 def captured_cache(model: Model, texts: AnyTexts, tokens: int = 512) -> dict[str, Tensor]:
@@ -268,24 +305,34 @@ def captured_cache(model: Model, texts: AnyTexts, tokens: int = 512) -> dict[str
         for i, m in enumerate(projections)
     ]
     found: dict[str, list[Tensor]] = {}
-    kept = 0
     try:
-        for sequence in token_sequences(model, texts_of(texts), LONGEST):
-            checkpoint()
-            if kept >= tokens:
-                break
-            cache = _cache(CachePlan())
-            ids = torch.tensor([sequence.ids[: tokens - kept]], device=model.device)
-            with torch.no_grad():
-                model.network(input_ids=ids, past_key_values=cache, use_cache=True)
-            if not cache.layers:
-                raise SourceError(f"{model.name} caches no keys and values")
-            kept += ids.shape[1]
-            for i, layer in enumerate(cache.layers):
-                for name, states in (("keys", layer.keys), ("values", layer.values)):
-                    rows = states[0].transpose(0, 1).flatten(1).float().cpu()
-                    found.setdefault(f"layers.{i}.{name}", []).append(rows)
+        for layers in _each_text(model, texts, tokens):
+            for i, states in enumerate(layers):
+                for part, heads in zip((KEYS, VALUES), states, strict=True):
+                    rows = heads.transpose(0, 1).flatten(1).cpu()
+                    found.setdefault(f"layers.{i}.{part}", []).append(rows)
     finally:
         for handle in handles:
             handle.remove()
     return {name: torch.cat(parts) for name, parts in sorted((found | before).items())}
+
+
+def _each_text(
+    model: Model, texts: AnyTexts, tokens: float = math.inf
+) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Run ``texts`` until there were ``tokens`` tokens: keys and values, float32 [heads, tokens, channels],
+    of each layer by text. ``SourceError`` where there is no cache."""
+    kept = 0
+    for sequence in token_sequences(model, texts_of(texts), LONGEST):
+        checkpoint()
+        if kept >= tokens:
+            break
+        cache = _cache(CachePlan())
+        length = min(len(sequence.ids), tokens - kept)
+        ids = torch.tensor([sequence.ids[: int(length)]], device=model.device)
+        with torch.no_grad():
+            model.network(input_ids=ids, past_key_values=cache, use_cache=True)
+        if not cache.layers:
+            raise SourceError(f"{model.name} caches no keys and values")
+        kept += ids.shape[1]
+        yield [(layer.keys[0].float(), layer.values[0].float()) for layer in cache.layers]

@@ -7,12 +7,12 @@ recipes of the same budget by other signals.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from explorer.checkpoints.export import Shape
 from explorer.checkpoints.write import export_of
@@ -66,9 +66,10 @@ class Check:
     ``uniform``: the recipe is one scheme for all layers itself. ``target``: the checkpoint format that bits
     are counted in, "" for codes and scales alone. ``part``: what of the model texts run, "" for all.
     ``inputs``: the scheme that layers' inputs were quantized by in all models but that of "weights alone", ""
-    where they were not. ``calibrated``: the texts are those that the survey, or a method, was calibrated by.
-    ``refused``: single schemes that the recipe's methods do not serve -> why. ``time``: of a step, predicted
-    and measured, of a recipe that predicts one (``explorer.bench.layers.checked_time``)."""
+    where they were not; ``cache``: how these models stored keys and values, in words, "" for exactly.
+    ``calibrated``: the texts are those that the survey, or a method, was calibrated by. ``refused``: single
+    schemes that the recipe's methods do not serve -> why. ``time``: of a step, predicted and measured, of a
+    recipe that predicts one (``explorer.bench.layers.checked_time``)."""
 
     rows: tuple[Checked, ...]
     texts_sha256: str
@@ -77,13 +78,14 @@ class Check:
     target: str = ""
     part: str = ""
     inputs: str = ""
+    cache: str = ""
     calibrated: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
     time: CheckedTime | None = None
 
     @property
     def weights_alone(self) -> Checked | None:
-        """The recipe without quantized inputs; None if they are not quantized."""
+        """The recipe without quantized inputs or cache; None if neither is quantized."""
         return next((row for row in self.rows if row.what == WEIGHTS_ALONE), None)
 
     @property
@@ -117,12 +119,12 @@ def check_recipe(
 
     With the ``survey`` that it is from, predictions stand beside single schemes too, and the recipe that
     another signal gives for its layers. What it stands beside is made of the schemes that the recipe was
-    chosen from, under its constraints. Where the recipe quantizes inputs, so do all of them, and the recipe
-    is run without that too. ``calibration``: what methods see, and what fixed scales of inputs are found by,
-    in the original model. ``imatrix``: an importance file of llama.cpp, whose importances weigh the rounding
-    of all of them, where their schemes take any. ``model`` has its head
-    (``load_model(..., head=True)``). ``ValueError`` if the survey is of other weights, or
-    predicts another loss than this network has.
+    chosen from, under its constraints. Where the recipe quantizes inputs, or the cache of keys and values, so
+    do all of them, and the recipe is run without that too. ``calibration``: what methods see, and what fixed
+    scales of inputs are found by, in the original model. ``imatrix``: an importance file of llama.cpp, whose
+    importances weigh the rounding of all of them, where their schemes take any. ``model`` has its head
+    (``load_model(..., head=True)``). ``ValueError`` if the survey is of other weights, or predicts another
+    loss than this network has, and for a cache of a model that has none.
     """
     if survey is not None and survey.head.weights_sha256 != recipe.weights_sha256:
         raise ValueError(f"the survey is of other weights than the recipe for {recipe.model}")
@@ -131,8 +133,8 @@ def check_recipe(
         raise ValueError(f"the survey predicts a loss of {survey.head.loss}, the model has {reference.kind}")
     own: _Prediction = (recipe.predicted_loss, recipe.predicted_interval)
     todo: list[_Todo] = [(RECIPE, recipe.signal or "one scheme", recipe.layers, own)]
-    inputs = inputs_of(recipe, model, calibration)
-    if inputs is not None:
+    inputs, cached = inputs_of(recipe, model, calibration), cached_by(recipe, model, calibration)
+    if inputs is not None or recipe.cache is not None:
         todo.append((WEIGHTS_ALONE, *todo[0][1:]))
     todo += _by_other_signals(recipe, survey)
     stored = stored_bits(recipe.target, recipe.model, recipe.revision, torch.bfloat16)
@@ -150,15 +152,31 @@ def check_recipe(
                 raise
             refused[name] = str(error)
             continue
-        loss = reference.measure(assembled.network)
+        network = assembled.network if what == WEIGHTS_ALONE else cached(assembled.network)
+        loss = reference.measure(network)
         bits = _mean_bits(layers, shapes, stored) if recipe.target else assembled.bits
         rows.append(Checked(what, name, bits, predicted, loss, interval))
         if progress is not None:
             progress(index + 1, len(todo))
     uniform = len({str(one) for one in recipe.layers.values()}) == 1
-    named, known = str(recipe.inputs or ""), calibrated_by(recipe, texts, calibration)
-    sha256 = hash_of(reference.texts)
-    return Check(tuple(rows), sha256, not texts, uniform, recipe.target, model.part, named, known, refused)
+    sha256, known = hash_of(reference.texts), calibrated_by(recipe, texts, calibration)
+    named = str(recipe.inputs or ""), recipe.cache.described if recipe.cache else ""
+    return Check(tuple(rows), sha256, not texts, uniform, recipe.target, model.part, *named, known, refused)
+
+
+def cached_by(recipe: ModelRecipe, model: Model, calibration: AnyTexts) -> Callable[[nn.Module], nn.Module]:
+    """What gives a network the recipe's cache, with fixed scales found by running the original ``model`` on
+    ``calibration`` (built-in texts if empty); as it is without one. ``ValueError`` for a model without a
+    cache."""
+    plan = recipe.cache
+    if plan is None:
+        return lambda network: network
+    if not model.causal:
+        raise ValueError(f"{model.name} predicts no tokens: it keeps no keys and values")
+    from explorer.survey.cache import CachedNetwork, fixed_scales
+
+    scales = fixed_scales(model, plan, calibration)
+    return lambda network: CachedNetwork(network, plan, scales)
 
 
 def assemble_recipe(

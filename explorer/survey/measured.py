@@ -12,7 +12,7 @@ from explorer.models.texts import AnyTexts
 from explorer.progress import Progress
 from explorer.sources.base import SourceError
 from explorer.survey.assemble import assemble
-from explorer.survey.check import calibrated_by, inputs_of
+from explorer.survey.check import cached_by, calibrated_by, inputs_of
 from explorer.survey.loss import EMBEDDING, Loss, reference_for
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import built_in_texts, held_out_texts
@@ -35,9 +35,9 @@ def measuring(
 
     The network that is run is the one that the checkpoint's reader opened, if it has the original's class;
     else one that is put together as the checkpoint of ``target`` is (rounded weights, quantized inputs,
-    folded factors), and the card says so. ``calibration``: what methods see; ``importances`` as ``assemble``
-    takes them. Unless ``required``, a model
-    that cannot be run on text has that on its card instead.
+    folded factors), and the card says so. Keys and values are stored as the recipe says. ``calibration``:
+    what methods see; ``importances`` as ``assemble`` takes them. Unless ``required``, a model that cannot be
+    run on text has that on its card instead.
     """
 
     def measure(opened: nn.Module | None) -> str:
@@ -62,7 +62,8 @@ def measuring(
                 importances=importances,
             ).network
         known = calibrated_by(recipe, texts, calibration)
-        return "\n".join(loss_lines(reference.measure(opened, progress), read, not texts, known))
+        network = cached_by(recipe, model, calibration)(opened)
+        return "\n".join(loss_lines(reference.measure(network, progress), read, not texts, known))
 
     return measure
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from explorer.analysis.cache import CachePlan
 from explorer.checkpoints.inputs import check_scheme
 from explorer.export.files import replacing
 from explorer.methods.recipe import Recipe
@@ -37,6 +38,7 @@ class ModelRecipe:
     runs; one of the whole tensor is a fixed scale for each layer, whose range its calibrator finds; None: not
     quantized. ``texts_sha256``: of the texts that the survey was calibrated by, "" where it ran none.
     ``predicted_time``: what the model's linear layers take in one step, where a budget of time was asked for.
+    ``cache``: how keys and values are stored when the model runs; None: exactly.
     """
 
     model: str
@@ -54,6 +56,7 @@ class ModelRecipe:
     inputs: Scheme | None = None
     texts_sha256: str = ""
     predicted_time: PredictedTime | None = None
+    cache: CachePlan | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -89,6 +92,7 @@ class ModelRecipe:
             "predicted_interval": self.predicted_interval,
             "texts_sha256": self.texts_sha256,
             "predicted_time": None if self.predicted_time is None else asdict(self.predicted_time),
+            "cache": None if self.cache is None else asdict(_Cache.of(self.cache)),
             "versions": dict(self.versions),
             "layers": {name: str(recipe) for name, recipe in self.layers.items()},
         }
@@ -108,7 +112,9 @@ class ModelRecipe:
         layers = {name: _recipe(name, text) for name, text in file.layers.items()}
         schemes = tuple(todays_text(text) for text in file.schemes)
         inputs = Scheme.parse(file.inputs) if file.inputs else None
-        return cls(**{**vars(file), "layers": layers, "schemes": schemes, "inputs": inputs})
+        cache = None if file.cache is None else file.cache.plan
+        read = {"layers": layers, "schemes": schemes, "inputs": inputs, "cache": cache}
+        return cls(**{**vars(file), **read})
 
     def save(self, path: str | Path) -> None:
         """Write the recipe; the file is whole or not there. ``OSError`` if it cannot be written."""
@@ -122,6 +128,27 @@ class ModelRecipe:
             return cls.from_json(path.read_text(encoding="utf-8"))
         except ValueError as error:  # not UTF-8 too
             raise ValueError(f"{path.name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """What a recipe's file holds of a cache: schemes, "" for what stays exact."""
+
+    keys: str
+    values: str
+    recent: int
+    rotated: bool
+
+    @classmethod
+    def of(cls, plan: CachePlan) -> Self:
+        """What is written of ``plan``."""
+        keys, values = ("" if scheme is None else str(scheme) for _, scheme in plan.parts)
+        return cls(keys, values, plan.recent, plan.rotated)
+
+    @property
+    def plan(self) -> CachePlan:
+        """The inverse of ``of``; ``ValueError`` for schemes that a cache cannot have."""
+        return CachePlan.parse(f"{self.keys}/{self.values}", self.recent, self.rotated)
 
 
 @dataclass(frozen=True)
@@ -143,6 +170,7 @@ class _File:
     inputs: str = ""
     texts_sha256: str = ""
     predicted_time: PredictedTime | None = None
+    cache: _Cache | None = None
 
 
 def _recipe(layer: str, text: str) -> Recipe:

@@ -172,14 +172,15 @@ def truth(check: Check) -> str:
 
 
 def _of_inputs(check: Check) -> str:
-    """A sentence on the loss with quantized inputs; empty where they are not quantized."""
+    """A sentence on the loss with quantized inputs or cache; empty where neither is quantized."""
     alone = check.weights_alone
     if alone is None:
         return ""
     both = check.rows[0].loss.value
-    words = label_of_inputs(Scheme.parse(check.inputs))
+    parts = [f"quantized inputs ({label_of_inputs(Scheme.parse(check.inputs))})"] if check.inputs else []
+    parts += [f"a quantized cache ({check.cache})"] if check.cache else []
     return (
-        f" All of these models run with quantized inputs ({words}): the recipe loses {both:.3g} so, "
+        f" All of these models run with {' and '.join(parts)}: the recipe loses {both:.3g} so, "
         f"{alone.loss.value:.3g} by its weights alone, of which the prediction is."
     )
 

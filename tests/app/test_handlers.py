@@ -698,6 +698,22 @@ def test_sizes_of_models(said: list[str]) -> None:
     assert "parameter count" in said[0]
 
 
+def test_the_cache_of_a_model_by_its_context() -> None:
+    """If this fails, Sizes shows the cache of another model or storage, or one that grows beyond a window:
+    Llama-3-8B keeps 128 KiB of a token in 16 bits, and half of that in FP8; Mistral-7B 4,096 tokens."""
+    names = list(sizes.USUAL)
+    view = sizes.cache("Llama-3-8B", names[0])
+    exact, stored = json.loads(view.figure)["data"]
+    assert exact["y"] == [128 * 1024 * tokens / 1e9 for tokens in exact["x"]]
+    assert stored["name"] == names[0] and stored["y"] == [size / 2 for size in exact["y"]]
+    assert "4.29 GB in 16 bits and 2.15 GB so, 2.00 times less" in view.sentence
+    windowed = json.loads(sizes.cache("Mistral-7B", "NVFP4").figure)["data"][1]
+    assert windowed["y"][windowed["x"].index(4096) :] == [windowed["y"][-1]] * 6
+    for name in names:
+        assert "times less" in sizes.cache("Llama-2-7B", name).sentence
+    assert "choose a model" in sizes.cache(sizes.BY_COUNT, names[0]).figure
+
+
 def test_the_kernel_drawer_names_its_machine() -> None:
     """Without a GPU the figures are recorded ones, and say so."""
     shown = overview.kernel(*selection(scheme="int8_row"))

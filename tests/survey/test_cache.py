@@ -10,28 +10,37 @@ import safetensors
 import torch
 
 from explorer import quantize
+from explorer.analysis.cache import (
+    BOTH,
+    CONTEXT,
+    KEYS,
+    PIECE,
+    VALUES,
+    CacheLayer,
+    CachePlan,
+    CacheShape,
+    check_scheme,
+)
 from explorer.cli import main
 from explorer.models.capture import Model, load_model
+from explorer.models.inputs import quantized_inputs
 from explorer.models.texts import texts_of
 from explorer.schemes import Scheme
 from explorer.sources.base import SourceError
 from explorer.survey import cache
 from explorer.survey.cache import (
-    BOTH,
-    KEYS,
-    PIECE,
     SCHEMES,
-    VALUES,
     CachedNetwork,
-    CachePlan,
-    CacheShape,
     CacheSurvey,
     captured_cache,
-    check_scheme,
     each_alone,
+    fixed_scales,
     restored,
+    shape_of,
 )
 from explorer.survey.run import held_out_texts
+from lab import cache as recording
+from tests.survey.conftest import tokenizer_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WORDS = "the cat sleeps on the warm roof the train was late again salt lowers the roof the cat was late"
@@ -62,16 +71,17 @@ def test_attention_reads_old_tokens_from_their_codes_and_recent_ones_exactly(
         for got, states, scheme in zip(read, exact, schemes, strict=True):
             assert torch.equal(got[:, :, old:], states[:, :, old : start + 4])
             for piece in range(0, old, 4):
-                matrix = states[0, :, piece : piece + 4].transpose(0, 1).reshape(4, 32)
-                want = quantize(matrix, scheme).dequantize().view(4, 2, 16).transpose(0, 1)
-                assert torch.equal(got[0, :, piece : piece + 4], want), (start, piece)
+                for head in range(2):
+                    want = quantize(states[0, head, piece : piece + 4], scheme).dequantize()
+                    assert torch.equal(got[0, head, piece : piece + 4], want), (start, piece)
 
 
 def test_a_cache_that_nothing_is_done_to_costs_nothing(llama: Model) -> None:
     """If this fails, running a text in pieces moves its logits: positions or masks are wrong."""
-    row = CacheSurvey(llama, [WORDS]).row(CachePlan())
+    (row,) = CacheSurvey(llama, [WORDS]).rows([CachePlan()])
     assert row.kl < 1e-6 and row.same_top == 1.0
     assert (row.part, row.scheme, row.bits, row.bytes_a_token) == (BOTH, "as it is", 16.0, 2 * 32 * 2 * 2)
+    assert row.context_bytes == CONTEXT * row.bytes_a_token
 
 
 def test_no_token_sees_what_follows_it(llama: Model) -> None:
@@ -113,11 +123,93 @@ def test_a_rotation_spreads_a_large_channel() -> None:
     assert torch.allclose(kept, states, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["int8_column", "int8_tensor", "int4~64x1~symmetric~float16~minmax"])
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "int4~1x64~asymmetric~float16~minmax"])
+@pytest.mark.parametrize("channels", [64, 80, 96])
+def test_a_block_ends_where_its_head_does(name: str, channels: int) -> None:
+    """If this fails, heads share scales in models whose heads are not 64 channels wide: each head is stored
+    as it is alone, up to the scale of the whole tensor, and bits are those of its own blocks."""
+    scheme = Scheme.parse(name)
+    states = torch.randn(1, 3, 32, channels, generator=torch.Generator().manual_seed(0))
+    states[:, 1] *= 100
+    together = restored(states, scheme)
+    if scheme.scale is not None and not scheme.scale.per_tensor:
+        assert torch.equal(together[:, 1:2], restored(states[:, 1:2], scheme))
+        assert torch.equal(together[:, 2:], restored(states[:, 2:], scheme))
+    bits = CacheShape.uniform(1, 3, channels).bits(KEYS, scheme)
+    assert bits == scheme.bits_per_element((3 * 32, channels)).total
+
+
+@pytest.mark.parametrize("name", ["int8_column", "int4_tensor", "int4~64x1~symmetric~float16~minmax"])
 def test_blocks_that_tokens_cannot_be_appended_to_are_refused(name: str) -> None:
     """If this fails, a scale covers tokens that come later."""
-    with pytest.raises(ValueError, match="grows token by token"):
+    with pytest.raises(ValueError, match=r"grows token by token|fixed scales are for"):
         check_scheme(Scheme.parse(name))
+
+
+def test_a_fixed_scale_is_of_all_calibration_tokens_and_rounds_each_token_as_it_comes(llama: Model) -> None:
+    """If this fails, FP8 with the scales of a checkpoint is measured by others, or a piece late."""
+    scheme = Scheme.parse("fp8_e4m3_tensor")
+    plan = CachePlan(scheme, scheme)
+    scales, seen = fixed_scales(llama, plan, [WORDS]), captured_cache(llama, [WORDS])
+    assert scales == {
+        name: float(seen[name].abs().amax() / 448) for name in seen if not name.endswith("rotary")
+    }
+    layer = cache._RestoredLayer(plan, {KEYS: 0.5, VALUES: 0.25})
+    states = torch.randn(1, 2, 6, 16, generator=torch.Generator().manual_seed(0))
+    for read, scale in zip(layer.update(states, states), (0.5, 0.25), strict=True):
+        assert torch.equal(read, quantized_inputs(states, scheme, scale))
+    assert fixed_scales(llama, CachePlan(values=Scheme.parse("int8_row"))) == {}
+    with pytest.raises(ValueError, match="scales are not known"):
+        CachedNetwork(llama.network, plan)
+
+
+@pytest.mark.parametrize("kind", ["Mistral", "Gemma2"])
+def test_a_sliding_window_is_masked_with_a_cache_and_bounds_its_memory(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, a model with a window shorter than the text is measured with attention beyond it, or its
+    memory grows with the context where it does not. Attention is made strong, so that one token more is
+    seen in the logits; it is written out, as Gemma 2 caps it."""
+    import transformers
+
+    monkeypatch.setattr(cache, "PIECE", 4)
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=6,
+        initializer_range=0.4,
+        attn_implementation="eager",
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
+    tokenizer_of(tmp_path)
+    model = load_model(str(tmp_path), head=True)
+    model.network.set_attn_implementation("eager")  # type: ignore[operator]
+    ids = model.tokenizer(WORDS, return_tensors="pt").input_ids
+    assert ids.shape[1] > 3 * 6
+    with torch.no_grad():
+        want, got = model.network(ids).logits, CachedNetwork(model.network, CachePlan())(ids).logits
+        cut = model.network(ids[:, 1:]).logits  # without the first token, which a window leaves behind
+        model.network.config.sliding_window = 64
+        wide = CachedNetwork(model.network, CachePlan())(ids).logits
+        model.network.config.sliding_window = 6
+    assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(wide[0, -1], want[0, -1], rtol=0.1, atol=0.1)
+    windows = {"Mistral": (6, 6), "Gemma2": (6, None)}[kind]
+    shape = shape_of(model, [WORDS])
+    assert shape == CacheShape.uniform(2, 2, 16, windows)
+    assert torch.allclose(cut[0, -1], want[0, -1], rtol=1e-3, atol=1e-3) is (kind == "Mistral")
+    plan = CachePlan()
+    few, more = (shape.bytes_of(plan, tokens) for tokens in (100, 200))
+    assert more - few == {"Mistral": 0, "Gemma2": 100 * 2 * 2 * 16 * 2}[kind]
 
 
 def test_the_usual_schemes_are_accepted() -> None:
@@ -145,10 +237,52 @@ def test_keys_and_values_are_captured(llama: Model) -> None:
 
 def test_memory_of_a_cache_by_its_context() -> None:
     """If this fails, the size of a long context is wrong: Llama-3-8B has 128 KiB a token in 16 bits."""
-    shape = CacheShape((8 * 128,) * 32, (8 * 128,) * 32)
-    assert shape.bytes_a_token(16, 16) == 128 * 1024
-    assert CacheShape((192, 64), (128, 64)).bytes_a_token(8, 4) == 256 + 96  # keys wider than values (MLA)
-    assert shape.bytes_a_token(4, 2) == 128 * 1024 * 6 / 32
+    shape, exact = CacheShape.uniform(32, 8, 128), CachePlan()
+    by_channel, cast = Scheme.parse("int4~32x1~asymmetric~float16~minmax"), Scheme.parse("fp8_e4m3_cast")
+    token = 128 * 1024
+    assert shape.bytes_a_token(exact) == token
+    assert shape.bytes_of(exact, 1000) == 1000 * token
+    assert shape.bytes_of(CachePlan(cast, cast), 1000) == 1000 * token / 2
+    bits = by_channel.bits_per_element((32, 1024)).total
+    assert shape.bytes_a_token(CachePlan(by_channel, by_channel)) == token * bits / 16
+    wider = CacheShape((CacheLayer((1, 192), (1, 128)),))  # keys wider than values
+    assert wider.bytes_a_token(CachePlan(cast, None)) == 192 + 256
+
+
+@pytest.mark.parametrize(
+    ("name", "recent", "tokens", "exact"),
+    [
+        ("int2~32x1~asymmetric~float16~minmax", 0, 95, 31),
+        ("int2~32x1~asymmetric~float16~minmax", 0, 96, 0),
+        ("int2~32x1~asymmetric~float16~minmax", 5, 96, 32),
+        ("int2~8x1~asymmetric~float16~minmax", 0, 95, 7),
+        ("int8_row", 0, 95, 0),
+        ("int8_row", 40, 95, 40),
+        ("fp8_e4m3_tensor", 40, 95, 40),
+        ("int8_row", 100, 95, 95),
+    ],
+)
+def test_tokens_that_stay_exact_are_counted(name: str, recent: int, tokens: int, exact: int) -> None:
+    """If this fails, a cache with blocks along tokens looks smaller than it is: those of a block that is not
+    complete are in 16 bits, and in a window, those of the block that its first token lies in are held."""
+    scheme = Scheme.parse(name)
+    shape, plan = CacheShape.uniform(1, 1, 64), CachePlan(scheme, None, recent)
+    coded = (tokens - exact) * shape.bits(KEYS, scheme) + exact * 16
+    assert shape.bytes_of(plan, tokens) == pytest.approx((coded + tokens * 16) * 64 / 8)
+    windowed = CacheShape.uniform(1, 1, 64, (50,))
+    height = scheme.block[0] or 1
+    held = tokens - exact - (tokens - 50) // height * height
+    coded = max(held, 0) * shape.bits(KEYS, scheme) + min(exact, 50) * 16
+    assert windowed.bytes_of(plan, tokens) == pytest.approx((coded + 50 * 16) * 64 / 8)
+
+
+def test_a_plan_is_read_from_what_it_is_written_as() -> None:
+    """If this fails, a recipe's file holds another cache than its command named."""
+    for text in ("int8_row/nvfp4", "/int8_row", "fp8_e4m3_tensor/"):
+        assert CachePlan.parse(text).text == text
+    assert CachePlan.parse(" int8_row / nvfp4 ", 64, True) == CachePlan(
+        Scheme.parse("int8_row"), Scheme.parse("nvfp4"), 64, True
+    )
 
 
 def test_the_command_measures_pairs_and_writes_the_cache(
@@ -196,3 +330,16 @@ def test_an_encoder_has_no_cache(tiny_bert: Path) -> None:
     """If this fails, the message is that of transformers."""
     with pytest.raises(SourceError, match="predicts no tokens"):
         CacheSurvey(load_model(str(tiny_bert)), [WORDS])
+
+
+def test_a_recorded_row_is_what_the_command_prints(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, the recording of docs/models.md is of other caches or texts than it says."""
+    monkeypatch.setattr(recording, "texts", lambda: texts_of([WORDS] * 2))
+    first = recording.plans()[:2]
+    monkeypatch.setattr(recording, "plans", lambda: first)
+    model = load_model(str(tiny_llama), head=True)
+    keys, values = recording.run_cache(model)
+    name = recording.PLAIN[0]
+    assert (keys.keys, keys.values, values.keys, values.values) == (name, "", "", name)
+    row = next(CacheSurvey(model, [WORDS] * 2).rows([CachePlan(Scheme.parse(name))]))
+    assert keys.kl == row.kl > 0 and keys.texts == len(keys.losses) == 2 and keys.bits == row.bits == 8

@@ -76,7 +76,8 @@ def test_a_recipe_of_the_others_is_written(
     assert "kept as stored: 6 layers (gate_proj, up_proj, k_proj, o_proj, q_proj, v_proj), such as " in said
     assert "int4_group64: a row of 80 values is no whole number of groups of 64" in said
     assert main([*command, "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["left"]) == 6
+    left = json.loads(capsys.readouterr().out)["left"]
+    assert len(left) == 7 and left["model.embed_tokens"].endswith("has codes of linear layers alone")
     assert set(ModelRecipe.load(recipe).layers) == {"model.layers.0.mlp.down_proj"}
     assert (
         main(["apply", str(recipe), "--to", target, "--out", str(out), "--no-verify"]) == 0 and out.is_dir()

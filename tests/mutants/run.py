@@ -114,6 +114,24 @@ class Run:
         return cls(**found, outcomes=outcomes)
 
 
+class Kept:
+    """Verdicts of a seed at a commit, a line each in a file of ``folder``: a run that ended before its time
+    goes on where it was."""
+
+    def __init__(self, folder: Path, seed: int, commit: str) -> None:
+        self._file = folder / f"verdicts-{seed}-{commit or 'unknown'}.jsonl"
+        lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
+        rows = map(json.loads, lines)
+        self.outcomes = [Outcome(**{**row, "mutant": _mutant(row["mutant"])}) for row in rows]
+
+    def add(self, outcome: Outcome) -> None:
+        """Write one that was not dropped."""
+        self.outcomes.append(outcome)
+        if not outcome.dropped:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
+
+
 def _mutant(fields: dict[str, Any]) -> Mutant:
     return Mutant(**{**fields, "place": tuple(fields["place"])})
 
@@ -124,7 +142,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="processes beside each other")
     parser.add_argument("--packages", default=",".join(TESTS), help=f"of {', '.join(TESTS)}")
-    parser.add_argument("--traces", type=Path, help="keep the first run here, and use what is there")
+    parser.add_argument(
+        "--traces", type=Path, help="keep the first run and verdicts here, and use what is there"
+    )
     parser.add_argument("--record", action="store_true", help=f"write the section {HEADING!r} of {PAGE}")
     parser.add_argument("--page", action="store_true", help="write that section of what was recorded")
     asked = parser.parse_args()
@@ -168,7 +188,9 @@ def run(
     ]
     for name, found in tests.items():
         print(f"{name}: {len(found)} tests pass unchanged", file=sys.stderr)
-    mutants, lock, outcomes = sample(original, paths, seed), threading.Lock(), list[Outcome]()
+    kept, lock = Kept(traces, seed, this_machine(CPU).commit), threading.Lock()
+    known = {outcome.mutant for outcome in kept.outcomes}
+    mutants = (mutant for mutant in sample(original, paths, seed) if mutant not in known)
 
     def work(copy: Path) -> None:
         while time.monotonic() < deadline:
@@ -178,12 +200,12 @@ def run(
                 return
             outcome = try_one(copy, mutant, tests[Path(mutant.path).parts[1]], deadline)
             with lock:
-                outcomes.append(outcome)
-                print(f"{len(outcomes)}: {_line(outcome)}", file=sys.stderr)
+                kept.add(outcome)
+                print(f"{len(kept.outcomes)}: {_line(outcome)}", file=sys.stderr)
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(work, copies))
-    return outcomes
+    return kept.outcomes
 
 
 def copied(folder: Path) -> Path:

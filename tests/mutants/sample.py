@@ -53,7 +53,7 @@ def mutants_of(source: str, path: str) -> Iterator[Mutant]:
 
 def sample(root: Path, paths: list[str], seed: int) -> Iterator[Mutant]:
     """Mutants in a seeded order: one of those at a place, each place of all files as likely; without those
-    that change no program (``same_program``)."""
+    that change no program (``same_program``) or leave none."""
     at: dict[tuple[str, Place], list[Mutant]] = defaultdict(list)
     sources = {path: (root / path).read_text(encoding="utf-8") for path in paths}
     for path, source in sources.items():
@@ -65,8 +65,18 @@ def sample(root: Path, paths: list[str], seed: int) -> Iterator[Mutant]:
     for place in places:
         mutant = draw.choice(at[place])
         source = sources[mutant.path]
-        if not same_program(source, mutant.apply(source)):
+        changed = mutant.apply(source)
+        if is_program(changed) and not same_program(source, changed):
             yield mutant
+
+
+def is_program(source: str) -> bool:
+    """False for what Python cannot parse: an operator also meets the asterisk of a signature."""
+    try:
+        ast.parse(source)
+    except SyntaxError:
+        return False
+    return True
 
 
 def same_program(before: str, after: str) -> bool:

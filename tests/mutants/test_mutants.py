@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants import run
+from tests.mutants import sample as sample_module
 from tests.mutants.known import Reason
 from tests.mutants.run import (
     HEADING,
@@ -31,7 +32,6 @@ from tests.mutants.sample import Mutant, change_in_words, function_at, same_prog
 
 SOURCE = """from __future__ import annotations
 
-import re
 from functools import cached_property
 
 LIMIT: int | None = 3
@@ -63,10 +63,32 @@ def test_annotations_are_no_program(old: str, new: str, same: bool) -> None:
     assert SOURCE.count(old) == 1 and same_program(SOURCE, SOURCE.replace(old, new)) == same
 
 
+def test_what_is_no_program_is_no_mutant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An operator also meets the asterisk of a signature: such a file ended the run, and all verdicts with
+    it."""
+    source = "def f(a, *, b):\n    return a\n"
+    (tmp_path / "f.py").write_text(source)
+    texts = iter([source.replace("*", "&"), source.replace("return a", "return b")])
+    mutants = [Mutant("f.py", (line, 0), "name", 0) for line in (1, 2)]
+    monkeypatch.setattr(sample_module, "mutants_of", lambda source, path: mutants)
+    monkeypatch.setattr(Mutant, "apply", lambda mutant, source: next(texts))
+    assert len(list(sample_module.sample(tmp_path, ["f.py"], 0))) == 1
+
+
 @pytest.mark.parametrize(("line", "first"), [(5, None), (9, 9), (10, 9), (11, 9), (15, None)])
 def test_the_function_around_a_line(line: int, first: int | None) -> None:
     """Python counts a function from its first decorator; what is cached is called once for all tests."""
     assert function_at(SOURCE, line) == first
+
+
+def test_verdicts_outlive_a_run(tmp_path: Path) -> None:
+    """A run that ends before its time goes on where it was, of the same seed and commit alone."""
+    kept = run.Kept(tmp_path, seed=3, commit="abc")
+    outcome = Outcome(Mutant("f.py", (1, 0), "name", 0), "`a` → `b`", "", 4)
+    assert kept.outcomes == []
+    kept.add(outcome)
+    assert run.Kept(tmp_path, 3, "abc").outcomes == [outcome]
+    assert run.Kept(tmp_path, 4, "abc").outcomes == run.Kept(tmp_path, 3, "abd").outcomes == []
 
 
 def test_a_change_is_its_line() -> None:

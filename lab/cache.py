@@ -203,6 +203,16 @@ def supported(rows: Sequence[CacheCost], part: str) -> str:
     return f"at {', '.join(first)} and {last}" if first else f"at {last}" if found else last
 
 
+def wider(rows: Sequence[CacheCost]) -> str:
+    """Bits a number by which scales by channel take more than those by token, "0.31"."""
+    found = set()
+    for bits in BITS:
+        channel, token = (alone(rows, KEYS, integer(bits, block)) for block in KIVI[KEYS])
+        if channel is not None and token is not None:
+            found.add(f"{channel.bits - token.bits:.2f}")
+    return " to ".join(sorted(found)) or f"({NOT_RECORDED})"
+
+
 def measured_on(rows: Sequence[CacheCost]) -> str:
     """ "4 texts of 192 tokens", or that nothing was recorded."""
     return f"{rows[0].texts} texts of {rows[0].tokens // rows[0].texts} tokens" if rows else NOT_RECORDED

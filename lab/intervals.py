@@ -21,8 +21,9 @@ FEW = 8
 
 
 def half_interval(groups: Sequence[float]) -> float:
-    """Half of the 95 % interval of the mean of ``groups``, which are independent of each other."""
-    return NORMAL_95 * statistics.stdev(groups) / math.sqrt(len(groups))
+    """Half of the 95 % interval of the mean of ``groups``, which are independent of each other, by Student's
+    t: of 4 groups it is 1.6 times as wide as by the normal distribution."""
+    return interval(groups)[1]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -174,22 +174,21 @@ def quantize_baselines_table(timings: Sequence[QuantizeTiming]) -> str:
 
 
 def quantize_calls_table(timings: Sequence[QuantizeTiming]) -> str:
-    """``explorer.quantize`` from BF16 as a program calls it: its share of a copy at 16384×16384, and the time
-    for 256×256; a sentence where that was not recorded."""
+    """``explorer.quantize`` from BF16 as a program calls it: its share of a copy at 16384×16384, and the
+    range of the time for 256×256 over repeats; a sentence where that was not recorded."""
     rows = [
         [
             f"`{t.scheme}`",
             f"{100 * t.call_share:.0f} %",
             f"{100 * t.call_share * t.call.checked.median_s / t.call.unchecked.median_s:.0f} %",
-            f"{1e6 * t.small_call.checked.median_s:.1f}",
-            f"{1e6 * t.small_call.unchecked.median_s:.1f}",
+            f"{1e6 * t.small_call.checked.low_s:.0f} to {1e6 * t.small_call.checked.high_s:.0f}",
         ]
         for t in timings
         if (t.shape, t.dtype) == (BIG, "bfloat16") and t.call and t.small_call and t.call_share
     ]
     if not rows:
         return f"The calls are {NOT_RECORDED}: `explorer bench quantize --record`."
-    headers = ["scheme", "of the copy", "unchecked", "µs for 256×256", "unchecked"]
+    headers = ["scheme", "of the copy", "unchecked", "µs for 256×256"]
     return markdown(headers, rows)
 
 

@@ -391,18 +391,24 @@ BAD = [
     (("lab", "conformance", "--packages", "numpy"), "no rows compare with numpy"),
     (("lab", "conformance", "--record"), "give --full"),
     (("lab", "conformance", "--full", "--record", "--packages", "gguf"), "no --packages"),
-    (("quantize", "gone.npy", "--scheme", "nvfp4", "--out", "/no/such/q.safetensors"), "no folder /no/such"),
+    (
+        ("quantize", "sample:mlp_up", "--scheme", "nvfp4", "--out", "/no/such/q.safetensors"),
+        "no folder /no/such",
+    ),
     (("capture", "gone", "--text", __file__, "--out", "/no/such/q.safetensors"), "no folder /no/such"),
     (("quantize", "sample:mlp_up", "--scheme", "nvfp4", "--tensor", "foo"), "sample:mlp_up is one tensor"),
     (("quantize", "sample:mlp_up", "--scheme", "nvfp4", "--revision", "main"), "sample:mlp_up is one tensor"),
     (("quantize", "pyproject.toml", "--scheme", "nvfp4"), "tensor files end in .safetensors, .npy"),
     (("quantize", "sample:query_in", "--scheme", "nvfp4", "--out", "q.npy"), "ends in .safetensors"),
-    (("quantize", "gone.npy", "--scheme", "int8_row", "--layout", "onnx"), "needs --out FILE.onnx"),
+    (("quantize", "sample:mlp_up", "--scheme", "int8_row", "--layout", "onnx"), "needs --out FILE.onnx"),
     (
-        ("quantize", "gone.npy", "--scheme", "int8_row", "--layout", "onnx", "--out", "q.gguf"),
+        ("quantize", "sample:mlp_up", "--scheme", "int8_row", "--layout", "onnx", "--out", "q.gguf"),
         "ends in .onnx",
     ),
-    (("quantize", "gone.npy", "--scheme", "int8_row", "--layout", "ggml", "--out", "q.gguf"), "there are"),
+    (
+        ("quantize", "sample:mlp_up", "--scheme", "int8_row", "--layout", "ggml", "--out", "q.gguf"),
+        "there are",
+    ),
     (
         ("quantize", "sample:query_in", "--scheme", "nvfp4", "--layout", "gguf", "--out", "q.gguf"),
         "cannot carry",

@@ -122,8 +122,13 @@ def check_scheme(scheme: Scheme) -> None:
 
 
 def height_of(scheme: Scheme) -> int:
-    """Tokens of one block: fewer than these wait, exact, until the block is complete."""
+    """Tokens of one block."""
     return 1 if as_they_come(scheme) else scheme.block[0] or 1
+
+
+def piece_of(scheme: Scheme) -> int:
+    """Tokens that are rounded at once: fewer than these wait, exact, until the piece is complete."""
+    return 1 if as_they_come(scheme) else PIECE
 
 
 Heads = tuple[int, int]
@@ -191,9 +196,9 @@ class CacheShape:
         return sum(self.bits(part, scheme) * self.numbers(part) for part, scheme in plan.parts) / 8
 
     def bytes_of(self, plan: CachePlan, tokens: int) -> float:
-        """The whole cache after ``tokens`` tokens. In 16 bits are the last ``plan.recent``, and those of a
-        block along tokens that is not complete: up to 31. A layer with a window keeps the tokens of its
-        window, and of the block that the first of them lies in."""
+        """The whole cache after ``tokens`` tokens. In 16 bits are the last ``plan.recent``, and, where scales
+        are found from what is stored, those of a piece that is not complete: up to 31. A layer with a window
+        keeps the tokens of its window, and of the block that the first of them lies in."""
         total = 0.0
         for layer in self.layers:
             for part, scheme in plan.parts:
@@ -210,5 +215,6 @@ def _held(scheme: Scheme | None, tokens: int, window: int | None, recent: int) -
     if scheme is None:
         return 0, tokens - first
     height = height_of(scheme)
-    coded = max(0, tokens - recent) // height * height
+    piece = piece_of(scheme)
+    coded = max(0, tokens - recent) // piece * piece
     return max(0, coded - first // height * height), tokens - max(coded, first)

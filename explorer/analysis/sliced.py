@@ -100,9 +100,14 @@ def _scales(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> 
     if device == x.device or rule is None or rule.spans_tensor or scheme.block[0] is None:
         check_finite(x)
         return find_scales(x, scheme)
-    parts = [
-        quantize(x[i : i + rows_each].to(device), scheme).scales for i in range(0, x.shape[0], rows_each)
-    ]
+    try:
+        parts = [
+            quantize(x[i : i + rows_each].to(device), scheme).scales for i in range(0, x.shape[0], rows_each)
+        ]
+    except ValueError:
+        check_finite(x)
+        find_scales(x, scheme)  # says where in the whole tensor, not in a slice
+        raise
     return join_scales([part.map_grids(Tensor.cpu) for part in parts], 0)
 
 

@@ -111,8 +111,10 @@ class ModelFolder:
 
     @property
     def tied(self) -> bool:
-        """True if the head shares the embeddings, even if the files also contain a separate head."""
+        """True if the head shares the embeddings, even if the files also contain a head, of equal values."""
         config = self.settings
+        if self.skeleton is not None and not self.skeleton.tied:
+            return False
         if config is None:
             return bool(self.config.get("tie_word_embeddings", False))
         return any(getattr(c, "tie_word_embeddings", False) for c in (config, config.get_text_config()))
@@ -125,7 +127,8 @@ class ModelFolder:
     @cached_property
     def skeleton(self) -> Skeleton | None:
         """The network as transformers builds it; None for a kind of model that it does not know."""
-        return skeleton_of(self.folder)
+        found = skeleton_of(self.folder)
+        return None if found is None else found.as_stored(self._infos, self.read)
 
     @property
     def auto_class(self) -> str:

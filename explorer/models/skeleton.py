@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -188,6 +188,18 @@ class Skeleton:
         """True if the head multiplies by the table of tokens' embeddings."""
         table, head = (self._modules.get(path) for path in (self.table, self.head))
         return bool(self.table and self.head) and getattr(head, "weight", None) is getattr(table, "weight", 0)
+
+    def as_stored(self, names: Iterable[str], read: Callable[[str], Tensor]) -> Self:
+        """This network; its head is untied where the files, tensors ``names``, hold a head and a table of
+        other values: transformers ties them no longer then (modeling_utils, ``tie_weights``)."""
+        if self.tied:
+            ends = tuple(path.rpartition(".")[2] + WEIGHT for path in (self.table, self.head))
+            of = {self.parameter(name)[0]: name for name in names if name.endswith(ends)}
+            table, head = (of.get(path + WEIGHT) for path in (self.table, self.head))
+            if table and head and not torch.equal(read(table), read(head)):
+                module = self._modules[self.head]
+                module.weight = nn.Parameter(torch.empty_like(module.weight), requires_grad=False)
+        return self
 
     def _of_tokens(self, side: str) -> str:
         """The path of the module that transformers names as the network's "input" or "output" embeddings;

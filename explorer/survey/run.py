@@ -233,7 +233,10 @@ def _network_of(source: TensorSource) -> Skeleton | None:
     folder = source.paths[0].parent if source.paths else None
     if folder is None or source.paths[0].suffix.lower() == GGUF or not (folder / CONFIG).is_file():
         return None
-    return skeleton_of(folder)
+    found = skeleton_of(folder)
+    if found is None:
+        return None
+    return found.as_stored((info.name for info in source.infos), source.read)
 
 
 def _kept_parts(

@@ -87,8 +87,11 @@ def test_embeddings_and_head_are_codes_of_the_recipe(
     folder = tmp_path / "model"
     shutil.copytree(llama, folder)
     if tied:
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+        network = LlamaForCausalLM.from_pretrained(llama)
+        network.lm_head.weight, network.config.tie_word_embeddings = network.model.embed_tokens.weight, True
+        for file in folder.glob("*.safetensors*"):
+            file.unlink()
+        network.save_pretrained(folder)
     schemes = {"model.embed_tokens": "q6_k"} | ({} if tied else {"lm_head": "q4_k"})
     recipes = {name: Recipe(SCHEMES[scheme]) for name, scheme in schemes.items()}
     written = write_checkpoint(TARGET, folder, recipes, tmp_path / "out", verified=True)
@@ -127,6 +130,22 @@ def test_llama_cpp_says_what_we_say(
     ours = torch.log_softmax(logits, 0)
     for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
         assert entry["logprob"] == pytest.approx(float(ours[entry["id"]]), abs=0.15)
+
+
+def test_a_head_of_other_values_is_written(llama: Path, tmp_path: Path) -> None:
+    """A configuration that ties the head to embeddings of other values: transformers does not tie them. If
+    this fails, the file gives the logits of another network, and is called verified."""
+    folder = tmp_path / "model"
+    shutil.copytree(llama, folder)
+    change(folder / "config.json", {"tie_word_embeddings": True})
+    original = LlamaForCausalLM.from_pretrained(folder)
+    assert not torch.equal(original.lm_head.weight, original.model.embed_tokens.weight)
+    layers = {"model.embed_tokens": Recipe(SCHEMES["q8_0"])}
+    written = write_checkpoint("gguf", folder, layers, tmp_path / "out", verified=True)
+    opened = LlamaForCausalLM.from_pretrained(written.folder, gguf_file="model.gguf")
+    ids = torch.arange(8)[None]
+    logits, expected = opened(ids).logits, original(ids).logits
+    assert (logits - expected).abs().max() < 0.05 * expected.abs().max()
 
 
 def ask(xllamacpp: Any, path: Path, prompt: str) -> dict[str, Any]:

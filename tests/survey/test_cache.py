@@ -255,15 +255,16 @@ def test_memory_of_a_cache_by_its_context() -> None:
         ("int2~32x1~asymmetric~float16~minmax", 0, 95, 31),
         ("int2~32x1~asymmetric~float16~minmax", 0, 96, 0),
         ("int2~32x1~asymmetric~float16~minmax", 5, 96, 32),
-        ("int2~8x1~asymmetric~float16~minmax", 0, 95, 7),
-        ("int8_row", 0, 95, 0),
-        ("int8_row", 40, 95, 40),
+        ("int2~8x1~asymmetric~float16~minmax", 0, 95, 31),
+        ("int8_row", 0, 95, 31),
+        ("int8_row", 40, 95, 63),
+        ("fp8_e4m3_tensor", 0, 95, 0),
         ("fp8_e4m3_tensor", 40, 95, 40),
         ("int8_row", 100, 95, 95),
     ],
 )
 def test_tokens_that_stay_exact_are_counted(name: str, recent: int, tokens: int, exact: int) -> None:
-    """If this fails, a cache with blocks along tokens looks smaller than it is: those of a block that is not
+    """If this fails, a cache looks smaller than the one whose loss is measured: tokens of a piece that is not
     complete are in 16 bits, and in a window, those of the block that its first token lies in are held."""
     scheme = Scheme.parse(name)
     shape, plan = CacheShape.uniform(1, 1, 64), CachePlan(scheme, None, recent)

@@ -5,6 +5,7 @@ If these fail, a third of a small model's bytes is left out of the budget, or it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,13 +59,22 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def with_a_head(tied: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``tied`` whose file has a head too, as some do, which nobody reads."""
-    folder = tmp_path_factory.mktemp("models") / "with-a-head"
+    """``tied`` whose file has the table as a head, too, as some do."""
+    return _with_head(tied, tmp_path_factory.mktemp("models") / "with-a-head", torch.clone)
+
+
+@pytest.fixture(scope="module")
+def with_another_head(tied: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``tied`` whose file has a head of other values: transformers does not tie it."""
+    return _with_head(tied, tmp_path_factory.mktemp("models") / "with-another-head", lambda table: -table)
+
+
+def _with_head(tied: Path, folder: Path, head_of: Callable[[Tensor], Tensor]) -> Path:
     folder.mkdir()
     for path in tied.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     tensors = load_file(tied / "model.safetensors")
-    extra = {"lm_head.weight": torch.ones_like(tensors[f"{TABLE}.weight"])}
+    extra = {"lm_head.weight": head_of(tensors[f"{TABLE}.weight"])}
     save_file({**tensors, **extra}, folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -73,6 +83,7 @@ ROLES = {
     "tiny_llama": {TABLE: Role.EMBEDDING, "lm_head": Role.HEAD},
     "tied": {TABLE: Role.EMBEDDING},
     "with_a_head": {TABLE: Role.EMBEDDING},
+    "with_another_head": {TABLE: Role.EMBEDDING, "lm_head": Role.HEAD},
     "tiny_bert": {
         BERTS: Role.EMBEDDING,
         "embeddings.position_embeddings": Role.OTHER_EMBEDDING,
@@ -84,7 +95,8 @@ ROLES = {
 
 @pytest.mark.parametrize("model", ROLES)
 def test_one_table_is_that_of_the_tokens(model: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Positions and kinds of tokens are listed; a head that the embeddings stand for is no second layer."""
+    """Positions and kinds of tokens are listed; a head that the embeddings stand for is no second layer, and
+    one of other values is."""
     folder = request.getfixturevalue(model)
     survey = survey_model(SurveyPlan(str(folder), None, (COARSE,), ("weight",)), tmp_path / "s.jsonl")
     assert {x.name: x.role for x in survey.layers if x.role is not Role.LINEAR} == ROLES[model]

@@ -262,6 +262,11 @@ def together(plan: Plan) -> str:
         return why
     if len(plan.schemes) > 1 and (packed := _packed_zeros(plan)):
         return f"transformers loads no packed zero points ({packed[0]}) in mixed recipes: take symmetric ones"
+    if plan.cache is not None and (packed := _packed_zeros(plan)):
+        return (
+            f"transformers loads packed zero points ({packed[0]}) without the scales of a cache: take "
+            "symmetric ones"
+        )
     return inputs_refusal(plan)
 
 
@@ -411,7 +416,9 @@ def load(plan: Plan) -> str:
     """Return the code that opens the folder."""
     auto = plan.model.auto_class
     lines = [f"from transformers import {auto}  # pip install compressed-tensors", ""]
-    if _packed_zeros(plan) or (len(plan.schemes) == 1 and not _keeps_scales(plan)):
+    # Weights that are decoded as they are loaded have exact scales; the scales of a cache are left out then.
+    exact = len(plan.schemes) == 1 and plan.cache is None and not _keeps_scales(plan)
+    if exact or _packed_zeros(plan):
         lines[0] += "\nfrom transformers import CompressedTensorsConfig"
         argument = ", quantization_config=CompressedTensorsConfig(dequantize=True)"
     else:

@@ -35,8 +35,8 @@ OTHER = EmbeddingDrift(
 
 
 def test_the_interval_is_that_of_independent_groups() -> None:
-    """1.96 · s / √n: s² of .90, .92, .94, .96 is .002 / 3."""
-    assert half_interval(ROW.groups) == pytest.approx(1.96 * (0.002 / 3) ** 0.5 / 2)
+    """t · s / √n: s² of .90, .92, .94, .96 is .002 / 3, and t of 3 degrees of freedom is 3.18245 (tables)."""
+    assert half_interval(ROW.groups) == pytest.approx(3.18245 * (0.002 / 3) ** 0.5 / 2, rel=1e-5)
     assert half_interval((0.5, 0.5, 0.5)) == 0
 
 

@@ -6,6 +6,7 @@ If these fail, a check measures another cache than the recipe names, or a checkp
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ TEXTS = ("the cat sleeps on the warm roof", "the train was late again", "salt lo
 HELD_OUT = ("she counts the ships", "the lamp was late", "the cat counts water and salt")
 LAYERS = {f"model.layers.0.mlp.{name}_proj": Recipe.parse("int8_row") for name in ("up", "gate")}
 FIXED = CachePlan.parse("fp8_e4m3_tensor/fp8_e4m3_tensor")
+SCALES = {f"layers.{i}.{part}": 0.5 for i in range(4) for part in (KEYS, VALUES)}
 PLANS = {
     "fixed": FIXED,
     "cast": CachePlan.parse("fp8_e4m3_cast/fp8_e4m3_cast"),
@@ -130,6 +132,31 @@ def test_the_reader_of_a_checkpoint_stores_keys_and_values_as_the_check_did(
             )
         assert torch.allclose(got, want, rtol=1e-4, atol=1e-4)
         assert not torch.allclose(want, exact, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("scheme", ["int8_row", "fp8_e4m3_row"])
+def test_layers_of_one_scheme_go_with_a_cache(scheme: str, tiny_llama: Path, tmp_path: Path) -> None:
+    """transformers leaves out the scales of a cache where it decodes all weights as it loads them
+    (``dequantize=True``). If this fails, nothing is written, or the code of the card opens a model without its
+    cache."""
+    from transformers import AutoModelForCausalLM
+
+    folder, out = tmp_path / "bfloat16", tmp_path / "out"
+    shutil.copytree(tiny_llama, folder)
+    AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.bfloat16).save_pretrained(folder)
+    layers = {name: Recipe.parse(scheme) for name in LAYERS}
+    target = "compressed-tensors"
+    written = write_checkpoint(target, folder, layers, out, cache=FIXED, cache_scales=SCALES, verified=True)
+    assert written.verified is not None
+
+
+def test_packed_zero_points_are_refused_beside_a_cache(tiny_llama: Path, tmp_path: Path) -> None:
+    """The reader opens them with ``dequantize=True`` alone."""
+    layers = {name: Recipe.parse("int4_group32_asym") for name in LAYERS}
+    with pytest.raises(ValueError, match="take symmetric ones"):
+        write_checkpoint(
+            "compressed-tensors", tiny_llama, layers, tmp_path / "o", cache=FIXED, cache_scales=SCALES
+        )
 
 
 @pytest.mark.parametrize("target", EXPORTS)

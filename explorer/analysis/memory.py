@@ -63,7 +63,7 @@ MODELS: dict[str, ModelShape] = {
         ModelShape("Llama-2-7B", 32, 4096, 11008, 32, 32, 32000),
         ModelShape("Llama-2-13B", 40, 5120, 13824, 40, 40, 32000),
         ModelShape("Llama-2-70B", 80, 8192, 28672, 64, 8, 32000),
-        ModelShape("Mistral-7B", 32, 4096, 14336, 32, 8, 32000, 4096),
+        ModelShape("Mistral-7B 0.1", 32, 4096, 14336, 32, 8, 32000, 4096),
         ModelShape("Llama-3-8B", 32, 4096, 14336, 32, 8, 128256),
         ModelShape("Llama-3-70B", 80, 8192, 28672, 64, 8, 128256),
     )

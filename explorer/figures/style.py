@@ -231,7 +231,7 @@ def log_axis(fig: go.Figure, axis: str, low: float, high: float, base: int = 10)
     ends = [math.log10(low), math.log10(high)]
     options: dict[str, object] = {"type": "log", "range": ends}
     if base != 10:
-        options |= {"dtick": math.log10(base), "tickformat": ",.4~r"}
+        options |= {"dtick": math.log10(base), "tickformat": ",.7~r"}
     elif ends[1] - ends[0] < WIDE_DECADES and low >= 1e-4 and high <= 1e6:
         decades = ends[1] - ends[0]
         options |= {"nticks": _label_count(axis, decades), "tickformat": ",~r"}

@@ -198,7 +198,7 @@ class Skeleton:
             table, head = (of.get(path + WEIGHT) for path in (self.table, self.head))
             if table and head and not torch.equal(read(table), read(head)):
                 module = self._modules[self.head]
-                module.weight = nn.Parameter(torch.empty_like(module.weight), requires_grad=False)
+                module.weight = nn.Parameter(module.get_parameter("weight").detach().clone(), False)
         return self
 
     def _of_tokens(self, side: str) -> str:

@@ -706,8 +706,8 @@ def test_the_cache_of_a_model_by_its_context() -> None:
     exact, stored = json.loads(view.figure)["data"]
     assert exact["y"] == [128 * 1024 * tokens / 1e9 for tokens in exact["x"]]
     assert stored["name"] == names[0] and stored["y"] == [size / 2 for size in exact["y"]]
-    assert "4.29 GB in 16 bits and 2.15 GB so, 2.00 times less" in view.sentence
-    windowed = json.loads(sizes.cache("Mistral-7B", "NVFP4").figure)["data"][1]
+    assert "4.29 GB in 16 bits and 2.15 GB as chosen, 2.00 times less" in view.sentence
+    windowed = json.loads(sizes.cache("Mistral-7B 0.1", "NVFP4").figure)["data"][1]
     assert windowed["y"][windowed["x"].index(4096) :] == [windowed["y"][-1]] * 6
     for name in names:
         assert "times less" in sizes.cache("Llama-2-7B", name).sentence

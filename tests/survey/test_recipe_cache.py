@@ -137,8 +137,8 @@ def test_the_reader_of_a_checkpoint_stores_keys_and_values_as_the_check_did(
 @pytest.mark.parametrize("scheme", ["int8_row", "fp8_e4m3_row"])
 def test_layers_of_one_scheme_go_with_a_cache(scheme: str, tiny_llama: Path, tmp_path: Path) -> None:
     """transformers leaves out the scales of a cache where it decodes all weights as it loads them
-    (``dequantize=True``). If this fails, nothing is written, or the code of the card opens a model without its
-    cache."""
+    (``dequantize=True``). If this fails, nothing is written, or the code of the card opens a model without
+    its cache."""
     from transformers import AutoModelForCausalLM
 
     folder, out = tmp_path / "bfloat16", tmp_path / "out"

@@ -68,9 +68,9 @@ def cache(model: str, stored: str) -> CacheView:
     return CacheView(
         figure=plot_data(cache_figure(shape.cache, plan, stored, f"{model} cache")),
         sentence=html.sentence(
-            f"At {CONTEXT:,} tokens one text's cache takes {bytes_(exact)} in 16 bits and {bytes_(less)} as chosen, "
-            f"{exact / less:.2f} times less.{windowed} Computed from the model's shape, with scales and with "
-            "tokens that wait for their block."
+            f"At {CONTEXT:,} tokens one text's cache takes {bytes_(exact)} in 16 bits and {bytes_(less)} as "
+            f"chosen, {exact / less:.2f} times less.{windowed} Computed from the model's shape, with scales "
+            "and with tokens that wait for their block."
         ),
     )
 

@@ -20,8 +20,9 @@ from transformers import (
     AutoTokenizer,
 )
 
-from explorer import SCHEMES, quantize
+from explorer import SCHEMES, Scheme, quantize
 from explorer.checkpoints import write_checkpoint, write_one
+from explorer.checkpoints.onnx_layers import refuses_matmul
 from explorer.methods.recipe import Recipe
 from tests.checkpoints.readers.onnx import read, session
 from tests.checkpoints.reading import NAME, Expected, continuation, uniform
@@ -134,3 +135,10 @@ def test_layers_that_take_no_part_are_refused(minilm: Path, tmp_path: Path) -> N
     """BERT's pooler never reaches the hidden state that embeddings are made of."""
     with pytest.raises(ValueError, match=r"pooler\.dense takes no part in last_hidden_state"):
         write_checkpoint("onnx", minilm, {"pooler.dense": Recipe(SCHEMES["int8_row"])}, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("width", "fits"), [(8, False), (16, True), (24, False), (32, True)])
+def test_blocks_that_matmul_n_bits_has(width: int, fits: bool) -> None:
+    """Powers of two from 16 on: ONNX Runtime's operator refuses others as it runs."""
+    scheme = Scheme.parse(f"int4~1x{width}~symmetric~float16~minmax")
+    assert (refuses_matmul(scheme, (16, 96)) == "") == fits

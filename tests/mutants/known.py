@@ -16,6 +16,49 @@ class Reason:
 
 WHY: dict[tuple[str, str], Reason] = {
     (
+        "explorer/schemes/calibrators.py",
+        "`return sorted({1.0, *(1 + eps * part for part in (0.5, 1, 2, 4)), 9 / 8, 5 / 4, 3 / 2"
+        "})` → `return sorted({1.0, *(1 + eps * part for part in (0.5, 1, 2, 4)), 9 / 8, 5 / 4,"
+        " 4 / 2})`",
+    ): Reason("a test written since notices it, in `tests/schemes/test_calibrators.py`"),
+    (
+        "explorer/schemes/text.py",
+        "`if ELEMENT_FORMATS.get(parts.format.name) != parts.format:` → `if ELEMENT_FORMATS.get"
+        "(parts.format.name) is not parts.format:`",
+    ): Reason("a test written since notices it, in `tests/schemes/test_text.py`"),
+    (
+        "explorer/methods/low_rank.py",
+        "`_, sizes, directions = torch.linalg.svd(same_gram(activations.double()), full_matrice"
+        "s=False)` → `_, sizes, directions = torch.linalg.svd(same_gram(activations.double()), "
+        "full_matrices=True)`",
+    ): Reason("further directions have no energy, and are not taken", equivalent=True),
+    (
+        "explorer/methods/gptq.py",
+        "`damping = max(damping, 1e-4) * 10` → `damping = max(damping, 1e-4) * 11`",
+    ): Reason("a test written since notices it, in `tests/methods/test_gptq.py`"),
+    (
+        "explorer/schemes/scales.py",
+        "`SMALLEST_TENSOR_SCALE = 2.0**-126` → `SMALLEST_TENSOR_SCALE = 2.0**- 125`",
+    ): Reason("a test written since notices it, in `tests/schemes/test_schemes.py`"),
+    (
+        "explorer/methods/gptq.py",
+        "`DAMPINGS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)` → `DAMPINGS = (0.003, 0.01, 1.03, 0.1, 0.3, 1.0)`",
+    ): Reason("a test written since notices it, in `tests/methods/test_gptq.py`"),
+    (
+        "explorer/checkpoints/onnx_layers.py",
+        "`if width is None or width < _SMALLEST_BLOCK or width & (width - 1):` → `if width is N"
+        "one or width == _SMALLEST_BLOCK or width & (width - 1):`",
+    ): Reason("a test written since notices it, in `tests/checkpoints/test_onnx.py`"),
+    (
+        "explorer/schemes/calibrators.py",
+        "`_AT_ONCE = 1 << 18` → `_AT_ONCE = 2 << 18`",
+    ): Reason("parts of a search are larger; memory changes, no result does", equivalent=True),
+    (
+        "explorer/schemes/table.py",
+        '`Row("mxfp6_e3m2", "MXFP6 E3M2 (OCP, FLOOR)", f["float6_e3m2fn"], (1, 32), _FLOOR),` →'
+        ' `Row("mxfp6_e3m2", "MXFP6 E3M2 (OCP, FLOOR)", f["float6_e3m2fn"], (1, 31), _FLOOR),`',
+    ): Reason("a test written since notices it, in `tests/schemes/test_schemes.py`"),
+    (
         "explorer/checkpoints/gguf_vocabulary.py",
         "`scores = [0.0 if type_ != NORMAL else score for score, type_ in zip(scores, types, strict=True)]` "
         "→ "

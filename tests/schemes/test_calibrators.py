@@ -17,6 +17,7 @@ from explorer import CALIBRATORS, FORMATS, SCHEMES, MappingType, Scheme, compare
 from explorer.core.quantize import find_ranges
 from explorer.schemes.calibrators import (
     ENTROPY_FLOOR,
+    _wider,
     entropy_objective,
     magnitude_histogram,
     percentile_threshold,
@@ -375,3 +376,8 @@ def test_what_is_no_share_is_refused(word: str) -> None:
     """In words, with what is accepted; 0 would clip everything."""
     with pytest.raises(ValueError, match=r"share0\.0001"):
         Scheme.parse(f"int8~1xall~symmetric~float32~{word}")
+
+
+def test_a_scale_of_one_subnormal_unit_needs_half_as_much_again() -> None:
+    """1.49 units are rounded to 1: the largest factor that is tried is 3/2, and none is coarser."""
+    assert _wider(SCHEMES["nvfp4"].scale)[-1] == 1.5

@@ -501,3 +501,14 @@ def test_every_calibrator_gives_ordered_ranges() -> None:
     for row in CALIBRATORS.values():
         found = row.of(blocks, context)
         assert found.low.shape == (3, 5) and bool((found.low <= 0).all()) and bool((found.high >= 0).all())
+
+
+def test_a_tensor_scale_is_a_normal_number() -> None:
+    """Of so small a tensor it is the least normal float32: a subnormal one has no reciprocal."""
+    scale = quantize(torch.full((1, 16), 1e-37), SCHEMES["nvfp4"]).scales.tensor_scale
+    assert scale is not None and float(scale) == 2.0**-126
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMES if name.startswith("mx")])
+def test_a_block_of_ocp_has_32_values(name: str) -> None:
+    assert SCHEMES[name].block == (1, 32)

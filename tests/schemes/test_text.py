@@ -374,3 +374,10 @@ def test_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
         about = f'{{"name": "t", "shape": [5, 96], "scheme": {{"name": "{old}", "refit": false}}}}'
         save_file(tensors, tmp_path / "old.safetensors", {"quantization_explorer": about})
         assert torch.equal(load_quantized(tmp_path / "old.safetensors").dequantize(), q.dequantize())
+
+
+def test_a_copy_of_a_format_is_the_format() -> None:
+    """Formats are compared by value: a scheme made of a copy, as files and processes make them, is named."""
+    scheme = SCHEMES["int4_row"]
+    copied = dataclasses.replace(scheme, format=dataclasses.replace(scheme.format))
+    assert copied.format is not scheme.format and checked_text(copied) == checked_text(scheme)

@@ -157,7 +157,9 @@ class ModelFolder:
     def is_head(self, layer: str) -> bool:
         """True for the layer that gives the logits of tokens."""
         head = self.skeleton.head if self.skeleton else ""
-        return layer == "lm_head" or bool(head and self.place(layer).module == head)
+        return layer == "lm_head" or bool(
+            self.skeleton and head and self.skeleton.place(layer).module == head
+        )
 
     def is_table(self, layer: str) -> bool:
         """True for the table of tokens' embeddings."""

@@ -189,7 +189,7 @@ def by_distance(shapes: Iterable[Shape], wanted: Shape) -> list[Shape]:
     return sorted(sorted(shapes), key=distance)
 
 
-FEWEST_OF_A_CURVE = 5
+FEWEST_OF_A_CURVE = 4
 """Minimum number of recorded token counts for a shape's curve over M: layers are recorded at three."""
 
 

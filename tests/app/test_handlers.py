@@ -717,8 +717,8 @@ def test_the_cache_of_a_model_by_its_context() -> None:
 def test_the_kernel_drawer_names_its_machine() -> None:
     """Without a GPU the figures are recorded ones, and say so."""
     shown = overview.kernel(*selection(scheme="int8_row"))
-    assert "recorded on NVIDIA H200" in shown and "of a device-to-device copy" in shown
-    assert "scales_of_ranges" in overview.kernel(*selection(scheme="fp8_e4m3_tensor"))
+    assert "recorded on NVIDIA H100" in shown and "of a device-to-device copy" in shown
+    assert "tensor_range" in overview.kernel(*selection(scheme="fp8_e4m3_tensor"))
     named = re.findall(r"kernels/\w+\.cu", shown)
     assert named and all((KERNELS.parent / name).exists() for name in named)
     assert "No recording for this scheme" in overview.kernel(

@@ -325,7 +325,7 @@ def test_the_recording_of_layers_is_one_more_machine(monkeypatch: pytest.MonkeyP
     lacks = shown(view=LAYERS_NAME, shape="4096×4096×4096")
     assert "choices" not in lacks.product, "the browser sends its value again: it has to stay a choice"
     assert (
-        "4096×4096×4096 was not timed on it, and no time is modelled there: choose 64×4096×4096"
+        "4096×4096×4096 was not timed on it, and no time is modelled there: choose 4096×2048×2048"
         in lacks.source
     )
     assert not [row for row in lacks.table if row[COLUMN_OF_SHAPE]] and "modelled (" not in str(lacks.table)
@@ -355,7 +355,7 @@ def test_two_recordings_of_one_machine_say_what_they_hold() -> None:
 @pytest.mark.parametrize(
     ("view", "asked", "near"),
     [
-        (LAYERS_NAME, "4096×4096×4096", "64×4096×4096"),
+        (LAYERS_NAME, "4096×4096×4096", "4096×2048×2048"),
         (RECORDED, "16×6144×4096", "16×8192×8192"),
         (RECORDED, "layer-decode", "layer-decode"),
         (LAYERS_NAME, "layer-decode", None),

@@ -113,27 +113,35 @@ def test_two_bits_need_whole_bytes_of_rows_in_onnx(rows: int, refused: bool) -> 
     assert "wrongly" not in onnx_layers.refuses_dequantize(SCHEMES["int4_group32"], (rows, 64))
 
 
+def tied(llama: Path, tmp_path: Path) -> Path:
+    """The model with its head tied to the embeddings; its files hold both, of equal values."""
+    folder = Path(shutil.copytree(llama, tmp_path / "model"))
+    network = LlamaForCausalLM.from_pretrained(llama)
+    network.lm_head.weight.data = network.model.embed_tokens.weight.data.clone()
+    network.save_pretrained(folder, max_shard_size="3MB")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    return folder
+
+
 def test_a_tied_head_is_not_quantized(llama: Path, tmp_path: Path) -> None:
-    """A reader would take the embeddings in its place, whatever lm_head.weight the files hold."""
-    model = Path(shutil.copytree(llama, tmp_path / "model"))
+    """A reader would take the embeddings in its place."""
+    model = tied(llama, tmp_path)
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
     for target, scheme in (("compressed-tensors", "int8_row"), ("gguf", "q8_0")):
         with pytest.raises(ValueError, match="ties the head to the embeddings"):
             write_checkpoint(target, model, {"lm_head": Recipe(SCHEMES[scheme])}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     del config["tie_word_embeddings"]
-    for kind, tied in (("llama", False), ("gemma", True)):  # what is not said is as transformers has it
+    for kind, shared in (("llama", False), ("gemma", True)):  # what is not said is as transformers has it
         (model / "config.json").write_text(json.dumps(config | {"model_type": kind}))
-        assert ModelFolder(model).tied is tied
+        assert ModelFolder(model).tied is shared
 
 
 def test_a_tied_head_is_not_written_to_gguf(llama: Path, tmp_path: Path) -> None:
-    """llama.cpp would run the head that the files hold, transformers the embeddings."""
+    """There is one tensor for both, as for llama.cpp's own converter."""
     gguf = pytest.importorskip("gguf")
-    model = Path(shutil.copytree(llama, tmp_path / "model"))
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    model = tied(llama, tmp_path)
     layers = {"model.layers.0.mlp.up_proj": Recipe(SCHEMES["q8_0"])}
     written = write_checkpoint("gguf", model, layers, tmp_path / "out")
     names = {tensor.name for tensor in gguf.GGUFReader(written.folder / "model.gguf").tensors}

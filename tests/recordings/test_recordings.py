@@ -52,6 +52,7 @@ from explorer.schemes import ALIASES
 from lab.accumulation import recorded_sums
 from lab.analysis import recorded_analyses
 from lab.bias_correction import recorded_bias
+from lab.cache import recorded_cache
 from lab.conformance.records import recorded_conformance, recorded_crossover
 from lab.embeddings import recorded_embeddings
 from lab.exports import recorded_exports
@@ -72,6 +73,7 @@ from lab.written import recorded_written
 SHIPPED = {
     "accumulation": recorded_sums,
     "analysis": recorded_analyses,
+    "cache": recorded_cache,
     "causal": recorded_causal,
     "conformance": recorded_conformance,
     "bias-correction": recorded_bias,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaForCausalLM
 
 from explorer import SCHEMES, Scheme, quantize
 from explorer.checkpoints import EXPORTS, Plan, gguf_models, onnx_layers, write_checkpoint

@@ -113,7 +113,7 @@ class ModelFolder:
     def tied(self) -> bool:
         """True if the head shares the embeddings, even if the files also contain a head, of equal values."""
         config = self.settings
-        if self.skeleton is not None and not self.skeleton.tied:
+        if self.skeleton is not None and self.skeleton.head and not self.skeleton.tied:
             return False
         if config is None:
             return bool(self.config.get("tie_word_embeddings", False))

@@ -70,7 +70,7 @@ def cache(model: str, stored: str) -> CacheView:
         sentence=html.sentence(
             f"At {CONTEXT:,} tokens one text's cache takes {bytes_(exact)} in 16 bits and {bytes_(less)} as "
             f"chosen, {exact / less:.2f} times less.{windowed} Computed from the model's shape, with scales "
-            "and with tokens that wait for their block."
+            "and with tokens that wait in 16 bits until 32 are rounded at once."
         ),
     )
 

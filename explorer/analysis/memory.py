@@ -68,7 +68,7 @@ MODELS: dict[str, ModelShape] = {
         ModelShape("Llama-3-70B", 80, 8192, 28672, 64, 8, 128256),
     )
 }
-"""Mistral-7B is version 0.1: later ones have no window."""
+"""Of Mistral-7B version 0.1, whose layers have a sliding window; later versions have none."""
 
 GPUS: dict[str, float] = {
     "T4 16 GB": 16, "L4 24 GB": 24, "RTX 4090 24 GB": 24, "RTX 5090 32 GB": 32, "L40S 48 GB": 48,

@@ -156,10 +156,9 @@ class ModelFolder:
 
     def is_head(self, layer: str) -> bool:
         """True for the layer that gives the logits of tokens."""
-        head = self.skeleton.head if self.skeleton else ""
-        return layer == "lm_head" or bool(
-            self.skeleton and head and self.skeleton.place(layer).module == head
-        )
+        network = self.skeleton
+        named = network is not None and network.head and network.place(layer).module == network.head
+        return layer == "lm_head" or bool(named)
 
     def is_table(self, layer: str) -> bool:
         """True for the table of tokens' embeddings."""

@@ -190,7 +190,8 @@ def by_distance(shapes: Iterable[Shape], wanted: Shape) -> list[Shape]:
 
 
 FEWEST_OF_A_CURVE = 4
-"""Minimum number of recorded token counts for a shape's curve over M: layers are recorded at three."""
+"""Minimum number of recorded token counts for a shape's curve over M. Layers of models have three in
+``gemm.json``, too few for a curve, and four in ``gemm-layers.json``."""
 
 
 def swept(timings: Iterable[GemmTiming], shape: Shape) -> list[GemmTiming]:

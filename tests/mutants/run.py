@@ -119,17 +119,22 @@ class Kept:
     goes on where it was."""
 
     def __init__(self, folder: Path, seed: int, commit: str) -> None:
-        self._file = folder / f"verdicts-{seed}-{commit or 'unknown'}.jsonl"
+        self.seed, self._file = seed, folder / f"verdicts-{seed}-{commit or 'unknown'}.jsonl"
         lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
-        rows = map(json.loads, lines)
+        rows = list(map(json.loads, lines))
+        ends = {row.pop("run"): row.pop("at") for row in rows}
+        self._start, self._run = time.monotonic(), len(ends)
         self.outcomes = [Outcome(**{**row, "mutant": _mutant(row["mutant"])}) for row in rows]
+        self.seconds = sum(ends.values())
+        """What earlier runs took, each to its last verdict."""
 
     def add(self, outcome: Outcome) -> None:
-        """Write one that was not dropped."""
+        """Write one that was not dropped, with the seconds since this run began."""
         self.outcomes.append(outcome)
         if not outcome.dropped:
+            row = asdict(outcome) | {"run": self._run, "at": time.monotonic() - self._start}
             with self._file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def _mutant(fields: dict[str, Any]) -> Mutant:
@@ -157,8 +162,10 @@ def main() -> int:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         traces = asked.traces or Path(folder)
-        outcomes = run(Path(folder), traces, packages, asked.seed, start + 60 * asked.minutes, asked.jobs)
-    minutes = (time.monotonic() - start) / 60
+        traces.mkdir(parents=True, exist_ok=True)
+        kept = Kept(traces, asked.seed, this_machine(CPU).commit)
+        outcomes = run(Path(folder), traces, packages, kept, start + 60 * asked.minutes, asked.jobs)
+    minutes = (time.monotonic() - start + kept.seconds) / 60
     machine = this_machine(CPU, ("cosmic-ray", "pytest")).describe()
     found = Run(asked.seed, minutes, machine, tuple(outcomes))
     print(report(found))
@@ -175,9 +182,10 @@ def write_page(found: Run) -> None:
 
 
 def run(
-    folder: Path, traces: Path, packages: Sequence[str], seed: int, deadline: float, jobs: int
+    folder: Path, traces: Path, packages: Sequence[str], kept: Kept, deadline: float, jobs: int
 ) -> list[Outcome]:
-    """What became of as many mutants of ``packages`` as fit until ``deadline`` (of ``time.monotonic``)."""
+    """What became of as many mutants of ``packages`` as fit until ``deadline`` (of ``time.monotonic``), those
+    of ``kept`` first."""
     original, *copies = (copied(folder / f"copy{i}") for i in range(jobs + 1))
     first = time.monotonic() + WARM_SHARE * (deadline - time.monotonic())
     tests = {name: found for name, found in first_run(traces, copies, packages, first).items() if found}
@@ -188,9 +196,8 @@ def run(
     ]
     for name, found in tests.items():
         print(f"{name}: {len(found)} tests pass unchanged", file=sys.stderr)
-    kept, lock = Kept(traces, seed, this_machine(CPU).commit), threading.Lock()
-    known = {outcome.mutant for outcome in kept.outcomes}
-    mutants = (mutant for mutant in sample(original, paths, seed) if mutant not in known)
+    known, lock = {outcome.mutant for outcome in kept.outcomes}, threading.Lock()
+    mutants = (mutant for mutant in sample(original, paths, kept.seed) if mutant not in known)
 
     def work(copy: Path) -> None:
         while time.monotonic() < deadline:

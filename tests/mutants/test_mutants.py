@@ -87,7 +87,10 @@ def test_verdicts_outlive_a_run(tmp_path: Path) -> None:
     outcome = Outcome(Mutant("f.py", (1, 0), "name", 0), "`a` → `b`", "", 4)
     assert kept.outcomes == []
     kept.add(outcome)
-    assert run.Kept(tmp_path, 3, "abc").outcomes == [outcome]
+    again = run.Kept(tmp_path, 3, "abc")
+    again.add(outcome)
+    assert 0 < again.seconds < (both := run.Kept(tmp_path, 3, "abc")).seconds
+    assert both.outcomes == [outcome, outcome]
     assert run.Kept(tmp_path, 4, "abc").outcomes == run.Kept(tmp_path, 3, "abd").outcomes == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,29 +80,37 @@ def tokenizer_of(folder: Path) -> None:
     )
 
 
-@pytest.fixture(scope="session")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a random Llama of two blocks, a head of its own, and a tokenizer."""
+def random_llama(folder: Path, seed: int, **sizes: Any) -> Path:
+    """Write a random Llama of ``sizes``, 64 words and 64 channels, and a tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=64,
         hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=64,
         initializer_range=0.2,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=0,
+        **sizes,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer_of(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a random Llama of two blocks, a head of its own, and a tokenizer."""
+    return random_llama(
+        tmp_path_factory.mktemp("models") / "tiny-llama",
+        seed=1,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
 
 
 @pytest.fixture(scope="session")

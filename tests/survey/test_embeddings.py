@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from explorer import SCHEMES, quantize
 from explorer.checkpoints import EXPORTS
@@ -27,7 +26,7 @@ from explorer.survey.budget import Constraints, kept_words, recipe_of
 from explorer.survey.evidence import MOST_UNSEEN, gather, row_shares, weights_of
 from explorer.survey.loss import each_objective, reference_for
 from explorer.survey.run import SurveyPlan, survey_model
-from tests.survey.conftest import TEXTS, tokenizer_of
+from tests.survey.conftest import TEXTS, random_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TABLE, BERTS = "model.embed_tokens", "embeddings.word_embeddings"
@@ -37,24 +36,14 @@ COARSE = "int3_group64_asym"
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a random Llama of one block whose head shares the embeddings."""
-    folder = tmp_path_factory.mktemp("models") / "tied-llama"
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
+    return random_llama(
+        tmp_path_factory.mktemp("models") / "tied-llama",
+        seed=3,
         intermediate_size=64,
         num_hidden_layers=1,
         num_attention_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.2,
         tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer_of(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

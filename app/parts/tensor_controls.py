@@ -50,6 +50,7 @@ def build_tensor_controls() -> TensorControls:
             file_types=list(accepted),
             height=150,
             elem_id="file",
+            elem_classes="upload",
         )
         file_tensor = gr.Dropdown(
             [], value=None, label="Tensor", allow_custom_value=True, elem_id="file-tensor"

@@ -118,8 +118,9 @@ def build_layer_inputs() -> LayerInputs:
         file = gr.File(
             label="A .safetensors file with NAME.weight [N, K] and NAME.activations [tokens, K]",
             file_types=[".safetensors"],
-            height=140,
+            height=150,
             elem_id="methods-file",
+            elem_classes="upload",
         )
         layer = gr.Dropdown([], label="Layer", allow_custom_value=True)
     with gr.Column(visible=False) as of_text:

@@ -804,7 +804,9 @@ def _build_opening(pickers: _Pickers, opened: gr.State) -> OpenedView:
         block(html.note(RECORDING_WORDS))
         status = block(elem_id="speed-opened")
         # Files of every kind: Gradio's own refusal of one would stay beside what follows it.
-        file = gr.File(label="A recording (.json)", height=150, elem_id="speed-recording")
+        file = gr.File(
+            label="A recording (.json)", height=150, elem_id="speed-recording", elem_classes="upload"
+        )
         with gr.Row():
             listed = gr.Dropdown(
                 opened_choices(()),

@@ -761,7 +761,9 @@ def _build_own() -> _OwnSurvey:
             made = gr.DownloadButton("Download survey", interactive=False, min_width=140)
         status = block(html.status(f"Every linear layer by {len(SCHEMES)} schemes, on the built-in texts."))
         stopped = block()
-        file = gr.File(label="A survey's file (.jsonl)", file_types=[".jsonl"], height=150)
+        file = gr.File(
+            label="A survey's file (.jsonl)", file_types=[".jsonl"], height=150, elem_classes="upload"
+        )
     return _OwnSurvey(where, start, stop, made, status, stopped, file)
 
 

@@ -405,8 +405,11 @@ def test_upload_choose_and_a_bad_file(page: Page, url: str, tmp_path: Path) -> N
     expect(page.locator("#which .tensor")).to_contain_text("second · 8×8")
     (tmp_path / "bad.npy").write_bytes(b"nonsense")
     expect(page.locator("#frontier-status")).to_contain_text("schemes", timeout=60_000)
+    height = "document.querySelector('#file').getBoundingClientRect().height"
+    with_file = page.evaluate(height)
     page.locator("#file button[aria-label*='lear'], #file button[aria-label*='emove']").first.click()
     page.locator("#file input[type=file]").wait_for(state="attached")
+    assert page.evaluate(height) == with_file, "the page below moves as a file comes and goes"
     page.evaluate(MOVED)
     page.wait_for_function(RESTS)  # what taking the file away moves is no refusal's
     page.evaluate("window.moved = []")

@@ -90,12 +90,13 @@ def bytes_(n: float, digits: int = 3) -> str:
 
 
 def byte_size(text: str) -> float:
-    """The inverse of ``bytes_``: bytes of "3.2GB", "800 MB" or a plain number, in powers of 1000;
-    ``ValueError`` for anything else."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)B?\s*", text)
+    """The inverse of ``bytes_``: bytes of "3.2GB", "800 mb" or a plain number, in powers of 1000, and of
+    "2 GiB" in powers of 1024; ``ValueError`` for anything else."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b?)\s*", text, re.IGNORECASE)
     if found is None:
-        raise ValueError(f"{text[:40]!r} is no size: write it like 3.2GB or 800MB")
-    return float(found[1]) * 1000.0 ** " kMGT".index(found[2].replace("K", "k") or " ")
+        raise ValueError(f"{text[:40]!r} is no size: write it like 3.2GB, 800 MB or 2 GiB")
+    power = "kmgt".index(found[2].lower()) + 1 if found[2] else 0
+    return float(found[1]) * (1024.0 if found[3] else 1000.0) ** power
 
 
 def times(factor: float, digits: int = 3) -> str:

@@ -21,6 +21,7 @@ from explorer.methods.recipe import Recipe
 from explorer.words import bytes_
 
 TITLE, NAME = "Size", "sizes"
+USUAL_MODEL, USUAL_BILLIONS = "Llama-2-7B", 7
 SIZES = ("fp32", "bf16", "fp8_e4m3_row", "int8_row", "mxfp6_e2m3", "nvfp4", "mxfp4", "int4_group128",
          "int2_group64", "ternary_absmean", "binary_row")  # fmt: skip
 BY_COUNT = "by parameter count"
@@ -83,9 +84,12 @@ def build(page: Page) -> None:
         "size. Left: nine tenths of a GPU's memory less these weights, for KV cache and activations",
     ):
         with gr.Row():
-            model = gr.Dropdown([*MODELS, BY_COUNT], value="Llama-2-7B", label="Model", min_width=200)
+            model = gr.Dropdown([*MODELS, BY_COUNT], value=USUAL_MODEL, label="Model", min_width=200)
             billions = gr.Number(
-                7, label="Billions of parameters, when given by count", minimum=0, min_width=200
+                USUAL_BILLIONS,
+                label="Billions of parameters, when given by count",
+                minimum=0,
+                min_width=200,
             )
         table = block(elem_id="sizes")
     scheme = page.pair[0]
@@ -104,3 +108,6 @@ def build(page: Page) -> None:
     for event, name in ((of_model.then, "model"), (stored.change, "stored")):
         listen(event, cache, [model, stored], view, api_name=f"cache_size_{name}", **QUIET)
     page.when_seen(cache, [model, stored], view, api_name="cache_size")
+    page.keep("sized", model, model.input)
+    page.keep("billions", billions, billions.change, visit=False)
+    page.keep("stored", stored, stored.input)

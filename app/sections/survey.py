@@ -130,7 +130,8 @@ class SurveyView(StatusView):
 @dataclass(frozen=True)
 class BudgetView(View):
     """What the budget buys: the slider's ends, the verdict, the map with the choices, curve and strip, the
-    recipe as a file; and the budget as it was typed, which another one clears."""
+    recipe as a file; the budget as it was typed, and what is to be said of it, both of which another budget
+    clears."""
 
     bits: Shown
     heat: Shown
@@ -145,7 +146,8 @@ class BudgetView(View):
     exported: Shown
     archive: Shown
     result: Shown
-    typed: Shown = dataclasses.field(default_factory=gr.skip)
+    typed: Shown = ""
+    told: Shown = ""
 
     @classmethod
     def refused(cls, message: str) -> BudgetView:
@@ -372,7 +374,7 @@ def budget(asked: Budget) -> BudgetView:
         curve=plot_data(budget_figure(found, front, choice)),
         strip=plot_data(strip_figure(found, choice)),
         recipe=gr.update(value=str(path), interactive=True),
-        command=html.commands(_commands(path.name, asked, found.head.model, one.choice)),
+        command=html.commands(_commands(path.name, asked, found, one.choice)),
     )
 
 
@@ -385,20 +387,38 @@ def switched(asked: Budget) -> BudgetView:
 @shows(BudgetView)
 def dragged(asked: Budget) -> BudgetView:
     """``budget`` while the slider is dragged: the slider itself stays under the hand."""
-    return dataclasses.replace(budget(*dataclasses.astuple(asked)), bits=gr.skip(), typed="")
+    return dataclasses.replace(budget(*dataclasses.astuple(asked)), bits=gr.skip())
 
 
 @shows(BudgetView)
 def typed(asked: Budget, text: str) -> BudgetView:
     """``budget`` of a ``text``: "4.5 bits", or the whole model's size, "90 MB", which it keeps to; of a
-    budget of time "500us". An empty one leaves the slider's."""
+    budget of time "500us". An empty one leaves the slider's, and so does one that cannot be had, which is
+    said below the field. What is beyond the largest budget is that one, and is said too."""
     if not text.strip():
-        return BudgetView.unchanged()
+        return BudgetView.unchanged(told="")
+    try:
+        number, told = _number_of(asked, text)
+    except ValueError as error:
+        return BudgetView.unchanged(told=html.status(f"Not taken: {error}. Still shown: the budget before."))
+    shown = budget(*dataclasses.astuple(dataclasses.replace(asked, bits=number)))
+    return dataclasses.replace(shown, typed=gr.skip(), told=html.status(told) if told else "")
+
+
+def _number_of(asked: Budget, text: str) -> tuple[float, str]:
+    """Bits per weight, or µs, of a budget that is typed, and words where it is more than can be used.
+    ``ValueError`` for what is no budget, and for less than the least."""
+    one = asked.bought()
+    low, high = _ends(one)
     if asked.by == TIME:
-        number = 1e6 * seconds_of(text)
+        number = round(1e6 * seconds_of(text), 2)
+        least, most = (words.duration(1e-6 * end) for end in (low, high))
     else:
-        number = math.floor(budget_of(text, asked.bought().front) / STEP + 1e-6) * STEP
-    return budget(*dataclasses.astuple(dataclasses.replace(asked, bits=round(number, 2))))
+        number = round(math.floor(budget_of(text, one.front) / STEP + 1e-6) * STEP, 2)
+        least, most = (f"{end:.2f} bits per weight" for end in (low, high))
+    if number < low:
+        raise ValueError(f"{text.strip()} is less than these schemes can do: {least}")
+    return number, f"Nothing is gained beyond {most}, which are shown." if number > high else ""
 
 
 @shows()
@@ -418,8 +438,9 @@ def fused_for(target: str, fuse: bool) -> bool:
     return bool(fuse) or (target in EXPORTS and EXPORTS[target].fused)
 
 
-def _commands(recipe: str, asked: Budget, model: str, choice: Choice) -> list[str]:
+def _commands(recipe: str, asked: Budget, survey: Survey, choice: Choice) -> list[str]:
     """From the survey to the checkpoint, as one would type it: files are named after the model."""
+    model, schemes = survey.head.model, survey.head.schemes
     stem = file_name(Path(model).name)
     found, made = f"{stem}.jsonl", shlex.quote(recipe)
     bound = f"--bits {choice.bits:.4g}"
@@ -437,8 +458,9 @@ def _commands(recipe: str, asked: Budget, model: str, choice: Choice) -> list[st
         words.insert(3, f"--keep {shlex.quote(asked.keep.strip())}")
     if asked.fuse:
         words.insert(3, "--fuse")
+    of_schemes = "" if set(schemes) == set(SCHEMES) else f" --schemes {shlex.quote(','.join(schemes))}"
     lines = [
-        f"explorer survey {shlex.quote(model)} --out {shlex.quote(found)}",
+        f"explorer survey {shlex.quote(model)}{of_schemes} --out {shlex.quote(found)}",
         " ".join(words),
         f"explorer check {made} --survey {shlex.quote(found)}",
     ]
@@ -725,16 +747,17 @@ def build(page: Page) -> list[Any]:
             min_width=160,
             elem_id="survey-typed",
         )
+    told = block(elem_id="survey-told")
     bits = FreeSlider(2.0, 9.0, value=USUAL_BITS, step=STEP, label=LABELS[BITS], elem_id="survey-bits")
     asked = _Asked(which, own, signal, target, keep, fuse, bits, inputs, by, batch)
-    budget_view, recipe_runs = _build_budget(bits, text, heat)
+    budget_view, recipe_runs = _build_budget(bits, text, told, heat)
     shown = SurveyView(status=status, signal=signal, heat=heat)
     reported_of = [*asked.in_order(), recipe_runs.checked.result]
     build_report(report, reported_of, "report_survey", "Report of the survey and this budget")
-    taken_in = _wire_budget(page, asked, shown, budget_view)
+    bought, taken_in = _wire_budget(page, asked, shown, budget_view)
     for event, what in _wire_own(mine, asked):
         _wire_survey(event, what, asked, shown, budget_view)
-    _keep_in_address(page, asked, taken_in)
+    _keep_in_address(page, asked, bought, taken_in)
     _wire_recipe_runs(recipe_runs, [*asked.in_order(), mine.where])
     _wire_click(page, heat, which, own, mine.where)
     return [mine.where, *asked.in_order()]
@@ -789,9 +812,11 @@ def _build_constraints() -> tuple[gr.Dropdown, gr.Textbox, gr.Checkbox, gr.Dropd
     return target, keep, fuse, inputs
 
 
-def _build_budget(bits: FreeSlider, text: gr.Textbox, heat: Any) -> tuple[BudgetView, _RecipeRuns]:
-    """What the budget of the slider ``bits``, or of the ``text``, buys, marked in the map ``heat``, and what
-    may be done with it."""
+def _build_budget(
+    bits: FreeSlider, text: gr.Textbox, told: gr.HTML, heat: Any
+) -> tuple[BudgetView, _RecipeRuns]:
+    """What the budget of the slider ``bits``, or of the ``text``, of which ``told`` speaks, buys, marked in
+    the map ``heat``, and what may be done with it."""
     sentence = block(elem_id="survey-sentence")
     strip = plot_card(
         "The recipe",
@@ -825,6 +850,7 @@ def _build_budget(bits: FreeSlider, text: gr.Textbox, heat: Any) -> tuple[Budget
         archive=runs.exported.archive,
         result=runs.checked.result,
         typed=text,
+        told=told,
     )
     return view, runs
 
@@ -852,8 +878,11 @@ def _build_recipe_runs(recipe: gr.DownloadButton) -> _RecipeRuns:
 _UNLISTED: dict[str, Any] = {**LATEST, "api_visibility": "undocumented"}
 
 
-def _wire_budget(page: Page, asked: _Asked, shown: SurveyView, view: BudgetView) -> list[Any]:
-    """Survey and budget follow their controls; returns the events after which constraints were taken in."""
+def _wire_budget(
+    page: Page, asked: _Asked, shown: SurveyView, view: BudgetView
+) -> tuple[list[Any], list[Any]]:
+    """Survey and budget follow their controls; returns the events after which a budget was taken in, and
+    those after which constraints were."""
     inputs = asked.in_order()
     page.follow(first, asked.survey, shown, api_name="survey")
     page.when_seen(budget, inputs, view, api_name="survey_budget_first", api_visibility="undocumented")
@@ -876,10 +905,10 @@ def _wire_budget(page: Page, asked: _Asked, shown: SurveyView, view: BudgetView)
         api_name="survey_fused_for",
         **_UNLISTED,
     )
-    taken_in = []
+    event = listen(asked.bits.release, budget, inputs, view, api_name="survey_bits_taken_in", **_UNLISTED)
+    bought, taken_in = [event.then], []
     for changed, what in (
         (ticked.then, "target"),
-        (asked.bits.release, "bits_taken_in"),
         (asked.keep.blur, "keep"),
         (asked.keep.submit, "keep_now"),
         (asked.fuse.input, "fuse"),
@@ -892,8 +921,8 @@ def _wire_budget(page: Page, asked: _Asked, shown: SurveyView, view: BudgetView)
     taken_in.append(event.then)
     for entered, what in ((view.typed.submit, "typed"), (view.typed.blur, "typed_and_left")):
         event = listen(entered, typed, [*inputs, view.typed], view, api_name=f"survey_{what}", **_UNLISTED)
-        taken_in.append(event.then)
-    return taken_in
+        bought.append(event.then)
+    return bought, taken_in
 
 
 def _wire_survey(event: Any, what: str, asked: _Asked, shown: SurveyView, view: BudgetView) -> None:
@@ -902,19 +931,22 @@ def _wire_survey(event: Any, what: str, asked: _Asked, shown: SurveyView, view: 
     listen(shows_it.then, budget, asked.in_order(), view, api_name=f"survey_{what}_budget", **_UNLISTED)
 
 
-def _keep_in_address(page: Page, asked: _Asked, taken_in: list[Any]) -> None:
-    for key, control, moved in (
-        ("survey", asked.which, [asked.which.change]),
-        ("ranked", asked.signal, [asked.signal.input]),
-        ("budget", asked.bits, taken_in),
-        ("for", asked.target, [asked.target.input, *taken_in]),
-        ("keep", asked.keep, [asked.keep.blur, asked.keep.submit]),
-        ("fuse", asked.fuse, [asked.fuse.input, *taken_in]),
-        ("inputs", asked.inputs, [asked.inputs.input]),
-        ("by", asked.by, [asked.by.input]),
-        ("batch", asked.batch, [asked.batch.input]),
+def _keep_in_address(page: Page, asked: _Asked, bought: list[Any], taken_in: list[Any]) -> None:
+    """What the visitor chooses is a step of Back; what follows it is not."""
+    for key, control, chosen, followed in (
+        ("survey", asked.which, [asked.which.input], [asked.which.change]),
+        ("ranked", asked.signal, [asked.signal.input], []),
+        ("for", asked.target, [asked.target.input], taken_in),
+        ("keep", asked.keep, [asked.keep.blur, asked.keep.submit], []),
+        ("fuse", asked.fuse, [asked.fuse.input], taken_in),
+        ("inputs", asked.inputs, [asked.inputs.input], []),
+        ("by", asked.by, [asked.by.input], []),
+        ("batch", asked.batch, [asked.batch.input], []),
+        ("budget", asked.bits, bought, taken_in),
     ):
-        page.keep(key, control, *moved, visit=False)
+        page.keep(key, control, *chosen)
+        if followed:
+            page.keep(key, control, *followed, visit=False)
 
 
 def _wire_recipe_runs(made: _RecipeRuns, inputs: list[Any]) -> None:

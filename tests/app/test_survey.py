@@ -119,11 +119,19 @@ def test_a_budget_is_typed_in_bits_or_as_a_size(
 
 
 def test_what_is_no_budget_is_said(said: list[str]) -> None:
-    """And the recipe before it stays out of the view; an empty field changes nothing; of time, a time."""
+    """Below the field, and the recipe before it stays, which Check and Export go on with; an empty field
+    changes nothing; of time, a time. More than can be used is the most, and that is said too."""
     asked = (RECORDED, None, None, "any", "", False, 6.0, "none", "bits", 1)
-    for text, words in (("much", "4.5 bits or 90 MB"), ("2 kB", "fewer than these schemes make")):
-        survey.typed(*asked, text)
-        assert words in said.pop()
+    refused = [
+        ("much", "4.5 bits or 90 MB"),
+        ("2 kB", "fewer than these schemes make"),
+        ("1 bit", "1 bit is less than these schemes can do: 2.28 bits per weight"),
+    ]
+    for text, words in refused:
+        out = survey.typed(*asked, text)
+        assert words in out.told and out.sentence == out.recipe == out.curve == out.bits == gr.skip()
+    assert "Nothing is gained beyond 8.07 bits per weight" in survey.typed(*asked, "99 bits").told
+    assert survey.typed(*asked, "5 bits").told == survey.dragged(*asked).told == ""
     assert survey.typed(*asked, " ").sentence == gr.skip() and not said
     timed = survey.typed(*asked[:8], "time", 16, "300us")
     assert timed.bits["minimum"] <= timed.bits["value"] <= timed.bits["maximum"] and not said

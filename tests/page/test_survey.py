@@ -45,7 +45,7 @@ def test_a_dragged_budget_redraws_the_recipe(page: Page, url: str) -> None:
 @pytest.mark.shared_page
 def test_a_typed_size_is_the_budget(page: Page, url: str) -> None:
     """By the keys: the sentence, the slider and the address follow a size of the whole model; nonsense is
-    said in its place, until the slider, which clears the field."""
+    said below the field, until the slider, which clears both; Back leads to the budgets before."""
     open_page(page, url, "tab=model&section=survey")
     sentence = page.locator("#survey-sentence")
     field = page.locator("#survey-typed").locator("input, textarea")
@@ -60,13 +60,22 @@ def test_a_typed_size_is_the_budget(page: Page, url: str) -> None:
     field.fill("")
     page.keyboard.type("much")
     page.keyboard.press("Enter")
-    expect(sentence).to_contain_text("'much' is no budget: write it like 4.5 bits or 90 MB")
+    told = page.locator("#survey-told")
+    expect(told).to_contain_text("'much' is no budget: write it like 4.5 bits or 90 MB")
+    expect(page.locator(".toast-body")).to_have_count(0)  # once is enough
     slider = page.locator("#survey-bits input[type=range]")
     slider.focus()
     page.keyboard.press("ArrowRight")
     expect(field).to_have_value("")
+    expect(told).to_have_text("")
     expect(sentence).to_contain_text("bits per weight: 57 MB")
     idle(page)
+    while f"budget={bits}" not in page.url:
+        page.go_back()
+    page.go_back()
+    expect(sentence).to_contain_text("4.50 bits per weight")
+    expect(page.locator("#survey-bits input[type=number]")).to_have_value("4.5")
+    expect(page).not_to_have_url(re.compile("budget="))
 
 
 @pytest.mark.shared_page

@@ -225,9 +225,20 @@ def test_bad_input_is_one_line_and_code_2(
     assert code == 2 and last.startswith("error: ") and words in last, err
 
 
-@pytest.mark.parametrize(("text", "size"), [("3.2GB", 3.2e9), ("800 MB", 8e8), ("12", 12), ("1k", 1e3)])
-def test_sizes_are_read_in_powers_of_1000(text: str, size: float) -> None:
+SIZES = [("3.2GB", 3.2e9), ("800 MB", 8e8), ("60 mb", 6e7), ("12", 12), ("1k", 1e3), ("12 B", 12),
+         ("57 MiB", 57 * 2**20), ("2gib", 2**31)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "size"), SIZES, ids=[text for text, _ in SIZES])
+def test_sizes_are_read_in_powers_of_1000_or_1024(text: str, size: float) -> None:
+    """A budget in the units that file managers and llama.cpp print is that budget."""
     assert byte_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "4,5 MB", "-3 MB", "12 iB", "3 PB", "1e3"])
+def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no size: write it like 3\.2GB, 800 MB or 2 GiB"):
+        byte_size(text)
 
 
 def test_apply_writes_what_the_recipe_says(

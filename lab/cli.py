@@ -354,6 +354,25 @@ def cache(
     emit(as_json, rows, _table(rows, fields, fields))
 
 
+@app.command("large-model", epilog=examples("large-model path/to/tokenizer --record"))
+def large_model(
+    tokenizer: Annotated[str, typer.Argument(help="Folder of a model with the tokenizer to take.")],
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """What a survey, a recipe and a checkpoint of a model of 7 B random weights take: time and memory."""
+    from pathlib import Path
+
+    from lab.large_model import record_large_model, run_large_model
+
+    if record:
+        say(f"written: {record_large_model(Path(tokenizer))}", error=True)
+        return
+    rows = list(run_large_model(Path(tokenizer)))
+    fields = ("step", "weights", "seconds", "memory", "gpu_memory", "file_bytes", "signal")
+    emit(as_json, rows, _table(rows, fields, fields))
+
+
 @app.command(epilog=examples("texts path/to/model --record"))
 def texts(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of a causal model.")],

@@ -932,6 +932,7 @@ def cache_of(
     from explorer.models.capture import load_model
     from explorer.schemes import Scheme
     from explorer.survey.cache import SCHEMES, CacheSurvey, captured_cache, each_alone
+    from explorer.survey.verdict import texts_run
     from explorer.words import bytes_
 
     turns = (False, True) if rotated else (False,)
@@ -946,8 +947,10 @@ def cache_of(
         write_tensors(captured_cache(found.model, found.run_on), out, {"model": found.model.name})
     exact = CachePlan()
     whole = found.shape.bytes_a_token(exact)
+    ran = found.reference
     if as_json:
-        print_json({"rows": rows, "bytes_a_token": whole, "shape": found.shape})
+        run_on = {"texts": len(ran.sequences), "tokens": ran.tokens}
+        print_json({"rows": rows, **run_on, "bytes_a_token": whole, "shape": found.shape})
         return
     at = f"at {CONTEXT:,} tokens"
     columns = ("of", "scheme", "rotated", "bits", "bytes a token", at, "KL (nats)", "95 %", "same token")
@@ -966,6 +969,11 @@ def cache_of(
         for row in rows
     ]
     print_table(PrintedTable(columns, lines))
+    exactly = f"; the last {recent:,} tokens stay exact" if recent else ""
+    say(
+        f"KL: nats a token, over {texts_run(len(ran.sequences), ran.left_out)} of "
+        f"{text or 'the built-in held-out ones'}, {ran.tokens:,} tokens; 95 % interval over texts{exactly}"
+    )
     say(
         f"{len(found.shape.layers)} layers; a token takes {whole:,.0f} bytes in 16 bits, {CONTEXT:,} tokens "
         f"{bytes_(found.shape.bytes_of(exact, CONTEXT))}"

@@ -49,7 +49,8 @@ def part_run(part: str) -> str:
 
 def texts_run(texts: int, left_out: int) -> str:
     """How many texts were run, and of how many where some could not be: "38 of 40 texts"."""
-    return f"{texts:,} of {texts + left_out:,} texts" if left_out else f"{texts:,} texts"
+    plural = "" if texts == 1 else "s"
+    return f"{texts:,} of {texts + left_out:,} texts" if left_out else f"{texts:,} text{plural}"
 
 
 def rarely_reached(survey: Survey) -> str:

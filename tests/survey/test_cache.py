@@ -300,7 +300,11 @@ def test_the_command_measures_pairs_and_writes_the_cache(
     assert [row["rotated"] for row in said["rows"]] == [False, False, True, True, False, True]
     assert said["rows"][4]["scheme"] == " / ".join(str(Scheme.parse(one)) for one in pair.split("/"))
     assert said["rows"][4]["kl"] > 0
-    assert said["bytes_a_token"] == 256
+    assert said["bytes_a_token"] == 256 and (said["texts"], said["tokens"]) == (1, 60)
+    command = ["cache", str(tiny_llama), "--text", str(text), "--schemes", "int8_row", "--recent", "4"]
+    assert main(command) == 0
+    assert f"over 1 text of {text}, " in (printed := capsys.readouterr().out)
+    assert "tokens; 95 % interval over texts; the last 4 tokens stay exact" in printed
     with safetensors.safe_open(out, "pt") as file:
         assert set(file.keys()) == set(captured_cache(load_model(str(tiny_llama), head=True), [WORDS]))
 

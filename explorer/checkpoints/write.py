@@ -180,8 +180,7 @@ def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
             raise ValueError(
                 f"{name}: {label_of(recipe.method)} needs inputs; only rounding to nearest is given"
             )
-        if why := export.refusal(recipe.scheme, plan.shape(name)):
-            raise ValueError(f"{export.label} cannot carry {name} by {recipe.scheme}: {why}")
+    check_schemes(export, plan)
     strange = [name for name in plan.input_scales if plan.inputs is None or name not in plan.layers]
     if strange:
         raise ValueError(f"a scale was given for inputs of {strange[0]}, which are not quantized")
@@ -191,6 +190,13 @@ def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
         if why := export.place(plan.model, name, plan.layers[name].scheme).refusal:
             raise ValueError(f"{name} cannot hold codes: {why}. Leave it out, for example by --keep {name}")
     return export
+
+
+def check_schemes(export: Export, plan: Plan) -> None:
+    """``ValueError`` that names the first layer whose scheme the target can't carry, and why."""
+    for name, recipe in plan.layers.items():
+        if why := export.refusal(recipe.scheme, plan.shape(name)):
+            raise ValueError(f"{export.label} cannot carry {name} by {recipe.scheme}: {why}")
 
 
 def write_one(target: str, q: QuantizedTensor, path: Path, name: str = "weight") -> Path:

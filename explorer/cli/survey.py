@@ -451,8 +451,8 @@ def _check_budget(
         raise ValueError("--loss goes with no budget of time: give --bits or --size beside --time")
     if not timed and (batch is not None or on is not None):
         raise ValueError("--batch and --on are of a budget of time: give --time or --tokens-per-second")
-    if size is not None:
-        byte_size(size)
+    if size is not None and not byte_size(size):
+        raise ValueError("--size is the size of the whole model, more than 0 bytes")
     if time is not None:
         from explorer.survey.times import seconds_of
 
@@ -784,6 +784,9 @@ def _from_folder(
     """Write a recipe's layers into a checkpoint of its model's folder; with ``measured_on`` its card has the
     loss on these texts, the built-in ones if empty, or unless ``required`` why it was not measured."""
     from explorer.checkpoints import EXPORTS, write_checkpoint
+    from explorer.checkpoints.export import Plan
+    from explorer.checkpoints.model import ModelFolder
+    from explorer.checkpoints.write import check_schemes
     from explorer.survey.apply import (
         against_cache,
         beside,
@@ -800,6 +803,7 @@ def _from_folder(
     folder = folder_of(model or chosen.model, chosen.revision)
     check_weights(chosen, model or chosen.model)
     check_target_inputs(chosen, to)
+    check_schemes(EXPORTS[to], Plan(ModelFolder(folder), dict(chosen.layers)))  # before the model is loaded
     unsaid = against_cache(chosen, to, folder)
     _say_unsaid(unsaid)
     load = cache(lambda: _model(chosen, model, device))

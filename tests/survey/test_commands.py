@@ -204,6 +204,7 @@ BAD = [
     ("recipe RECIPE --bits 4.6", "r.json is a recipe, no survey"),
     ("recipe SURVEY --bits 4.6 --keep nosuch", "no layer's name matches 'nosuch'"),
     ("recipe /no/such.jsonl --bits 4.6", "no such file"),
+    ("recipe SURVEY --size 0MB", "--size is the size of the whole model, more than 0 bytes"),
     ("check ODD", "odd.json: this is no recipe"),
     ("check RECIPE --text /no/such.txt", "no such file"),
     ("check RECIPE --model BERT", "are not those that the recipe was made for"),
@@ -239,6 +240,22 @@ def test_sizes_are_read_in_powers_of_1000_or_1024(text: str, size: float) -> Non
 def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no size: write it like 3\.2GB, 800 MB or 2 GiB"):
         byte_size(text)
+
+
+def test_another_target_is_refused_before_the_model_is_loaded(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large model that takes half a minute, and the message is the same."""
+    recipe = str(tmp_path / "r.json")
+    budget = ("--bits", "6", "--schemes", "int4_group64,int8_row", "--for", "compressed-tensors")
+    assert run(capsys, "recipe", files["survey"], *budget, "--method", "gptq", "--out", recipe)[0] == 0
+
+    def load(*_: object, **__: object) -> None:
+        pytest.fail("the model was loaded")
+
+    monkeypatch.setattr("explorer.models.capture.load_model", load)
+    code, _, err = run(capsys, "apply", recipe, "--to", "awq", "--out", str(tmp_path / "x"))
+    assert code == 2 and "cannot carry" in err and "INT8" in err
 
 
 def test_apply_writes_what_the_recipe_says(

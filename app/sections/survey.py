@@ -56,6 +56,7 @@ from explorer.survey import (
     SENSITIVITIES,
     SURVEYS,
     Choice,
+    Head,
     Survey,
     load_survey,
 )
@@ -372,7 +373,7 @@ def budget(asked: Budget) -> BudgetView:
         curve=plot_data(budget_figure(found, front, choice)),
         strip=plot_data(strip_figure(found, choice)),
         recipe=gr.update(value=str(path), interactive=True),
-        command=html.commands(_commands(path.name, asked, found.head.model, one.choice)),
+        command=html.commands(_commands(path.name, asked, found.head, one.choice)),
     )
 
 
@@ -418,8 +419,9 @@ def fused_for(target: str, fuse: bool) -> bool:
     return bool(fuse) or (target in EXPORTS and EXPORTS[target].fused)
 
 
-def _commands(recipe: str, asked: Budget, model: str, choice: Choice) -> list[str]:
+def _commands(recipe: str, asked: Budget, head: Head, choice: Choice) -> list[str]:
     """From the survey to the checkpoint, as one would type it: files are named after the model."""
+    model, methods = head.model, head.methods
     stem = file_name(Path(model).name)
     found, made = f"{stem}.jsonl", shlex.quote(recipe)
     bound = f"--bits {choice.bits:.4g}"
@@ -437,8 +439,9 @@ def _commands(recipe: str, asked: Budget, model: str, choice: Choice) -> list[st
         words.insert(3, f"--keep {shlex.quote(asked.keep.strip())}")
     if asked.fuse:
         words.insert(3, "--fuse")
+    by = f" --methods {','.join(methods)}" if methods else ""
     lines = [
-        f"explorer survey {shlex.quote(model)} --out {shlex.quote(found)}",
+        f"explorer survey {shlex.quote(model)}{by} --out {shlex.quote(found)}",
         " ".join(words),
         f"explorer check {made} --survey {shlex.quote(found)}",
     ]

@@ -571,8 +571,11 @@ def _say_methods(found: Survey, choice: Choice, method: str) -> None:
     if method:
         instead = ", not the survey's by layer" if found.head.methods else ""
         said = f"method: {label_of(method)} for all layers{instead}; the prediction is of rounding to nearest"
+    elif found.head.methods:
+        said = methods_words(choice) or "methods: none loses less than round to nearest"
     else:
-        said = methods_words(choice)
+        advice = "a survey with --methods gptq_sequential gives recipes that choose a method for each layer"
+        said = f"rounded to nearest; {advice}" if found.head.loss else ""
     if said:
         say(said)
 

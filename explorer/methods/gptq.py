@@ -296,11 +296,11 @@ class Columns:
             self.scales.add_all(weight)
 
         key = inputs.place, order, group if order is Order.GROUPS else None
-        factors = [
-            _kept((*key, damping), lambda d=damping: _inverse_factor(self._ordered(h), d, mean))
-            for damping in dampings
-        ]
-        self.inverse = torch.stack(factors)
+
+        def factor(damping: float) -> Tensor:
+            return _inverse_factor(self._ordered(h), damping, mean)
+
+        self.inverse = torch.stack([_kept((*key, one), partial(factor, one)) for one in dampings])
         asymmetry, self.pull = inputs.asymmetry(), None
         if asymmetry is not None:
             self.pull = (self._ordered(asymmetry) @ self.inverse.mT).triu(1) @ self.inverse

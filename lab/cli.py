@@ -373,6 +373,25 @@ def large_model(
     emit(as_json, rows, _table(rows, fields, fields))
 
 
+@app.command("method-recipes", epilog=examples("method-recipes --causal path/to/model --record"))
+def method_recipes(
+    model: Embedder = None,
+    causal: Annotated[str | None, typer.Option(help="Folder of a causal model, run too.")] = None,
+    record: Record = False,
+    as_json: Json = False,
+) -> None:
+    """Recipes that choose a method for each layer, beside rounding and one method for all (minutes)."""
+    from explorer.models.evaluate import MODEL
+    from lab.method_recipes import measure_methods, record_methods
+
+    if record:
+        say(f"written: {record_methods(model or MODEL, causal)}", error=True)
+        return
+    every = measure_methods(model or MODEL, causal)
+    fields = ("budget", "method", "by_layer", "layers", "bits", "predicted", "loss", "low", "high")
+    emit(as_json, every, _table([run for one in every for run in one.runs], fields, fields))
+
+
 @app.command(epilog=examples("texts path/to/model --record"))
 def texts(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of a causal model.")],

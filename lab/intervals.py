@@ -10,9 +10,9 @@ from itertools import permutations
 
 import numpy as np
 from scipy.stats import rankdata
-from scipy.stats import t as students
 
-COVERED = 0.95
+from explorer.survey.interval import standard_errors
+
 NORMAL_95 = 1.96
 """Standard errors on either side that hold 95 % of a normal distribution."""
 RESAMPLES = 2000
@@ -30,8 +30,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half the width of its 95 % interval, by Student's t; ``ValueError`` for fewer than two."""
     if len(values) < 2:
         raise ValueError("an interval needs at least two values")
-    quantile = float(students.ppf((1 + COVERED) / 2, len(values) - 1))
-    return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
+    half = standard_errors(len(values)) * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values), half
 
 
 def half_interval_of_share(share: float, count: int) -> float:

@@ -56,6 +56,7 @@ from explorer.survey import (
     SENSITIVITIES,
     SURVEYS,
     Choice,
+    Head,
     Survey,
     load_survey,
 )
@@ -374,7 +375,7 @@ def budget(asked: Budget) -> BudgetView:
         curve=plot_data(budget_figure(found, front, choice)),
         strip=plot_data(strip_figure(found, choice)),
         recipe=gr.update(value=str(path), interactive=True),
-        command=html.commands(_commands(path.name, asked, found, one.choice)),
+        command=html.commands(_commands(path.name, asked, found.head, one.choice)),
     )
 
 
@@ -438,9 +439,9 @@ def fused_for(target: str, fuse: bool) -> bool:
     return bool(fuse) or (target in EXPORTS and EXPORTS[target].fused)
 
 
-def _commands(recipe: str, asked: Budget, survey: Survey, choice: Choice) -> list[str]:
+def _commands(recipe: str, asked: Budget, head: Head, choice: Choice) -> list[str]:
     """From the survey to the checkpoint, as one would type it: files are named after the model."""
-    model, schemes = survey.head.model, survey.head.schemes
+    model, schemes, methods = head.model, head.schemes, head.methods
     stem = file_name(Path(model).name)
     found, made = f"{stem}.jsonl", shlex.quote(recipe)
     bound = f"--bits {choice.bits:.4g}"
@@ -458,9 +459,11 @@ def _commands(recipe: str, asked: Budget, survey: Survey, choice: Choice) -> lis
         words.insert(3, f"--keep {shlex.quote(asked.keep.strip())}")
     if asked.fuse:
         words.insert(3, "--fuse")
-    of_schemes = "" if set(schemes) == set(SCHEMES) else f" --schemes {shlex.quote(','.join(schemes))}"
+    by = "" if set(schemes) == set(SCHEMES) else f" --schemes {shlex.quote(','.join(schemes))}"
+    if methods:
+        by += f" --methods {','.join(methods)}"
     lines = [
-        f"explorer survey {shlex.quote(model)}{of_schemes} --out {shlex.quote(found)}",
+        f"explorer survey {shlex.quote(model)}{by} --out {shlex.quote(found)}",
         " ".join(words),
         f"explorer check {made} --survey {shlex.quote(found)}",
     ]

@@ -100,6 +100,7 @@ Rotated = Annotated[
     rich_help_panel=MODELS,
     epilog=examples(
         "survey path/to/model --text text.txt --out model.jsonl",
+        "survey path/to/model --methods gptq --out model.jsonl",
         "survey path/to/model --schemes nvfp4,mxfp4,int8_row --signal weight",
     ),
 )
@@ -142,6 +143,15 @@ def survey(
             help="Survey the table of tokens' embeddings too, which is also the head where both are tied.",
         ),
     ] = True,
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Also predict what these methods leave of each layer's loss: then a recipe chooses a "
+            "method for each layer. Comma-separated, of those that choose codes alone: gptq, gptq_order, "
+            "gptq_sequential, autoround, …",
+            show_default="round to nearest alone",
+        ),
+    ] = "",
     ray: Annotated[
         str | None,
         typer.Option(
@@ -177,6 +187,7 @@ def survey(
         tuple(split(include)) if include else (),
         tuple(split(exclude)) if exclude else (),
         embeddings,
+        tuple(split(methods)) if methods else (),
     )
     use_device(device)
     rows = on_ray(ray) if ray else in_this_process
@@ -205,7 +216,7 @@ def _check_out_file(path: Path) -> None:
 
 def _print_survey(found: Survey) -> None:
     """Single schemes for all layers, and where the damage is."""
-    from explorer.survey import SENSITIVITIES, frontier
+    from explorer.survey import SENSITIVITIES, Constraints, frontier
     from explorer.survey.verdict import kept, rarely_reached
 
     row = SENSITIVITIES[found.head.default]
@@ -218,9 +229,13 @@ def _print_survey(found: Survey) -> None:
         say(f"{row.label}: {row.trust}", error=True)
     if left := kept(found) + rarely_reached(found):
         say(left.strip(), error=True)
-    front = frontier(found)
-    columns = ("one scheme for all layers", "bits", _loss_words(found, row.is_loss))
-    print_table(PrintedTable(columns, [(point.scheme, point.bits, point.loss) for point in front.uniform]))
+    front, rounded = frontier(found), frontier(found, constraints=Constraints(methods=()))
+    columns = ["one scheme for all layers", "bits", _loss_words(found, row.is_loss)]
+    rows = [[point.scheme, point.bits, point.loss] for point in rounded.uniform]
+    if found.head.methods:
+        columns.append("each layer by its best method")
+        rows = [[*cells, point.loss] for cells, point in zip(rows, front.uniform, strict=True)]
+    print_table(PrintedTable(tuple(columns), [tuple(cells) for cells in rows]))
     say(
         f"{len(found.linear)} layers of {found.head.model}; a recipe: `explorer recipe`, --bits from "
         f"{front.least:.2f} to {front.most:.2f}"
@@ -306,7 +321,13 @@ def recipe(
             "--embeddings", help="And for the tokens' embeddings, a tied head included, as --for gguf does."
         ),
     ] = False,
-    method: Annotated[str, typer.Option(help="What chooses the codes: {METHODS}.")] = "",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="One method for all layers, in place of those that the survey chooses by layer: {METHODS}.",
+            show_default="the survey's (--methods), else round to nearest",
+        ),
+    ] = "",
     inputs: Annotated[
         str,
         typer.Option(
@@ -361,6 +382,7 @@ def recipe(
         embeddings=embeddings or None,
         inputs=of_inputs,
         times=times,
+        methods=() if method else None,
     )
     front = frontier(found, signal, constraints)
     _hint_at_schemes(target, found, front)
@@ -377,6 +399,7 @@ def recipe(
         print_json({"recipe": _record(chosen), "choice": choice, **found_out})
         return
     _print_recipe(found, front, choice, chosen)
+    _say_methods(found, choice, method)
     say(f"written: {out}" if out else "not written: name a file by --out")
 
 
@@ -509,7 +532,7 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
     rows = []
     for name, one in chosen.layers.items():
         layer, scheme = found.layer(name), choice.schemes[name]
-        cost = layer.costs[front.signal][scheme]
+        cost = layer.cost(front.signal, scheme, choice.methods.get(name, ""))
         rows.append(
             (name, str(one), layer.bits[scheme], cost, f"{100 * cost / max(choice.loss, 1e-300):.1f} %")
         )
@@ -538,6 +561,23 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
         say(chosen.predicted_time.described)
     if not row.is_loss:
         say(f"{row.label}: {row.trust}", error=True)
+
+
+def _say_methods(found: Survey, choice: Choice, method: str) -> None:
+    """Say which methods a recipe has: one for all layers, or by layer."""
+    from explorer.methods import label_of
+    from explorer.survey.verdict import methods_words
+
+    if method:
+        instead = ", not the survey's by layer" if found.head.methods else ""
+        said = f"method: {label_of(method)} for all layers{instead}; the prediction is of rounding to nearest"
+    elif found.head.methods:
+        said = methods_words(choice) or "methods: none loses less than round to nearest"
+    else:
+        advice = "a survey with --methods gptq_sequential gives recipes that choose a method for each layer"
+        said = f"rounded to nearest; {advice}" if found.head.loss else ""
+    if said:
+        say(said)
 
 
 @app.command(

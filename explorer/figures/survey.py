@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ COLOURS = ("one scale", "each scheme")
 """Labels of the buttons."""
 BITS_SCALE = "Viridis"
 STRIP_HEIGHT = 190
+HATCHES = ("", "/", "x", ".", "-")
+"""Of the blocks by each method of a recipe."""
 
 
 def layer_label(layer: Layer) -> str:
@@ -381,7 +384,8 @@ def budget_figure(survey: Survey, front: Frontier, choice: Choice) -> go.Figure:
 
 def strip_figure(survey: Survey, choice: Choice) -> go.Figure:
     """The recipe as a strip of coloured blocks, a layer each, as wide as it has weights, in the order of the
-    model; a block's ``customdata`` is [layer, scheme]."""
+    model; a block's ``customdata`` is [layer, scheme]. Layers of one scheme by different methods are hatched
+    differently."""
     name = f"{survey.head.model} recipe {choice.bits:.3g} bits"
     layers = [layer for layer in survey.linear if layer.name in choice.schemes]
     schemes = [s for s in by_bits(survey) if s in set(choice.schemes.values())]
@@ -389,15 +393,26 @@ def strip_figure(survey: Survey, choice: Choice) -> go.Figure:
     fig = legend_below(figure("layers, from the first to the last", "", name, STRIP_HEIGHT), 2)
     colours = _colours(schemes)
     starts = np.cumsum([0, *(layer.weights for layer in layers)]) / max(total, 1)
-    for scheme in schemes:
-        own = [(i, layer) for i, layer in enumerate(layers) if choice.schemes[layer.name] == scheme]
+    methods = list(dict.fromkeys(choice.methods.get(layer.name, "") for layer in layers))
+    for scheme, method in itertools.product(schemes, sorted(methods, key=bool, reverse=True)):
+        own = [
+            (i, layer)
+            for i, layer in enumerate(layers)
+            if choice.schemes[layer.name] == scheme and choice.methods.get(layer.name, "") == method
+        ]
+        if not own:
+            continue
         fig.add_bar(
             x=[starts[i] for i, _ in own],
             y=[1] * len(own),
             width=[layer.weights / total for _, layer in own],
             offset=0,
-            name=label_of_text(scheme),
-            marker={"color": colours[scheme], "line": {"width": 0.5, "color": "rgba(255,255,255,0.6)"}},
+            name=choice.recipe(own[0][1].name).label,
+            marker={
+                "color": colours[scheme],
+                "line": {"width": 0.5, "color": "rgba(255,255,255,0.6)"},
+                "pattern": {"shape": HATCHES[methods.index(method) % len(HATCHES)]},
+            },
             customdata=[[layer.name, scheme] for _, layer in own],
             text=[layer_label(layer) for _, layer in own],
             textangle=-90,

@@ -25,15 +25,17 @@ columns after it, by their least squares solution w_q·P_q with
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from explorer.core.quantize import quantize_with_scales
+from explorer.core.quantize import find_ranges, quantize_with_scales
 from explorer.methods.column_scales import ColumnScales
 from explorer.methods.layer import QuantizedLayer, check_layer
 from explorer.progress import Progress, checkpoint
@@ -48,6 +50,8 @@ CHOICE_ELEMENTS = 1 << 27
 RETRIES = 6
 SMALL_TRIANGLE = 128
 SNAPSHOTS, SNAPSHOT_ROWS = 12, 24
+KEPT_ELEMENTS = 1 << 27
+"""Elements of matrices that ``same_inputs`` keeps at most, 1 GiB in float64."""
 
 
 class Order(Enum):
@@ -76,6 +80,45 @@ class Order(Enum):
         largest = energy.new_zeros(int(of_group[-1]) + 1).scatter_reduce(0, of_group, energy, "amax")
         rank = torch.argsort(torch.argsort(largest, descending=True, stable=True))
         return by_energy[torch.argsort(rank[of_group[by_energy]], stable=True)]
+
+
+@dataclass(eq=False)
+class _Known:
+    """What inputs gave so far: ``matrices`` (Hessians, their factors) by what they are of, and ``damping``
+    by order."""
+
+    matrices: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
+    damping: dict[tuple[object, ...], float] = field(default_factory=dict)
+
+    def keep(self, key: tuple[object, ...], matrix: Tensor) -> None:
+        if matrix.numel() + sum(one.numel() for one in self.matrices.values()) <= KEPT_ELEMENTS:
+            self.matrices[key] = matrix
+
+
+_KNOWN: ContextVar[_Known | None] = ContextVar("known", default=None)
+
+
+@contextmanager
+def same_inputs() -> Iterator[None]:
+    """Inside, one layer's inputs stay in place and unchanged while several schemes are tried: their Hessian
+    is factored once, and damping is chosen once for each order of columns, by the first of the schemes."""
+    token = _KNOWN.set(_Known())
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
+def _kept(key: tuple[object, ...], compute: Callable[[], Tensor]) -> Tensor:
+    """What ``compute`` gives; under ``same_inputs`` it is called once for each ``key``."""
+    known = _KNOWN.get()
+    if known is None:
+        return compute()
+    if key not in known.matrices:
+        matrix = compute()
+        known.keep(key, matrix)
+        return matrix
+    return known.matrices[key]
 
 
 def hessian(activations: Tensor) -> Tensor:
@@ -144,6 +187,12 @@ class Inputs:
     original: Tensor | None = None
 
     @property
+    def place(self) -> tuple[object, ...]:
+        """Where the numbers lie: the same for the same inputs, as long as they are not freed."""
+        both = [self.seen] if self.original is None else [self.seen, self.original]
+        return tuple((x.device, x.data_ptr(), x.dtype, *x.shape) for x in both)
+
+    @property
     def wanted(self) -> Tensor:
         """The inputs whose output the layer should give."""
         return self.seen if self.original is None else self.original
@@ -174,11 +223,16 @@ def _quantize(
     k, largest = w.shape[1], w.abs().amax()
     block = block or min(128, max(16, k // SNAPSHOTS))
     objective: tuple[float, ...] = ()
+    known, key = _KNOWN.get(), (inputs.place, order)
+    if damping is None and known is not None:
+        damping = known.damping.get(key)
     if damping is None:
         choosing = None if progress is None else partial(_part_of, progress, 0, 2)
         progress = None if progress is None else partial(_part_of, progress, 1, 2)
         objective = _held_out_errors(w, scheme, inputs, order, block, choosing)
         damping = DAMPINGS[objective.index(min(objective))] if objective else DAMPINGS[-1]
+        if known is not None:
+            known.damping[key] = damping
     columns = Columns(w, scheme, inputs, order, (damping,), largest)
     film = _Film(k, block, progress)
     round_columns(columns, block, film.after)
@@ -206,6 +260,7 @@ def _check(weight: Tensor, scheme: Scheme, inputs: Inputs) -> None:
             f"GPTQ takes a group's scale from its range when it reaches it; that of {scheme.label} is "
             f"found by llama.cpp's search. The same format with ranges is {scheme.of_ranges.text}"
         )
+    find_ranges(weight.float(), scheme)  # a range that is too large is refused by its column of the layer
 
 
 class Columns:
@@ -227,7 +282,7 @@ class Columns:
         dampings: Sequence[float],
         largest: Tensor,
     ) -> None:
-        h = hessian(inputs.seen)
+        h = _kept((inputs.place, "hessian"), lambda: hessian(inputs.seen)).clone()
         energy = torch.diagonal(h).clone()
         dead = energy == 0
         mean = float(energy.sum() / (~dead).sum()) if not bool(dead.all()) else 1.0
@@ -240,8 +295,12 @@ class Columns:
         if order is Order.ENERGY:
             self.scales.add_all(weight)
 
-        ordered = self._ordered(h)
-        self.inverse = torch.stack([_inverse_factor(ordered, damping, mean) for damping in dampings])
+        key = inputs.place, order, group if order is Order.GROUPS else None
+
+        def factor(damping: float) -> Tensor:
+            return _inverse_factor(self._ordered(h), damping, mean)
+
+        self.inverse = torch.stack([_kept((*key, one), partial(factor, one)) for one in dampings])
         asymmetry, self.pull = inputs.asymmetry(), None
         if asymmetry is not None:
             self.pull = (self._ordered(asymmetry) @ self.inverse.mT).triu(1) @ self.inverse

@@ -171,7 +171,7 @@ def _numbers(one: Bought) -> dict[str, float]:
     numbers |= {f"single.{u.scheme}.bits": u.bits for u in front.uniform}
     numbers |= {f"single.{u.scheme}.loss": u.loss for u in front.uniform}
     return numbers | {
-        f"layer.{name}.cost": one.survey.layer(name).costs[front.signal][scheme]
+        f"layer.{name}.cost": one.survey.layer(name).cost(front.signal, scheme, choice.methods.get(name, ""))
         for name, scheme in choice.schemes.items()
     }
 
@@ -208,10 +208,10 @@ def _layers(one: Bought) -> Part:
     rows = []
     for name, scheme in choice.schemes.items():
         layer = found.layer(name)
-        cost = layer.costs[signal][scheme]
+        cost = layer.cost(signal, scheme, choice.methods.get(name, ""))
         shape = "×".join(map(str, layer.shape))
         share = 100 * cost / max(choice.loss, 1e-300)
-        rows.append((name, layer.kind, shape, label_of_text(scheme), layer.bits[scheme], cost, share))
+        rows.append((name, layer.kind, shape, choice.recipe(name).label, layer.bits[scheme], cost, share))
     rows.sort(key=lambda row: -row[5])
     columns = ("layer", "kind", "shape", "scheme", "bits", "cost", "share (%)")
     reading = (
@@ -231,11 +231,12 @@ def _layers(one: Bought) -> Part:
 def _recipe_part(one: Bought) -> Part:
     found, choice, asked = one.survey, one.choice, one.asked
     rows = []
-    for scheme in dict.fromkeys(choice.schemes.values()):
-        layers = [found.layer(name) for name, text in choice.schemes.items() if text == scheme]
+    recipes = {name: choice.recipe(name) for name in choice.schemes}
+    for each in dict.fromkeys(recipes.values()):
+        layers = [found.layer(name) for name, one in recipes.items() if one == each]
         weights = sum(layer.weights for layer in layers)
-        bits = sum(layer.bits[scheme] * layer.weights for layer in layers) / max(weights, 1)
-        rows.append((label_of_text(scheme), scheme, len(layers), weights, bits))
+        taken = sum(layer.bits[choice.schemes[layer.name]] * layer.weights for layer in layers)
+        rows.append((each.label, str(each), len(layers), weights, taken / max(weights, 1)))
     rows.sort(key=lambda row: row[4])
     bounds = [
         f"schemes that {asked.target} carries together" if asked.target else "",
@@ -319,6 +320,7 @@ def _checked(check: Check) -> Part:
 
 def _method(one: Bought) -> Sequence[str]:
     row = SENSITIVITIES[one.front.signal]
+    codes = "the codes that each layer's method chooses" if one.choice.methods else "rounding to nearest"
     return (
         "Every surveyed layer was rounded to nearest by every scheme of the survey. What that costs the "
         f"model is estimated by one number for each layer and scheme, {row.label}: {row.why}. {row.trust}",
@@ -326,8 +328,7 @@ def _method(one: Bought) -> Sequence[str]:
         "solves it for every budget at once, and bounds what any other choice of the size could reach.",
         "Bits per weight are of codes, scales and zero points, over the layers that schemes are chosen for; "
         "all else stays as it is stored.",
-        "The predicted loss is of rounding to nearest"
-        f"{weights_alone(one.recipe.inputs)} and is no measurement.",
+        f"The predicted loss is of {codes}{weights_alone(one.recipe.inputs)} and is no measurement.",
     )
 
 

@@ -23,9 +23,7 @@ from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 from explorer.survey.evidence import weights_of
 from explorer.survey.folding import Folding, fold_factors
-
-TOKENS = 512
-"""Rows of each layer's inputs that methods see."""
+from explorer.survey.methods import TOKENS
 
 
 @dataclass(frozen=True, eq=False)

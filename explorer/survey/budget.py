@@ -1,5 +1,5 @@
-"""What a budget buys: a scheme for each layer, of all choices of a size the one with the least predicted
-loss.
+"""What a budget buys: a scheme for each layer, and a method if the survey has any, of all choices of a size
+the one with the least predicted loss.
 
 Losses of layers add up, so that this is a multiple-choice knapsack over (layer, scheme). A Lagrange
 multiplier solves it for every budget at once: of each layer the schemes on the lower convex hull of (bits,
@@ -9,6 +9,9 @@ any choice can reach (Everett 1963), so that every ``Choice`` says by how much i
 
 A budget of time is the same knapsack, with the seconds of each layer's product in place of its bits, alone or
 beside a budget of bits (``knapsack.least_within``).
+
+Methods change neither: their codes take the bits and the time of those of rounding. So the cost of a scheme
+is that by the layer's best method, whatever else is chosen.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import numpy as np
 
 from explorer import words
 from explorer.methods.recipe import Recipe
-from explorer.models.kinds import scheme_groups
+from explorer.models.kinds import fused_groups, has_one_scale, scheme_groups
 from explorer.models.skeleton import is_expert
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import todays_text
@@ -66,6 +69,7 @@ class Constraints:
     only     if given, the layers to choose for, whatever ``keep`` and ``head`` say
     around   see ``Around``; where it is not known, what is kept counts as it is stored, and files have more
     times    what products take: only schemes that have a time, and the frontier knows budgets of time
+    methods  only these of the survey's beside rounding to nearest; None: all
     """
 
     schemes: tuple[str, ...] = ()
@@ -84,6 +88,7 @@ class Constraints:
     inputs: Scheme | None = None
     times: StepTimes | None = None
     around: Around | None = None
+    methods: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schemes", tuple(dict.fromkeys(todays_text(text) for text in self.schemes)))
@@ -100,7 +105,8 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Choice:
-    """A scheme for each layer. ``bits``: mean bits per weight over these layers; ``bytes`` that they take;
+    """A scheme for each layer, and in ``methods`` the method of each that is not rounded to nearest.
+    ``bits``: mean bits per weight over these layers; ``bytes`` that they take;
     ``loss``: the sum of their costs. No choice within the same budget costs less than ``loss - gap``.
     ``time``: of all linear layers in one step, where the frontier was asked for with times."""
 
@@ -110,11 +116,16 @@ class Choice:
     loss: float
     gap: float
     time: PredictedTime | None = None
+    methods: Mapping[str, str] = field(default_factory=dict)
+
+    def recipe(self, layer: str) -> Recipe:
+        """The scheme and the method of ``layer``."""
+        return Recipe(Scheme.parse(self.schemes[layer]), self.methods.get(layer, ""))
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """One scheme for all layers. ``seconds``: as those of ``Frontier``."""
+    """One scheme for all layers, each by its best method. ``seconds``: as those of ``Frontier``."""
 
     scheme: str
     bits: float
@@ -153,6 +164,7 @@ class Frontier:
     beside the codes. ``at`` answers in about a millisecond. Of
     schemes that may not stand side by side each family has a table. ``inputs``: of the constraints; losses
     are of weights alone. ``by_time``: the same for budgets of time, where the constraints have times.
+    ``methods``: layer -> scheme -> the method with the least predicted loss, where that is not rounding.
     """
 
     signal: str
@@ -168,6 +180,7 @@ class Frontier:
     _shapes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     _fused: bool = False
     in_files: bool = False
+    methods: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def least(self) -> float:
@@ -219,7 +232,14 @@ class Frontier:
         """The choice of the least loss, of one or more families each with its bound."""
         best = min((choice for choice, _ in found), key=lambda choice: choice.loss)
         gap = max(best.loss - min(bound for _, bound in found), 0.0)
-        return dataclasses.replace(best, gap=gap, time=self._time_of(best.schemes))
+        return self._completed(best, gap)
+
+    def _completed(self, choice: Choice, gap: float) -> Choice:
+        """``choice`` with its gap, its time and its methods."""
+        methods = {x: self.methods.get(x, {}).get(scheme, "") for x, scheme in choice.schemes.items()}
+        by_method = {name: method for name, method in methods.items() if method}
+        time = self._time_of(choice.schemes)
+        return dataclasses.replace(choice, gap=gap, time=time, methods=by_method)
 
     def _time_of(self, schemes: Mapping[str, str]) -> PredictedTime | None:
         """What the linear layers take by a choice; None without times."""
@@ -258,7 +278,7 @@ class Frontier:
         names = set(schemes.values())
         table = next((t for t in self._tables if names <= set(t.names)), self._tables[0])
         choice, bound = table.of(schemes)
-        return dataclasses.replace(choice, gap=max(choice.loss - bound, 0.0), time=self._time_of(schemes))
+        return self._completed(choice, max(choice.loss - bound, 0.0))
 
 
 def budget_of(text: str, front: Frontier) -> float:
@@ -314,6 +334,8 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
         kept += sum(layer.growth for layer in survey.layers if layer.name not in chosen_for)
     groups = scheme_groups([layer.name for layer in layers], constraints.fuse)
     layers = _in_bits_of(constraints, layers)
+    methods = _best_methods(survey, layers, signal, constraints)
+    layers = [_by_methods(layer, signal, methods.get(layer.name, {})) for layer in layers]
     allowed = {layer.name: set(names) - set(refusals[layer.name]) for layer in layers}
     tables = _tables_of(layers, groups, families, allowed, signal, constraints.times)
     bits, loss = _best_points([table.by_bits for table in tables])
@@ -339,6 +361,7 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
         {layer.name: layer.shape for layer in layers},
         constraints.fuse,
         around is not None,
+        methods,
     )
 
 
@@ -348,6 +371,31 @@ def _by_time(
     rest = sum(time.seconds or 0.0 for time in times.unquantized(kept, fused))
     seconds, loss = _best_points([table.timed for table in tables])
     return TimeFrontier(times, seconds + rest, loss, rest, kept)
+
+
+def _best_methods(
+    survey: Survey, layers: Sequence[Layer], signal: str, constraints: Constraints
+) -> dict[str, dict[str, str]]:
+    """Layer -> scheme -> the method of the least predicted loss, where that is not rounding to nearest."""
+    allowed = survey.head.methods if constraints.methods is None else constraints.methods
+    if not allowed or not SENSITIVITIES[signal].is_loss:
+        return {}
+    fused = fused_groups(layer.name for layer in layers) if constraints.fuse else []
+    joined = {name for group in fused if len(group) > 1 for name in group}
+    # Layers that are multiplied as one share a scale of the whole tensor, which methods find by layer.
+    shared = {text for text in survey.head.schemes if has_one_scale(Scheme.parse(text))}
+    found: dict[str, dict[str, str]] = {}
+    for layer in layers:
+        best = {text: layer.best_method(text, allowed) for text in survey.head.schemes}
+        left_out = shared if layer.name in joined else set()
+        found[layer.name] = {text: by for text, by in best.items() if by and text not in left_out}
+    return found
+
+
+def _by_methods(layer: Layer, signal: str, methods: Mapping[str, str]) -> Layer:
+    """``layer`` with the costs by ``signal`` that its schemes have by ``methods``."""
+    costs = {text: layer.cost(signal, text, methods.get(text, "")) for text in layer.costs[signal]}
+    return dataclasses.replace(layer, costs={**layer.costs, signal: costs})
 
 
 def _in_bits_of(constraints: Constraints, layers: Sequence[Layer]) -> list[Layer]:
@@ -383,6 +431,10 @@ def _check_asked(survey: Survey, signal: str, constraints: Constraints) -> None:
     for name in constraints.schemes:
         if name not in survey.head.schemes:
             raise ValueError(f"the survey has no scheme {name!r}; it has {', '.join(survey.head.schemes)}")
+    for name in constraints.methods or ():
+        if name not in survey.head.methods:
+            known = ", ".join(survey.head.methods) or "none"
+            raise ValueError(f"the survey has no method {name!r}; it has {known}")
     for pattern in constraints.keep if survey.linear else ():
         if not any(matches(layer.name, pattern) for layer in survey.layers):
             raise ValueError(
@@ -453,9 +505,9 @@ def recipe_of(
     method: str = "",
     constraints: Constraints | None = None,
 ) -> ModelRecipe:
-    """``choice``, made under ``constraints``, as a recipe, every layer by ``method`` but the table of
-    embeddings, which has no inputs to choose codes by; a predicted loss only where the signal predicts
-    one."""
+    """``choice``, made under ``constraints``, as a recipe; a predicted loss only where the signal predicts
+    one. With ``method`` every layer is by that, whatever the choice has, but the table of embeddings, which
+    has no inputs to choose codes by."""
     signal = signal or survey.head.default
     head, kept_to = survey.head, constraints or Constraints()
     return ModelRecipe(
@@ -463,8 +515,9 @@ def recipe_of(
         head.revision,
         head.weights_sha256,
         {
-            name: Recipe.parse(f"{s}+{method}" if method and not survey.layer(name).is_table else s)
+            name: Recipe.parse(f"{s}+{by}" if by else s)
             for name, s in choice.schemes.items()
+            for by in (_method_of(survey.layer(name), choice, method),)
         },
         signal,
         choice.bits,
@@ -473,11 +526,18 @@ def recipe_of(
         _chosen_from(survey, choice, kept_to),
         kept_to.target,
         kept_to.fuse,
-        predicted_interval(survey, signal, choice.schemes),
+        predicted_interval(survey, signal, choice.schemes, choice.methods),
         kept_to.inputs,
         head.texts_sha256,
         choice.time,
     )
+
+
+def _method_of(layer: Layer, choice: Choice, method: str) -> str:
+    """The method of a layer in a recipe: ``method`` if that is for all layers."""
+    if not method:
+        return choice.methods.get(layer.name, "")
+    return "" if layer.is_table else method
 
 
 def _chosen_from(survey: Survey, choice: Choice, constraints: Constraints) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ recipes of the same budget by other signals.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from explorer.survey.importances import layer_importances
 from explorer.survey.interval import Interval, predicted_interval
 from explorer.survey.loss import Loss, hash_of, reference_for
 from explorer.survey.recipe import ModelRecipe
-from explorer.survey.rows import Layer, Survey
+from explorer.survey.rows import Survey
 from explorer.survey.run import SCHEMES, built_in_texts, held_out_texts
 from explorer.survey.sensitivities import SENSITIVITIES
 from explorer.survey.times import CheckedTime, StepTimes, machines, recorded_times
@@ -252,15 +252,17 @@ def _by_other_signals(recipe: ModelRecipe, survey: Survey | None) -> Iterator[_T
         fuse=recipe.fused,
         inputs=recipe.inputs,
         times=times,
+        methods=_surveyed_methods(recipe, survey),
     )
     for signal in dict.fromkeys(("weight", survey.head.default)):
         if signal != recipe.signal and signal in survey.head.signals:
             choice = _same_budget(frontier(survey, signal, constraints), recipe, recipe.bits)
             if choice is None:
                 continue
-            layers = {n: Recipe(Scheme.parse(s), recipe.layers[n].method) for n, s in choice.schemes.items()}
+            layers = {n: _beside(recipe, survey, n, s) for n, s in choice.schemes.items()}
             loss = choice.loss if SENSITIVITIES[signal].is_loss else None
-            yield BY_SIGNAL, signal, layers, (loss, predicted_interval(survey, signal, choice.schemes))
+            interval = predicted_interval(survey, signal, choice.schemes, choice.methods)
+            yield BY_SIGNAL, signal, layers, (loss, interval)
 
 
 def times_of(recipe: ModelRecipe) -> StepTimes | None:
@@ -288,7 +290,6 @@ def _single_schemes(
 ) -> Iterator[_Todo]:
     """The schemes of at most the recipe's size, of which the least loss is predicted, or the largest; and the
     usual one of the target, of whatever size."""
-    layers = [survey.layer(name) for name in recipe.layers] if survey else []
     found = []
     for text in _chosen_from(recipe, survey):
         scheme = Scheme.parse(text)
@@ -296,16 +297,16 @@ def _single_schemes(
             continue
         bits = _mean_bits(dict.fromkeys(shapes, Recipe(scheme)), shapes, stored)
         if bits <= (recipe.bits or math.inf) + SAME_SIZE:
-            predicted = _predicted(layers, survey, text)
+            predicted = _predicted(recipe, survey, text)
             found.append((-bits if predicted[0] is None else predicted[0], text))
     texts = [text for _, text in sorted(found)[:UNIFORM]]
     usual = export_of(recipe.target).usual if recipe.target else ()
     texts += [text for text in usual if _carried(recipe, Scheme.parse(text), shapes)][:1]
     for text in dict.fromkeys(texts):
-        own = {name: Recipe(Scheme.parse(text), one.method) for name, one in recipe.layers.items()}
+        own = {name: _beside(recipe, survey, name, text) for name in recipe.layers}
         if own != recipe.layers:
             known = survey is not None and text in survey.head.schemes
-            yield ONE_SCHEME, text, own, _predicted(layers, survey, text) if known else (None, None)
+            yield ONE_SCHEME, text, own, _predicted(recipe, survey, text) if known else (None, None)
 
 
 def _carried(recipe: ModelRecipe, scheme: Scheme, shapes: Mapping[str, Shape]) -> bool:
@@ -326,10 +327,28 @@ def _chosen_from(recipe: ModelRecipe, survey: Survey | None) -> tuple[str, ...]:
     return tuple(name for name in there if not recipe.schemes or name in recipe.schemes)
 
 
-def _predicted(layers: Sequence[Layer], survey: Survey | None, scheme: str) -> _Prediction:
-    """The survey's prediction of one scheme for all layers, if its default signal predicts a loss."""
+def _predicted(recipe: ModelRecipe, survey: Survey | None, scheme: str) -> _Prediction:
+    """The survey's prediction of one scheme for all layers, if its default signal predicts a loss: by methods
+    of the recipe that the survey has, else of rounding to nearest."""
     if survey is None or not SENSITIVITIES[survey.head.default].is_loss:
         return None, None
-    signal, reached = survey.head.default, [layer for layer in layers if layer.reached]
-    loss = sum(layer.costs[signal][scheme] for layer in reached)
-    return loss, predicted_interval(survey, signal, {layer.name: scheme for layer in reached})
+    signal, reached = survey.head.default, [x for x in map(survey.layer, recipe.layers) if x.reached]
+    allowed = _surveyed_methods(recipe, survey)
+    methods = {layer.name: layer.best_method(scheme, allowed) for layer in reached}
+    loss = sum(layer.cost(signal, scheme, methods[layer.name]) for layer in reached)
+    return loss, predicted_interval(survey, signal, {layer.name: scheme for layer in reached}, methods)
+
+
+def _surveyed_methods(recipe: ModelRecipe, survey: Survey) -> tuple[str, ...]:
+    """The methods of a recipe's layers that its survey has, by which what stands beside it is chosen too."""
+    used = {one.method for one in recipe.layers.values()}
+    return tuple(name for name in survey.head.methods if name in used)
+
+
+def _beside(recipe: ModelRecipe, survey: Survey | None, layer: str, scheme: str) -> Recipe:
+    """``scheme`` for a layer as it stands beside the recipe's own: by the best of the recipe's methods that
+    the survey has, else by the layer's own method."""
+    allowed = _surveyed_methods(recipe, survey) if survey else ()
+    if survey is None or not allowed or scheme not in survey.head.schemes:
+        return Recipe(Scheme.parse(scheme), recipe.layers[layer].method)
+    return Recipe(Scheme.parse(scheme), survey.layer(layer).best_method(scheme, allowed))

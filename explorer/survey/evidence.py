@@ -17,6 +17,7 @@ from explorer.progress import Progress
 from explorer.sources.base import SourceError
 from explorer.survey.interval import fold_count
 from explorer.survey.loss import DRAWS, LossReference, each_objective
+from explorer.survey.methods import HeldOutRows, MethodEvidence, rows_of
 from explorer.survey.sensitivities import SENSITIVITIES, Evidence, Needs
 
 TOKENS = 256
@@ -43,8 +44,10 @@ def gather(
     weights: Mapping[str, HeldWeight],
     signals: Sequence[str],
     progress: Progress | None = None,
+    methods: bool = False,
 ) -> dict[str, Evidence]:
-    """What ``signals`` need of each layer of ``weights`` that the loss depends on.
+    """What ``signals`` need of each layer of ``weights`` that the loss depends on, and with ``methods`` what
+    these see of it and are judged by.
 
     The network is run forward and backward on every text of ``reference``; layers without a gradient are
     left out. A table of embeddings that is the head's too has the gradients of both uses; of one that is
@@ -55,7 +58,10 @@ def gather(
     stacked = [layer for layer, held in weights.items() if held.expert is not None]
     if Needs.INPUTS in needs and stacked:
         raise SourceError(f"{stacked[0]} is one of several stacked experts, whose inputs are not captured")
-    squares = _squared_gradients(model, reference, weights, "fisher_diagonal" in signals, progress)
+    seen, stride = rows_of(reference.tokens)
+    held_out = {h.module: HeldOutRows(seen, stride) for h in weights.values() if methods and h.module}
+    with _watched(model.network, held_out):
+        squares = _squared_gradients(model, reference, weights, "fisher_diagonal" in signals, progress)
     skeleton = Skeleton(model.network)
     multiplied = {
         x: skeleton.head if weights[x].table and skeleton.tied else weights[x].module for x in squares
@@ -72,17 +78,44 @@ def gather(
     if Needs.INPUTS in needs:
         names = [name for name in multiplied.values() if name]
         inputs = {c.name: c.activations for c in capture(model, reference.texts, names, TOKENS)}
+    by_method = _of_methods(model, reference, held_out, [weights[layer].module for layer in squares], seen)
     return {
         layer: Evidence(
             *found.per_sample(),
             inputs.get(multiplied[layer]),
             shares.get(layer) if Needs.INPUTS in needs else None,
-            partial(_loss_with, model, reference, weights[layer]) if Needs.RUNS in needs else None,
+            partial(loss_with, model, reference, weights[layer]) if Needs.RUNS in needs else None,
             found.folds,
             found.texts,
+            by_method.get(weights[layer].module),
         )
         for layer, found in squares.items()
     }
+
+
+def _of_methods(
+    model: Model,
+    reference: LossReference,
+    held_out: Mapping[str, HeldOutRows],
+    reached: Sequence[str],
+    seen: int,
+) -> dict[str, MethodEvidence]:
+    """What methods see of each module and are judged by: the first ``seen`` tokens, and ``held_out``."""
+    names = [name for name in reached if name in held_out]
+    captured = capture(model, reference.texts, names, seen) if names and seen else []
+    found = {one.name: held_out[one.name].evidence(one.activations) for one in captured}
+    return {name: evidence for name, evidence in found.items() if evidence is not None}
+
+
+@contextmanager
+def _watched(network: nn.Module, hooks: Mapping[str, HeldOutRows]) -> Iterator[None]:
+    """Inside, each module of ``hooks`` calls its hook after every forward pass."""
+    handles = [network.get_submodule(name).register_forward_hook(hook) for name, hook in hooks.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def row_shares(reference: LossReference, rows: int) -> Tensor:
@@ -101,7 +134,7 @@ def row_shares(reference: LossReference, rows: int) -> Tensor:
     return shares.float()
 
 
-def _loss_with(model: Model, reference: LossReference, held: HeldWeight, weight: Tensor) -> float:
+def loss_with(model: Model, reference: LossReference, held: HeldWeight, weight: Tensor) -> float:
     """The true loss with ``weight`` in place of the layer's own."""
     return reference.measure(_with_weight(model.network, held, weight)).value
 

@@ -26,6 +26,7 @@ from explorer.models.evaluate import embed_batch, embed_sequences, embedding_sco
 from explorer.models.texts import AnyTexts, Texts, TokenSequence, texts_of, token_sequences
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError
+from explorer.survey.interval import standard_errors
 
 EMBEDDING, NEXT_TOKEN = "embedding", "next token"
 DRAWS = {EMBEDDING: 4, NEXT_TOKEN: 1}
@@ -34,7 +35,6 @@ MOST_LOGITS = 1 << 28
 """Elements of the original's log-probabilities that are kept; on later texts the original is run again."""
 PIECE = 1 << 24
 """Elements of logits whose softmax is taken at a time: 64 MB of each of its temporaries."""
-NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -270,13 +270,13 @@ def _exp(x: float) -> float:
 
 def _mean(sums: Tensor, counts: Tensor) -> tuple[float, float | None, float | None]:
     """The mean of what ``sums`` [texts] are sums of ``counts`` of, with the 95 % interval of a ratio over
-    texts."""
+    texts, by Student's t."""
     sums, counts = sums.double(), counts.double()
     n, value = len(sums), max(float(sums.sum() / counts.sum()), 0.0)
     if n < 2:
         return value, None, None
     residues = (sums - value * counts) / counts.mean()
-    half = NORMAL_95 * float(residues.square().sum() / (n - 1) / n) ** 0.5
+    half = standard_errors(n) * float(residues.square().sum() / (n - 1) / n) ** 0.5
     return value, max(value - half, 0.0), value + half
 
 

@@ -31,13 +31,14 @@ class ModelRecipe:
     row of ``SENSITIVITIES`` that it was chosen by, "" for a uniform one. ``schemes``: texts that it was
     chosen from, none where that is not known; ``target``: the checkpoint format that it was made for, "" for
     none; ``fused``: whether layers that engines multiply as one have one scheme. ``bits``: mean bits per
-    weight over ``layers``, scales and zero points counted. ``predicted_loss`` is of rounding to nearest, None
-    where the signal predicts none; ``predicted_interval``: of 95 % over calibration texts
-    (``explorer.survey.interval``), where the survey gives it; both are of weights alone. ``versions`` of the
-    packages that decided. ``inputs``: how the inputs of its layers of codes are quantized when the model
-    runs; one of the whole tensor is a fixed scale for each layer, whose range its calibrator finds; None: not
-    quantized. ``texts_sha256``: of the texts that the survey was calibrated by, "" where it ran none.
-    ``predicted_time``: what the model's linear layers take in one step, where a budget of time was asked for.
+    weight over ``layers``, scales and zero points counted. ``predicted_loss`` is of the layers' methods where
+    the survey chose them, of rounding to nearest where one method is for all; None where the signal predicts
+    none; ``predicted_interval``: of 95 % over calibration texts (``explorer.survey.interval``), where the
+    survey gives it; both are of weights alone. ``versions`` of the packages that decided. ``inputs``: how the
+    inputs of its layers of codes are quantized when the model runs; one of the whole tensor is a fixed scale
+    for each layer, whose range its calibrator finds; None: not quantized. ``texts_sha256``: of the texts that
+    the survey was calibrated by, "" where it ran none. ``predicted_time``: what the model's linear layers
+    take in one step, where a budget of time was asked for.
     ``cache``: how keys and values are stored when the model runs; None: exactly.
     """
 

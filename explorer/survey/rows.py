@@ -50,7 +50,8 @@ class Head:
     model texts run, empty if that is all. ``layers``: how many lines follow. ``parameters`` are all of the
     model's, ``kept_bytes`` those of its tensors that no scheme is chosen for, as they are stored,
     ``kept_parts`` by what they are. ``include`` and ``exclude``: patterns that it was asked for;
-    ``embeddings``: whether the table of tokens' embeddings is among the layers that have costs.
+    ``embeddings``: whether the table of tokens' embeddings is among the layers that have costs. ``methods``:
+    beside rounding to nearest, those that layers have shares of (``Layer.methods``).
     """
 
     model: str
@@ -75,6 +76,7 @@ class Head:
     embeddings: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     version: int = VERSION
+    methods: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,9 @@ class Layer:
     its weights, ``folds`` that of each fold of the calibration texts (``explorer.survey.interval``; none in
     files of earlier versions). ``reached`` is False for a layer that the loss does not depend on: it has no
     cost, and stays as it is. Layers that are listed alone have neither bits nor costs. ``depth``: which block
-    it is in.
+    it is in. ``methods[method][scheme]``: the predicted loss with the codes of a method, as a share of that
+    of rounding (``explorer.survey.methods``); a method lacks the schemes that it does not serve, and all of
+    a layer whose inputs are not seen.
     """
 
     name: str
@@ -103,6 +107,7 @@ class Layer:
     reached: bool = True
     texts: int | None = None
     seconds: float = 0.0
+    methods: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def weights(self) -> int:
@@ -125,6 +130,19 @@ class Layer:
     def is_table(self) -> bool:
         """True for the tokens' embeddings, whose rows are looked up; a head may multiply by them too."""
         return self.role is Role.EMBEDDING
+
+    def cost(self, signal: str, scheme: str, method: str = "") -> float:
+        """What the codes of ``method`` under ``scheme`` cost by ``signal``, which predicts a loss; those of
+        rounding to nearest if empty. ``KeyError`` for what the survey has not."""
+        cost = self.costs[signal][scheme]
+        return cost * self.methods[method][scheme] if method else cost
+
+    def best_method(self, scheme: str, methods: Sequence[str]) -> str:
+        """The method of ``methods`` with the least predicted loss; empty where none has less than rounding to
+        nearest."""
+        shares = {name: self.methods.get(name, {}).get(scheme, 1.0) for name in methods}
+        least = min(shares, key=lambda name: shares[name], default="")
+        return least if least and shares[least] < 1 else ""
 
     def sqnr_db(self, scheme: str) -> float:
         """10 log10(‖W‖² / ‖W - Ŵ‖²), infinite where nothing was lost."""
@@ -199,7 +217,12 @@ def _in_todays_texts(head: Head, layers: Sequence[Layer]) -> Survey:
         return {names.get(text, text): number for text, number in cells.items()}
 
     today = (
-        replace(x, bits=respelled(x.bits), costs={signal: respelled(c) for signal, c in x.costs.items()})
+        replace(
+            x,
+            bits=respelled(x.bits),
+            costs={signal: respelled(c) for signal, c in x.costs.items()},
+            methods={method: respelled(c) for method, c in x.methods.items()},
+        )
         for x in layers
     )
     return Survey(replace(head, schemes=tuple(dict.fromkeys(names.values()))), tuple(today))
@@ -233,7 +256,11 @@ def _check_cells(head: Head, layer: Layer, name: str) -> None:
     cells = [layer.bits, *(layer.costs.get(signal, {}) for signal in head.signals if layer.reached)]
     if any(set(cell) != set(head.schemes) for cell in cells):
         raise ValueError(f"{name}: {layer.name} lacks a scheme or signal that the first line names")
-    numbers = [value for cell in (layer.bits, *layer.costs.values()) for value in cell.values()]
+    shares = layer.methods
+    if not set(shares) <= set(head.methods) or any(set(x) - set(head.schemes) for x in shares.values()):
+        raise ValueError(f"{name}: {layer.name} has a method or scheme that the first line does not name")
+    cells += shares.values()
+    numbers = [value for cell in (*cells, *layer.costs.values()) for value in cell.values()]
     numbers += [layer.squares, layer.fisher or 0.0, *layer.folds]
     if not all(1 <= axis <= MOST for axis in layer.shape):
         raise ValueError(f"{name}: {layer.name} has the shape {layer.shape}; axes are from 1 to {MOST:,}")
@@ -287,6 +314,7 @@ def head_differs(found: Head, wanted: Head) -> Iterator[str]:
         "weights_sha256": "the weights",
         "schemes": "the schemes",
         "signals": "the signals",
+        "methods": "the methods",
         "texts_sha256": "the texts",
         "include": "the included layers",
         "exclude": "the excluded layers",

@@ -41,6 +41,7 @@ from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.survey.evidence import gather, weights_of
 from explorer.survey.kinds import SUFFIX, Role, itemsize, matches, role_of
 from explorer.survey.loss import NEXT_TOKEN, hash_of, reference_for
+from explorer.survey.methods import check_method, shares_of
 from explorer.survey.rows import FIRST, Head, Layer, Survey, head_differs, line_of, load_survey, parsed_json
 from explorer.survey.sensitivities import DEFAULT, SENSITIVITIES, Evidence, Needs, squares
 from explorer.version import __version__
@@ -63,7 +64,8 @@ class SurveyPlan:
     """What ``survey_model`` is to do. ``schemes``: texts; ``signals``: None for the best that can be had;
     ``texts``: to calibrate by, the built-in ones if empty. ``exclude``: patterns (``matches``) of layers that
     stay as they are; ``include``: of linear layers beside the language part that are surveyed too.
-    ``embeddings``: the table of tokens' embeddings is surveyed, else it is listed."""
+    ``embeddings``: the table of tokens' embeddings is surveyed, else it is listed. ``methods`` of codes
+    alone, beside rounding, whose shares of the loss are predicted (``explorer.survey.methods``)."""
 
     model: str
     revision: str | None = None
@@ -73,6 +75,7 @@ class SurveyPlan:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     embeddings: bool = True
+    methods: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.schemes:
@@ -86,6 +89,13 @@ class SurveyPlan:
             # The weight error is always there: it costs nothing more.
             signals = tuple(s for s in SENSITIVITIES if s in self.signals or s == WEIGHTS_ALONE)
             object.__setattr__(self, "signals", signals)
+        methods = tuple(dict.fromkeys(filter(None, map(check_method, self.methods))))
+        object.__setattr__(self, "methods", methods)
+        if methods and self.signals is not None and not any(SENSITIVITIES[s].is_loss for s in self.signals):
+            raise ValueError(
+                "methods leave a share of a predicted loss: survey by a signal that predicts one, such as "
+                f"{DEFAULT[-1]}"
+            )
 
     def surveys(self, role: Role | None) -> bool:
         """Whether layers of ``role`` get costs."""
@@ -282,6 +292,7 @@ def _head_of(
         include=plan.include,
         exclude=plan.exclude,
         embeddings=plan.embeddings,
+        methods=plan.methods,
         loss=ran.loss,
         why=ran.why,
         texts=ran.texts,
@@ -300,13 +311,17 @@ def in_this_process(
     schemes = {text: Scheme.parse(text) for text in plan.schemes}
     for job in jobs:
         checkpoint()
-        yield survey_layer(source, job, schemes, signals)
+        yield survey_layer(source, job, schemes, signals, plan.methods)
 
 
 def survey_layer(
-    source: TensorSource, job: SurveyJob, schemes: Mapping[str, Scheme], signals: Sequence[str]
+    source: TensorSource,
+    job: SurveyJob,
+    schemes: Mapping[str, Scheme],
+    signals: Sequence[str],
+    methods: Sequence[str] = (),
 ) -> Layer:
-    """One layer: its bytes are read once, and it is rounded to nearest by every scheme.
+    """One layer: its bytes are read once, and it is rounded to nearest by every scheme, and by ``methods``.
 
     ``ValueError`` that names the layer if it cannot be read or holds NaN or Inf.
     """
@@ -320,6 +335,7 @@ def survey_layer(
     evidence = job.evidence or Evidence()
     chosen = [SENSITIVITIES[s] for s in signals if s == WEIGHTS_ALONE or job.reached]
     costs: dict[str, dict[str, float]] = {row.name: {} for row in chosen}
+    judged = evidence.methods if methods and job.reached else None
     for text, scheme in schemes.items():
         checkpoint()
         try:
@@ -337,6 +353,7 @@ def survey_layer(
         fisher=evidence.fisher,
         folds=evidence.folds,
         texts=evidence.texts,
+        methods={} if judged is None else shares_of(weight, schemes, judged, methods),
         seconds=time.perf_counter() - start,
     )
 
@@ -399,10 +416,10 @@ def _run(
         reference = reference_for(model, plan.calibration(model.causal))
         weights = _weights(model, layers)
     except SourceError as error:
-        if plan.signals is not None:
+        if plan.signals is not None or plan.methods:
             raise
         return _Ran((WEIGHTS_ALONE,), {}, why=str(error))
-    evidence = gather(model, reference, weights, signals, progress)
+    evidence = gather(model, reference, weights, signals, progress, bool(plan.methods))
     if not evidence:
         raise SourceError(
             f"{plan.model}: its loss on text depends on none of its {len(layers)} linear layers"
@@ -461,6 +478,7 @@ def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: i
         include=plan.include,
         exclude=plan.exclude,
         embeddings=plan.embeddings,
+        methods=plan.methods,
         signals=plan.signals or found.signals,
         texts_sha256=hash_of(plan.calibration(found.loss == NEXT_TOKEN)) if found.loss else "",
         versions={**found.versions, "explorer": __version__},

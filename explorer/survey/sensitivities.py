@@ -17,6 +17,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from explorer.survey.methods import MethodEvidence
+
 
 class Needs(StrEnum):
     """What a signal has to know beside the weights, the cheapest first."""
@@ -34,7 +36,8 @@ class Evidence:
     ``fisher``: the mean squared gradient of its weights; ``fisher_diagonal`` float32 [N, K] of each weight;
     ``inputs`` float32 [tokens, K]; ``rows`` float32 [N]: of a table whose rows are looked up, the share of
     tokens that look up each one; ``loss_with``: the model's true loss with another weight in the layer;
-    ``folds``: ``fisher`` of each fold of the texts; ``texts``: how many gave its weights a gradient.
+    ``folds``: ``fisher`` of each fold of the texts; ``texts``: how many gave its weights a gradient;
+    ``methods``: what methods see of it and are judged by, where they were asked for and it has inputs.
     """
 
     fisher: float | None = None
@@ -44,6 +47,7 @@ class Evidence:
     loss_with: Callable[[Tensor], float] | None = None
     folds: tuple[float, ...] = ()
     texts: int | None = None
+    methods: MethodEvidence | None = None
 
 
 Cost = Callable[[Tensor, Tensor, Evidence], float]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from explorer import words
 from explorer.analysis.memory import gpus_that_hold
 from explorer.checkpoints.inputs import label_of_inputs
+from explorer.methods import RTN, label_of
 from explorer.models.skeleton import is_expert
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import label_of_text
@@ -36,8 +37,9 @@ def about(survey: Survey) -> str:
     head = survey.head
     on = f"run on {texts_run(head.texts, head.texts_left_out)} ({head.tokens:,} tokens)"
     ran = f"{on}{part_run(head.part)}" if head.loss else f"not run: {head.why}"
+    by = f"rounded to nearest{''.join(f' and by {label_of(name)}' for name in head.methods)}"
     return (
-        f"{head.model}: {_count(survey)} × {len(head.schemes)} schemes, rounded to nearest; the model was "
+        f"{head.model}: {_count(survey)} × {len(head.schemes)} schemes, {by}; the model was "
         f"{ran}.{kept(survey)}{rarely_reached(survey)}"
     )
 
@@ -110,6 +112,16 @@ def _count(survey: Survey) -> str:
     return linear if not others else f"{linear}{', ' if len(others) > 1 else ' and '}{' and '.join(others)}"
 
 
+def methods_words(choice: Choice) -> str:
+    """How many layers of a choice have which method; empty where all are rounded to nearest."""
+    counts: dict[str, int] = {}
+    for name in choice.schemes:
+        method = choice.methods.get(name, "") or RTN.name
+        counts[method] = counts.get(method, 0) + 1
+    said = ", ".join(f"{label_of(method)} for {count} layers" for method, count in counts.items())
+    return f"methods: {said}" if choice.methods else ""
+
+
 def between_words(interval: Interval | None) -> str:
     """An interval of a predicted loss, to stand behind it; empty without one."""
     return f", {interval[0]:.3g} to {interval[1]:.3g} by the calibration texts" if interval else ""
@@ -127,6 +139,10 @@ def verdict(front: Frontier, choice: Choice, interval: Interval | None = None) -
         return f"{bought}. This signal predicts no loss: {signal.trust}"
     bought += f"; predicted loss {choice.loss:.3g}{between_words(interval)}"
     bought += f"{weights_alone(front.inputs)}."
+    by = ""
+    if choice.methods:
+        said, by = methods_words(choice), ", each by its best method"
+        bought += f" {said[:1].upper()}{said[1:]}."
     if choice.time is not None:
         fast = _against_as_fast(front, choice, choice.time.seconds)
         return f"{bought}{fast} {_sentence(choice.time)}{_within_error(front, choice.time)}"
@@ -134,7 +150,7 @@ def verdict(front: Frontier, choice: Choice, interval: Interval | None = None) -
     if not single:
         return bought
     best = min(single, key=lambda u: u.loss)
-    bought += f" {label_of_text(best.scheme)} for all layers: {best.loss:.3g} at {best.bits:.2f} bits"
+    bought += f" {label_of_text(best.scheme)} for all layers{by}: {best.loss:.3g} at {best.bits:.2f} bits"
     if choice.loss < best.loss and best.bits > choice.bits - _SIMILAR:
         bought += f"; choosing per layer saves {100 * (1 - choice.loss / best.loss):.0f} % of that"
     return f"{bought}."

@@ -21,6 +21,7 @@ from explorer.checkpoints import EXPORTS
 from explorer.figures.survey import heat_figure
 from explorer.survey import SENSITIVITIES, Survey, load_survey, verdict
 from explorer.survey.recipe import ModelRecipe
+from explorer.survey.rows import line_of
 from explorer.survey.run import in_this_process
 
 (RECORDED,) = survey.recorded()
@@ -80,6 +81,27 @@ def test_the_recipe_is_a_file_of_this_budget() -> None:
     assert f"{recipe.predicted_loss:.3g}" in out.sentence and "choosing per layer saves" in out.sentence
     blocks = [cell for bar in json.loads(out.strip)["data"] for cell in bar["customdata"]]
     assert {name: str(recipe.layers[name].scheme) for name in recipe.layers} == dict(blocks)
+
+
+def test_the_recipe_shows_each_layers_method(tmp_path: Path) -> None:
+    """In the strip, hatched by method, in the sentence and in the file; the commands make the same survey."""
+    shares = {"gptq": dict.fromkeys(FOUND.head.schemes, 0.5)}
+    rows = [dataclasses.replace(x, methods=shares if x.depth else {}) for x in FOUND.layers]
+    head = dataclasses.replace(FOUND.head, methods=("gptq",))
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(map(line_of, (head, *rows))))
+    out = survey.budget(survey.OWN, str(path), None, "any", "", False, 4.0, "none", "bits", 1)
+    recipe = ModelRecipe.load(out.recipe["value"])
+    by = {x.name: "gptq" if x.depth else "" for x in FOUND.linear}
+    assert {name: one.method for name, one in recipe.layers.items()} == by
+    bars = json.loads(out.strip)["data"]
+    for bar in bars:
+        assert {by[name] for name, _ in bar["customdata"]} == {"gptq" if " by GPTQ" in bar["name"] else ""}
+    hatches = {(" by GPTQ" in bar["name"], bar["marker"]["pattern"]["shape"]) for bar in bars}
+    assert len(hatches) == 2 and len(dict(hatches)) == 2
+    count = sum(map(bool, by.values()))
+    assert f"GPTQ for {count} layers" in out.sentence and "each by its best method" in out.sentence
+    assert "--methods gptq" in out.command and "--methods" not in bought(4.0).command
 
 
 @pytest.mark.parametrize("bits", [-1.0, 0.0, 99.0, None])

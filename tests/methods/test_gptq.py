@@ -22,7 +22,7 @@ from torch import Tensor
 
 from explorer import SCHEMES, MappingType, quantize
 from explorer.core.quantize import find_ranges
-from explorer.methods.gptq import DAMPINGS, Order, _inverse_factor, gptaq, gptq, hessian
+from explorer.methods.gptq import DAMPINGS, Order, _inverse_factor, gptaq, gptq, hessian, same_inputs
 from explorer.schemes import scale_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -323,6 +323,32 @@ def test_bad_input_is_refused_in_words() -> None:
         hessian(x[:0])
     with pytest.raises(ValueError, match="the same tokens in both models, got 8 and 7"):
         gptaq(w, SCHEMES["int4_group64"], x, x[:7])
+
+
+def test_a_range_that_is_too_large_is_named_by_the_layers_column() -> None:
+    """Not by its place in the group that GPTQ has reached, which is nowhere in the layer."""
+    w, x = torch.zeros(4, 128), torch.eye(128)
+    w[3, 70] = 2.0e38
+    with pytest.raises(ValueError, match="row 3, column 70"):
+        gptq(w, SCHEMES["int4_group32"], x)
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_several_schemes_of_the_same_inputs_have_the_codes_that_each_has_alone(order: Order) -> None:
+    """With the damping of the first: a Hessian that is kept is not changed by whoever uses it, dead columns
+    included, and one order's factor is not another's."""
+    draw = torch.Generator().manual_seed(3)
+    x, w = torch.randn(60, 64, generator=draw), torch.randn(8, 64, generator=draw)
+    x[:, 5] = 0
+    schemes = [SCHEMES[name] for name in ("int4_group64", "int3_group64_asym", "int4_group32")]
+    with same_inputs():
+        for other in Order:
+            gptq(w, schemes[0], x, order=other, damping=0.3)
+        kept = [gptq(w, scheme, x, order=order) for scheme in schemes]
+    damping = DAMPINGS[kept[0].objective.index(min(kept[0].objective))]
+    assert not kept[1].objective and not kept[2].objective
+    for scheme, one in zip(schemes, kept, strict=True):
+        assert torch.equal(one.q.packed, gptq(w, scheme, x, order=order, damping=damping).q.packed)
 
 
 def test_damping_grows_tenfold_until_there_is_a_factor() -> None:

@@ -1,0 +1,168 @@
+"""What a method leaves of the loss that rounding a layer to nearest costs, predicted from the layer alone.
+
+Fisher's diagonal cannot see it: a method such as GPTQ makes the errors of a row's weights cancel over the
+layer's inputs, and that is in the products of two weights. Here the Fisher information of each row o of the
+weight is a factor of the row times one matrix of the inputs (J. Martens and R. Grosse, "Optimizing Neural
+Networks with Kronecker-factored Approximate Curvature", arXiv 1503.05671), in which every token x counts by
+its gradient ∂ of the layer's outputs:
+
+    k(ΔW) = ½ Σ_o s_o ΔW_o H ΔW_oᵀ,   H = E[‖∂‖² x xᵀ],   s_o = E[∂_o²] / E[‖∂‖²]
+
+The share that a method leaves is k of its error over k of rounding, on tokens that the method has not seen.
+Without the weight ‖∂‖² of tokens, inputs of great magnitude with little effect on the loss, as of separators,
+would promise more than methods give.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from explorer.core.quantize import quantize
+from explorer.methods import RTN, apply, label_of, names_in
+from explorer.methods.gptq import same_inputs
+from explorer.progress import checkpoint
+from explorer.schemes import Scheme
+
+TOKENS = 512
+"""Rows of each layer's inputs that methods see."""
+HELD_OUT = 1024
+"""Rows of other tokens that the share is taken over: at least so many, and fewer than twice as many, where
+the texts have them."""
+ROWS = 128
+"""Rows of each weight that a share is taken over."""
+FEWEST = 16
+"""Rows of other tokens without which a layer has no share."""
+
+
+def check_method(name: str) -> str:
+    """The canonical name of a method whose result is codes of the layer alone; empty for round to nearest.
+
+    ``ValueError`` for another one, and for names that there are not.
+    """
+    rows = names_in(name.strip().lower())
+    label = label_of(name.strip().lower())
+    for row in rows:
+        if row.factor is not None:
+            raise ValueError(
+                f"{label} folds a factor into the layer before, which other layers read too, so that it is "
+                f"not chosen for single layers: `explorer recipe --method {name.strip()}` takes it for all"
+            )
+        if row.transform is not None or row.residue is not None:
+            raise ValueError(
+                f"{label} stores more than the codes of a layer; a survey measures methods that choose codes "
+                f"alone, such as {label_of('gptq')}"
+            )
+    found = "+".join(row.name for row in rows)
+    return "" if found == RTN.name else found
+
+
+@dataclass(frozen=True, eq=False)
+class MethodEvidence:
+    """What methods see of a layer [N, K], and what their result is weighed by; all on the CPU.
+
+    inputs    float32 [tokens, K], the first of the calibration texts, as ``assemble`` gives them to methods
+    held_out  float32 [others, K], of later tokens
+    tokens    float32 [others]: ‖∂‖², the squared gradient of the layer's outputs, of each of these
+    outputs   float32 [N]: Σ ∂_o² of each output over these
+    """
+
+    inputs: Tensor
+    held_out: Tensor
+    tokens: Tensor
+    outputs: Tensor
+
+    def loss(self, error: Tensor, rows: Tensor | None = None) -> float:
+        """k of ``error`` [N, K], on its device: see this module. With ``rows`` it has these rows alone."""
+        tokens = (self.held_out * self.tokens.sqrt()[:, None]).to(error.device)
+        of_outputs = (error.float() @ tokens.t()).square().sum(1, dtype=torch.float64)
+        shares = self.outputs.double() / self.outputs.sum(dtype=torch.float64)
+        shares = shares.to(of_outputs.device)
+        return float(0.5 * ((shares if rows is None else shares[rows]) @ of_outputs) / len(tokens))
+
+    @property
+    def known(self) -> bool:
+        """Whether there are tokens enough to tell a share by."""
+        return len(self.held_out) >= FEWEST and bool(self.tokens.any())
+
+
+class HeldOutRows:
+    """A forward hook of one linear layer that gathers ``MethodEvidence``: of its rows after the first
+    ``skipped`` every ``stride``-th, and their gradients from the backward passes that follow."""
+
+    def __init__(self, skipped: int, stride: int) -> None:
+        self.skipped, self.stride, self.seen = skipped, stride, 0
+        self.inputs: list[Tensor] = []
+        self.tokens: list[Tensor] = []
+        self.outputs: Tensor | None = None
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        rows = inputs[0].detach().flatten(0, -2)
+        numbers = torch.arange(self.seen, self.seen + len(rows)) - self.skipped
+        self.seen += len(rows)
+        kept = ((numbers >= 0) & (numbers % self.stride == 0)).nonzero()[:, 0].to(rows.device)
+        if not len(kept) or not output.requires_grad:
+            return
+        of_tokens = torch.zeros(len(kept))
+        self.inputs.append(rows[kept].float().cpu())
+        self.tokens.append(of_tokens)
+
+        def count(gradient: Tensor) -> None:
+            squares = gradient.detach().flatten(0, -2)[kept].float().square()
+            of_tokens.add_(squares.sum(1).cpu())
+            of_outputs = squares.sum(0).cpu()
+            self.outputs = of_outputs if self.outputs is None else self.outputs + of_outputs
+
+        output.register_hook(count)
+
+    def evidence(self, inputs: Tensor) -> MethodEvidence | None:
+        """What was gathered, beside the ``inputs`` that methods see; None where that is too little."""
+        if self.outputs is None:
+            return None
+        found = MethodEvidence(inputs, torch.cat(self.inputs), torch.cat(self.tokens), self.outputs)
+        return found if found.known else None
+
+
+def rows_of(tokens: int) -> tuple[int, int]:
+    """Of so many calibration tokens: how many methods see, and the stride of the others."""
+    seen = min(TOKENS, tokens // 2)
+    return seen, max(1, (tokens - seen) // HELD_OUT)
+
+
+def shares_of(
+    weight: Tensor, schemes: Mapping[str, Scheme], evidence: MethodEvidence, methods: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """method -> scheme -> k of the method's codes over k of rounding, of a weight [N, K].
+
+    Both are taken over ``ROWS`` rows, which have codes of their own, unless blocks span several. A method
+    lacks the schemes that it does not serve. Where rounding costs nothing, the share is 1. GPTQ's damping is
+    chosen once for all schemes (``same_inputs``).
+    """
+    inputs = evidence.inputs.to(weight.device)
+    found: dict[str, dict[str, float]] = {method: {} for method in methods}
+    with same_inputs():
+        for text, scheme in schemes.items():
+            rows = _rows_for(scheme, weight)
+            part = weight[rows].float()
+            rounded = evidence.loss(part - quantize(part, scheme).dequantize(), rows)
+            for method in methods:
+                checkpoint()
+                try:
+                    codes = apply(method, part, scheme, inputs).q
+                except ValueError:
+                    continue
+                left = evidence.loss(part - codes.dequantize(), rows)
+                share = left / rounded if rounded else 1.0
+                if math.isfinite(share):
+                    found[method][text] = share
+    return found
+
+
+def _rows_for(scheme: Scheme, weight: Tensor) -> Tensor:
+    """int64: the rows of ``weight`` that stand for all, evenly spread; all where blocks span several."""
+    count = min(ROWS, len(weight)) if scheme.block[0] == 1 else len(weight)
+    return torch.linspace(0, len(weight) - 1, count, device=weight.device).round().long()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
+from torch import Tensor
 
 from explorer import words
 from explorer.checkpoints.model import CONFIG, TRANSPOSED
@@ -304,9 +305,14 @@ def in_this_process(
 
 
 def survey_layer(
-    source: TensorSource, job: SurveyJob, schemes: Mapping[str, Scheme], signals: Sequence[str]
+    source: TensorSource,
+    job: SurveyJob,
+    schemes: Mapping[str, Scheme],
+    signals: Sequence[str],
+    restored: Callable[[Tensor, str], Tensor] | None = None,
 ) -> Layer:
-    """One layer: its bytes are read once, and it is rounded to nearest by every scheme.
+    """One layer: its bytes are read once, and it is rounded by every scheme: to nearest, or as ``restored``
+    (the weight [N, K], the name of a scheme -> the weight restored) says.
 
     ``ValueError`` that names the layer if it cannot be read or holds NaN or Inf.
     """
@@ -323,7 +329,8 @@ def survey_layer(
     for text, scheme in schemes.items():
         checkpoint()
         try:
-            error = quantize(weight, scheme).dequantize().neg_().add_(weight)
+            after = restored(weight, text) if restored else quantize(weight, scheme).dequantize()
+            error = after.neg_().add_(weight)
         except ValueError as refused:
             raise ValueError(f"{name}, by {text}: {refused}") from refused
         for row in chosen:

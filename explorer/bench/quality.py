@@ -69,7 +69,7 @@ IN_CHECKPOINTS = (
     "int3_group64", "int3_group64_asym", "int4_group64", "int4_group64_asym", "int4_group32",
     "int4_group32_asym", "int5_group64_asym", "int6_group64_asym", "int8_row",
 )  # fmt: skip
-"""Schemes for checkpoints whose rows may be no multiple of 128. Those in 4-bit floating point are left out: of
+"""Schemes for checkpoints whose rows may be no multiple of 128. 4-bit floating point is left out: of
 checkpoints with several schemes, compressed-tensors restores them in bfloat16 alone."""
 SIGNAL, GGUF, CHECKPOINT = "fisher_diagonal", "gguf", "compressed-tensors"
 WEIGHED = "-imatrix"

@@ -23,6 +23,7 @@ from explorer.recordings.gemm import (
 )
 from explorer.recordings.grouped import recorded_grouped
 from explorer.recordings.machine import Machine
+from explorer.recordings.quality import recorded_quality
 from explorer.recordings.quantize import quantize_recordings
 from explorer.recordings.runs import recorded_runs
 from explorer.recordings.steps import recorded_steps
@@ -36,6 +37,7 @@ from lab import (
     embeddings,
     facts,
     inputs,
+    quality,
     ranking,
     recipe_tables,
     recipes,
@@ -188,6 +190,8 @@ def _context() -> dict[str, Any]:
         "not_tried_in_words": not_tried_in_words,
         "vllm_table": vllm_table,
         "written": recorded_written(),
+        "compared": recorded_quality(),
+        "quality": quality,
         "runs": recorded_runs(),
         "runs_table": runs_table,
         "steps": recorded_steps(),

@@ -17,7 +17,7 @@ DASH = "–"
 
 def quality_table(rows: Sequence[QualityRow]) -> str:
     """Measured files, the smallest first."""
-    shown = sorted((row for row in rows if row.kl is not None), key=lambda row: row.bytes)
+    shown = sorted(measured(rows), key=lambda row: row.bytes)
     titles = ["file", "made by", "format", "importances", "MB", "bits per weight", "KL, nats a token"]
     titles += ["same top token", "seconds", "memory"]
     cells = [
@@ -36,6 +36,11 @@ def quality_table(rows: Sequence[QualityRow]) -> str:
         for row in shown
     ]
     return markdown(titles, cells) if cells else f"({NOT_RECORDED})"
+
+
+def measured(rows: Sequence[QualityRow]) -> list[QualityRow]:
+    """The rows that have a file."""
+    return [row for row in rows if row.kl is not None]
 
 
 def not_made(rows: Sequence[QualityRow]) -> str:
@@ -70,14 +75,11 @@ def compared(ours: QualityRow, theirs: QualityRow) -> str:
 
 
 def against_four_bits(rows: Sequence[QualityRow]) -> str:
-    """For every other 4-bit file: this project's best file of the same format that is no larger, and what its
+    """For every other 4-bit file: this project's best file by the same reader that is no larger, and what its
     KL is."""
     cells = []
-    for theirs in rows:
-        if theirs.ours or theirs.kl is None or not _four_bits(theirs):
-            continue
-        fit = [row for row in rows if _comparable(row, theirs)]
-        best = min(fit, key=lambda row: row.kl or 0.0, default=None)
+    for theirs in _other_four_bits(rows):
+        best = best_within(rows, theirs)
         cells.append(
             [
                 f"{theirs.label}{_weighed(theirs)}",
@@ -91,14 +93,54 @@ def against_four_bits(rows: Sequence[QualityRow]) -> str:
     return markdown(titles, cells) if cells else f"({NOT_RECORDED})"
 
 
+def verdict(rows: Sequence[QualityRow]) -> str:
+    """Sentences: against how many of the other 4-bit files ours is better, not told apart, and worse, and
+    which have no counterpart."""
+    found: dict[str, list[str]] = {"better": [], "not told apart": [], "worse": [], "without": []}
+    for theirs in _other_four_bits(rows):
+        best, name = best_within(rows, theirs), f"{theirs.label}{_weighed(theirs)}"
+        if best is None:
+            found["without"].append(name)
+            continue
+        value, half = less(best, theirs)
+        kind = "not told apart" if abs(value) <= half else "better" if value > 0 else "worse"
+        found[kind].append(name)
+    words = {
+        "better": "Ours is better, by more than the interval, than",
+        "not told apart": "Not told apart:",
+        "worse": "Ours is worse than",
+        "without": "No file of ours is as small as",
+    }
+    return " ".join(f"{words[kind]} {'; '.join(names)}." for kind, names in found.items() if names)
+
+
+def best_within(rows: Sequence[QualityRow], theirs: QualityRow) -> QualityRow | None:
+    """This project's file of the least KL that is no larger than ``theirs`` and judged by the same reader;
+    where ``theirs`` was made without importances and by rounding alone, so is ours."""
+    fit = [row for row in rows if _comparable(row, theirs)]
+    return min(fit, key=lambda row: row.kl or 0.0, default=None)
+
+
+def _other_four_bits(rows: Sequence[QualityRow]) -> list[QualityRow]:
+    return [row for row in measured(rows) if not row.ours and _four_bits(row)]
+
+
 def _four_bits(row: QualityRow) -> bool:
     return row.label in FOUR_BITS or row.format != "GGUF"
 
 
 def _comparable(ours: QualityRow, theirs: QualityRow) -> bool:
-    """Whether a file of ours is no larger, and judged by the same reader."""
-    same_reader = (ours.format == "GGUF") == (theirs.format == "GGUF")
-    return ours.ours and ours.kl is not None and ours.bytes <= theirs.bytes and same_reader
+    """Whether a file of ours is no larger, judged by the same reader, and sees as much: texts only where
+    theirs has importances, or is no GGUF file."""
+    gguf = theirs.format == "GGUF"
+    fair = ours.importances == theirs.importances and not ours.name.endswith("-gptq") if gguf else True
+    return bool(
+        ours.ours
+        and ours.kl is not None
+        and ours.bytes <= theirs.bytes
+        and (ours.format == "GGUF") == gguf
+        and fair
+    )
 
 
 def _weighed(row: QualityRow) -> str:

@@ -283,12 +283,12 @@ def _restored(importance: Tensor | None, refused: set[str], weight: Tensor, text
 
 
 def gguf_schemes() -> tuple[str, ...]:
-    """One scheme for each type of ggml that is no cast."""
+    """One scheme for each type of ggml that is no cast: that of its name, where there is one."""
     found: dict[str, str] = {}
     for name, scheme in SCHEMES.items():
         kind = ggml_type(scheme)
-        if scheme.scale is not None and kind is not None:
-            found.setdefault(kind, name)
+        if scheme.scale is not None and kind is not None and (kind not in found or name == kind.lower()):
+            found[kind] = name
     return tuple(found.values())
 
 
@@ -340,7 +340,7 @@ def _status(key: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class QualityCandidate:
     """A row that is asked for. ``make`` gives its file; it is None where ``missing`` says why there is
     none."""
 
@@ -354,7 +354,7 @@ class Candidate:
     missing: str = ""
 
 
-def _recipes() -> Iterator[Candidate]:
+def _recipes() -> Iterator[QualityCandidate]:
     sizes: dict[str, tuple[str, Callable[[Workshop, bool], float]]] = {
         f"recipe-as-{EQUAL}": (
             f"recipe, the bytes of {EQUAL}",
@@ -369,7 +369,7 @@ def _recipes() -> Iterator[Candidate]:
     for weighed in (True, False):
         for name, (label, size) in sizes.items():
             full = name + (WEIGHED if weighed else "")
-            yield Candidate(
+            yield QualityCandidate(
                 full,
                 label,
                 lambda: OURS,
@@ -381,7 +381,7 @@ def _recipes() -> Iterator[Candidate]:
                 weighed,
             )
     name = f"recipe-as-{EQUAL}-gptq"
-    yield Candidate(
+    yield QualityCandidate(
         name,
         f"recipe, the bytes of {EQUAL}, GPTQ",
         lambda: OURS,
@@ -391,12 +391,12 @@ def _recipes() -> Iterator[Candidate]:
     )
 
 
-def _by_llama() -> Iterator[Candidate]:
+def _by_llama() -> Iterator[QualityCandidate]:
     for weighed in (True, False):
         for mixture in FTYPES:
             if weighed and mixture == "Q8_0":
                 continue  # which importances do not change
-            yield Candidate(
+            yield QualityCandidate(
                 mixture + (WEIGHED if weighed else ""),
                 mixture,
                 _llama,
@@ -411,10 +411,10 @@ def _llama() -> str:
     return "llama.cpp" if quantizer_refusal() else f"llama.cpp, {quantizer_version()}"
 
 
-def _checkpoints() -> Iterator[Candidate]:
+def _checkpoints() -> Iterator[QualityCandidate]:
     for method, words in (("", "rounded to nearest"), ("gptq", "GPTQ")):
         name = f"{CHECKPOINT}-{method or 'rtn'}"
-        yield Candidate(
+        yield QualityCandidate(
             name,
             f"recipe, {CHECKPOINT_BITS:g} bits in linear layers, {words}",
             lambda: OURS,
@@ -422,7 +422,7 @@ def _checkpoints() -> Iterator[Candidate]:
             CHECKPOINT,
             lambda shop, name=name, method=method: shop.checkpoint_of_recipe(name, method),  # type: ignore[misc]
         )
-    yield Candidate(
+    yield QualityCandidate(
         "bitsandbytes-nf4",
         "NF4, double quantization",
         lambda: _versioned("bitsandbytes"),
@@ -437,7 +437,7 @@ def _checkpoints() -> Iterator[Candidate]:
         ("gptqmodel", "GPTQModel"),
     ):
         why = f"not measured: pip install {package} with its dependencies, in an environment of its own"
-        yield Candidate(package, label, lambda p=package: p, False, "–", None, missing=why)  # type: ignore[misc]
+        yield QualityCandidate(package, label, lambda p=package: p, False, "–", None, missing=why)  # type: ignore[misc]
 
 
 def _versioned(package: str) -> str:
@@ -445,7 +445,7 @@ def _versioned(package: str) -> str:
     return f"{package} {metadata.version(package)}" if find_spec(package) else package
 
 
-def candidates(patterns: Sequence[str] = ()) -> tuple[Candidate, ...]:
+def candidates(patterns: Sequence[str] = ()) -> tuple[QualityCandidate, ...]:
     """The rows whose names match one of ``patterns`` (``fnmatch``), all if none is given; ``ValueError`` for
     a pattern that matches none."""
     every = (*_recipes(), *_by_llama(), *_checkpoints())
@@ -460,7 +460,7 @@ def candidates(patterns: Sequence[str] = ()) -> tuple[Candidate, ...]:
 
 def measure_quality(
     where: str,
-    chosen: Sequence[Candidate],
+    chosen: Sequence[QualityCandidate],
     held_out: AnyTexts = (),
     calibration: AnyTexts = (),
     texts: int = 16,
@@ -478,7 +478,7 @@ def measure_quality(
             yield _row(shop, candidate)
 
 
-def _row(shop: Workshop, candidate: Candidate) -> QualityRow:
+def _row(shop: Workshop, candidate: QualityCandidate) -> QualityRow:
     missing = candidate.missing
     if not missing and candidate.format == "GGUF" and (not candidate.ours or EQUAL in candidate.name):
         missing = quantizer_refusal()

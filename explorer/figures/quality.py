@@ -1,7 +1,8 @@
-"""Quality of files against their size: KL of the next token by bytes, of this project's files and of others'."""
+"""Quality of files against their size: KL of the next token by bytes, of this project and of others."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -50,9 +51,13 @@ def quality_figure(rows: Sequence[QualityRow]) -> go.Figure:
     for row in shown:
         if not row.ours and (row.importances or row.format != "GGUF"):
             fig.add_annotation(
-                x=_mb(row), y=_log(row), text=row.label.partition(",")[0], showarrow=False, yshift=13,
+                x=_mb(row),
+                y=_log(row),
+                text=row.label.partition(",")[0],
+                showarrow=False,
+                yshift=13,
                 font={"size": 10, "color": B},
-            )  # fmt: skip
+            )
     losses = [row.kl for row in shown if row.kl]
     log_axis(fig, "y", min(losses) / 1.5, max(losses) * 1.7)
     return legend_below(fig, 3)
@@ -73,6 +78,4 @@ def _mb(row: QualityRow) -> float:
 
 def _log(row: QualityRow) -> float:
     """Where an annotation stands on a logarithmic axis."""
-    import math
-
     return math.log10(row.kl or 1.0)

@@ -107,13 +107,13 @@ class LlamaNetwork(nn.Module):
         model = llama.llama_model_load_from_file(str(file).encode(), llama.llama_model_default_params())
         if not model:
             raise ValueError(f"llama.cpp cannot open {file.name}")
-        self._closed = weakref.finalize(self, llama.llama_model_free, model)
+        weakref.finalize(self, llama.llama_model_free, model)
         params = llama.llama_context_default_params()
         params.words[0] = params.words[1] = params.words[2] = max(longest, 64)
         self._context = llama.llama_init_from_model(model, params)
         if not self._context:
             raise ValueError(f"llama.cpp makes no context of {longest:,} tokens for {file.name}")
-        weakref.finalize(self, llama.llama_free, self._context)  # before the model: the last comes first
+        weakref.finalize(self, llama.llama_free, self._context)  # which comes before the model's
         if llama.llama_n_ctx(self._context) < longest or llama.llama_n_ubatch(self._context) < longest:
             raise ValueError(f"this build of {PACKAGE} lays its parameters out in another way")
         threads = usable_threads()

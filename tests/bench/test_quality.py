@@ -79,7 +79,8 @@ def test_rows_are_named_once_and_patterns_choose_them() -> None:
 
 
 def test_every_type_of_ggml_is_a_candidate_once() -> None:
-    """A type that is left out is one that a recipe cannot take."""
+    """A type that is left out is one that a recipe cannot take; of several schemes it is llama.cpp's own."""
+    assert {"q8_0", "q4_k", "iq4_xs", "mxfp4"} <= set(gguf_schemes())
     kinds = [ggml_type(SCHEMES[name]) for name in gguf_schemes()]
     assert len(kinds) == len(set(kinds)) and {"Q4_1", "Q8_0", "Q4_K", "IQ4_XS", "NVFP4"} <= set(kinds)
     assert all(not EXPORT.refuses(SCHEMES[name], (2, 256)) for name in gguf_schemes())

@@ -39,13 +39,11 @@ def test_the_comparison_at_equal_bytes_is_exact() -> None:
     assert (value, half) == (pytest.approx(25.0), pytest.approx(0.0, abs=1e-9))
     assert quality.less(THEIRS, OURS)[0] == pytest.approx(-100 / 3)
     difference, width = paired(CHECKPOINT.losses, OURS.losses)
-    assert quality.less(OURS, CHECKPOINT) == (
-        pytest.approx(-1000 * difference), pytest.approx(1000 * width)
-    )  # fmt: skip
+    assert quality.less(OURS, CHECKPOINT) == pytest.approx((-1000 * difference, 1000 * width))
     assert "99 bytes, at most the 100" in quality.at_equal_bytes(ROWS)
     assert "25.0 ± 0.0 % less" in quality.at_equal_bytes(ROWS)
     assert "not recorded" in quality.at_equal_bytes([OURS])
-    assert quality.compared(THEIRS, OURS) == "33.3 ± 0.0 % more" or "more" in quality.compared(THEIRS, OURS)
+    assert quality.compared(THEIRS, OURS).endswith("% more")
 
 
 def test_a_file_is_compared_with_no_larger_one_of_its_reader() -> None:

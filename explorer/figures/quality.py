@@ -48,16 +48,21 @@ def quality_figure(rows: Sequence[QualityRow]) -> go.Figure:
                 text=[f"{row.label} ({row.format})" for row in mine],
                 hovertemplate="%{text}<br>%{x:.1f} MB, %{y:.4f} nats<extra></extra>",
             )
-    for row in shown:
-        if not row.ours and (row.importances or row.format != "GGUF"):
-            fig.add_annotation(
-                x=_mb(row),
-                y=_log(row),
-                text=row.label.partition(",")[0],
-                showarrow=False,
-                yshift=13,
-                font={"size": 10, "color": B},
-            )
+    named = sorted(
+        (row for row in shown if not row.ours and (row.importances or row.format != "GGUF")),
+        key=lambda row: row.bytes,
+    )
+    for row, (x, y, anchor) in zip(named, _places(named, shown), strict=True):
+        fig.add_annotation(
+            x=_mb(row),
+            y=_log(row),
+            text=row.label.partition(",")[0],
+            showarrow=False,
+            xshift=x,
+            yshift=y,
+            xanchor=anchor,
+            font={"size": 10, "color": B},
+        )
     losses = [row.kl for row in shown if row.kl]
     log_axis(fig, "y", min(losses) / 1.5, max(losses) * 1.7)
     return legend_below(fig, 3)
@@ -70,6 +75,28 @@ def frontier_of(rows: Sequence[QualityRow]) -> list[QualityRow]:
         if not found or (row.kl or 0.0) < (found[-1].kl or 0.0):
             found.append(row)
     return found
+
+
+_AROUND = ((-8, 0, "right"), (0, 13, "center"), (0, -13, "center"), (8, 0, "left"))
+"""Places of a label beside its marker: pixels to the right and up, and the side that stands there."""
+_NEAR = (9.0, 0.15)
+"""Megabytes and decades within which two labels at the same side would touch."""
+
+
+def _places(named: Sequence[QualityRow], shown: Sequence[QualityRow]) -> list[tuple[int, int, str]]:
+    """For each row of ``named`` the first place of ``_AROUND`` that no near row before it has; on the left
+    only where none of ``shown`` is."""
+    found: list[tuple[int, int, str]] = []
+    for row in named:
+        taken = [place for other, place in zip(named, found, strict=False) if _near(other, row)]
+        if any(_near(other, row) and other.bytes < row.bytes for other in shown):
+            taken.append(_AROUND[0])
+        found.append(next((place for place in _AROUND if place not in taken), _AROUND[1]))
+    return found
+
+
+def _near(row: QualityRow, other: QualityRow) -> bool:
+    return abs(_mb(other) - _mb(row)) < _NEAR[0] and abs(_log(other) - _log(row)) < _NEAR[1]
 
 
 def _mb(row: QualityRow) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -390,6 +391,22 @@ def method_recipes(
     every = measure_methods(model or MODEL, causal)
     fields = ("budget", "method", "by_layer", "layers", "bits", "predicted", "loss", "low", "high")
     emit(as_json, every, _table([run for one in every for run in one.runs], fields, fields))
+
+
+@app.command(epilog=examples("dithered path/to/model path/to/folder"))
+def dithered(
+    model: Annotated[str, typer.Argument(help="The folder of a model that was restored from codes.")],
+    out: Annotated[str, typer.Argument(help="The folder to write; there must be none yet.")],
+    as_json: Json = False,
+) -> None:
+    """A model off the grid of the codes that it was restored from: noise within each weight's cell."""
+    from lab.dithered import write_dithered
+
+    written = write_dithered(Path(model), Path(out))
+    if as_json:
+        print_json({"written": str(written)})
+    else:
+        say(f"written: {written}")
 
 
 @app.command(epilog=examples("texts path/to/model --record"))

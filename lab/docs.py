@@ -23,6 +23,7 @@ from explorer.recordings.gemm import (
 )
 from explorer.recordings.grouped import recorded_grouped
 from explorer.recordings.machine import Machine
+from explorer.recordings.quality import recorded_quality
 from explorer.recordings.quantize import quantize_recordings
 from explorer.recordings.runs import recorded_runs
 from explorer.recordings.steps import recorded_steps
@@ -38,6 +39,7 @@ from lab import (
     inputs,
     large_model,
     method_recipes,
+    quality,
     ranking,
     recipe_tables,
     recipes,
@@ -194,6 +196,8 @@ def _context() -> dict[str, Any]:
         "not_tried_in_words": not_tried_in_words,
         "vllm_table": vllm_table,
         "written": recorded_written(),
+        "compared": recorded_quality(),
+        "quality": quality,
         "runs": recorded_runs(),
         "runs_table": runs_table,
         "steps": recorded_steps(),

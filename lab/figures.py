@@ -14,12 +14,15 @@ from urllib.parse import unquote_to_bytes
 import plotly.graph_objects as go
 
 from explorer.export.files import replacing
+from explorer.figures.quality import quality_figure
+from explorer.recordings.quality import recorded_quality
 from lab import accumulation
 
 FOLDER = "figures"
 WIDTH = 860
 FIGURES: Mapping[str, Callable[[], go.Figure]] = {
     "fp8-sums": lambda: accumulation.sums_figure(accumulation.recorded_sums().rows),
+    "quality": lambda: quality_figure(recorded_quality().rows),
 }
 """File names without their ending, and what draws them."""
 

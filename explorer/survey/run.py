@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
+from torch import Tensor
 
 from explorer import words
 from explorer.checkpoints.model import CONFIG, TRANSPOSED
@@ -320,8 +321,10 @@ def survey_layer(
     schemes: Mapping[str, Scheme],
     signals: Sequence[str],
     methods: Sequence[str] = (),
+    restored: Callable[[Tensor, str], Tensor] | None = None,
 ) -> Layer:
-    """One layer: its bytes are read once, and it is rounded to nearest by every scheme, and by ``methods``.
+    """One layer: its bytes are read once, and it is rounded by every scheme, to nearest or as ``restored``
+    (the weight [N, K], the name of a scheme -> the weight restored) says, and by ``methods``.
 
     ``ValueError`` that names the layer if it cannot be read or holds NaN or Inf.
     """
@@ -339,7 +342,8 @@ def survey_layer(
     for text, scheme in schemes.items():
         checkpoint()
         try:
-            error = quantize(weight, scheme).dequantize().neg_().add_(weight)
+            after = restored(weight, text) if restored else quantize(weight, scheme).dequantize()
+            error = after.neg_().add_(weight)
         except ValueError as refused:
             raise ValueError(f"{name}, by {text}: {refused}") from refused
         for row in chosen:

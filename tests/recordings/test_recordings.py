@@ -38,6 +38,7 @@ from explorer.recordings.gemm import (
 )
 from explorer.recordings.grouped import recorded_grouped
 from explorer.recordings.machine import Machine, MachineLimits, this_machine
+from explorer.recordings.quality import recorded_quality
 from explorer.recordings.quantize import (
     QuantizeTiming,
     kernel_file,
@@ -91,6 +92,7 @@ SHIPPED = {
     "inputs": recorded_inputs,
     "methods": recorded_methods,
     "page": recorded_page,
+    "quality": recorded_quality,
     "quantize": recorded_quantize,
     "ranking": recorded_ranking,
     "recipes": recorded_recipes,

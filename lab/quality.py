@@ -69,9 +69,10 @@ def at_equal_bytes(rows: Sequence[QualityRow]) -> str:
 
 
 def compared(ours: QualityRow, theirs: QualityRow) -> str:
-    """ "12.0 ± 3.1 % less", or how much more."""
+    """ "12.0 ± 3.1 % less", or how much more; and that this is not told apart from nothing."""
     value, half = less(ours, theirs)
-    return f"{abs(value):.1f} ± {half:.1f} % {'less' if value >= 0 else 'more'}"
+    unclear = " (not told apart)" if abs(value) < half else ""
+    return f"{abs(value):.1f} ± {half:.1f} % {'less' if value >= 0 else 'more'}{unclear}"
 
 
 def against_four_bits(rows: Sequence[QualityRow]) -> str:
@@ -114,9 +115,20 @@ def verdict(rows: Sequence[QualityRow]) -> str:
     return " ".join(f"{words[kind]} {'; '.join(names)}." for kind, names in found.items() if names)
 
 
+def against_nf4(rows: Sequence[QualityRow]) -> str:
+    """Sentences: both checkpoints by recipes beside bitsandbytes' NF4, which is smaller."""
+    theirs, found = row_of(rows, "bitsandbytes-nf4"), []
+    for name, words in (("rtn", "rounded to nearest"), ("gptq", "by GPTQ")):
+        ours = row_of(rows, f"compressed-tensors-{name}")
+        if ours is None or theirs is None:
+            return f"({NOT_RECORDED})"
+        larger = 100 * (ours.bytes / theirs.bytes - 1)
+        found.append(f"that of the recipe {words} is {compared(ours, theirs)}, in {larger:.1f} % more bytes")
+    return f"Against the KL of bitsandbytes' NF4, {found[0]}, and {found[1]}."
+
+
 def best_within(rows: Sequence[QualityRow], theirs: QualityRow) -> QualityRow | None:
-    """This project's file of the least KL that is no larger than ``theirs`` and judged by the same reader;
-    where ``theirs`` was made without importances and by rounding alone, so is ours."""
+    """This project's file of the least KL that ``_comparable`` allows; None without one."""
     fit = [row for row in rows if _comparable(row, theirs)]
     return min(fit, key=lambda row: row.kl or 0.0, default=None)
 
@@ -154,5 +166,5 @@ def row_of(rows: Sequence[QualityRow], name: str) -> QualityRow | None:
 
 def replaced_types(rows: Sequence[QualityRow]) -> str:
     """Which of llama.cpp's types were replaced, a line a mixture."""
-    lines = [f"* {row.label}: {row.note}." for row in rows if not row.ours and row.note and row.importances]
+    lines = [f"  * {row.label}: {row.note}" for row in rows if not row.ours and row.note and row.importances]
     return "\n".join(lines) or "* none"

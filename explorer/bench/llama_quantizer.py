@@ -74,7 +74,8 @@ class Replaced:
         if not self.tensors:
             return ""
         which = ", ".join(self.types)
-        return f"{self.tensors} tensors, whose rows are no multiple of 256, have other types: {which}"
+        of = "1 tensor" if self.tensors == 1 else f"{self.tensors} tensors"
+        return f"other types for {of} whose rows are no multiple of 256: {which}"
 
 
 def quantizer_refusal() -> str:

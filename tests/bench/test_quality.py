@@ -96,7 +96,7 @@ warning: blk.1.attn_q.weight - 576 (required for type    q4_K) -> falling back t
 def test_replaced_types_are_counted() -> None:
     """A file called Q4_K_M that holds other types is told as such."""
     assert replaced_in(LOG) == Replaced(3, ("q4_K → q5_0", "q6_K → q8_0"))
-    assert str(replaced_in(LOG)).startswith("3 tensors,") and not str(Replaced(0, ()))
+    assert str(replaced_in(LOG)).startswith("other types for 3 tensors ") and not str(Replaced(0, ()))
 
 
 def test_another_library_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

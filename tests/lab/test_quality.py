@@ -5,6 +5,8 @@ If these fail, the page says that a file is better than another by a number that
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -44,6 +46,8 @@ def test_the_comparison_at_equal_bytes_is_exact() -> None:
     assert "25.0 ± 0.0 % less" in quality.at_equal_bytes(ROWS)
     assert "not recorded" in quality.at_equal_bytes([OURS])
     assert quality.compared(THEIRS, OURS).endswith("% more")
+    wide = replace(OURS, losses=(0.0, 0.01, 0.2))
+    assert quality.compared(wide, THEIRS).endswith("% more (not told apart)")
 
 
 def test_a_file_is_compared_with_no_larger_one_of_its_reader() -> None:
@@ -59,7 +63,7 @@ def test_tables_hold_what_was_measured_and_say_what_was_not() -> None:
     table = quality.quality_table(ROWS)
     assert table.count("\n") == 4 and "GPTQModel" not in table and "**recipe" in table
     assert quality.not_made(ROWS) == "* GPTQModel: not measured."
-    assert quality.replaced_types(ROWS) == "* Q4_K_M: 3 tensors have other types."
+    assert quality.replaced_types(ROWS) == "  * Q4_K_M: 3 tensors have other types"
     assert "not recorded" in quality.quality_table([MISSING])
 
 

@@ -35,7 +35,7 @@ METHODS = ("gptq", "gptq_order", "gptq_sequential")
 """Each is surveyed alone, so that its recipe is of rounding and of it."""
 ALONE = ("int3_group128_asym", "int4_group128_asym", "int4_group32_asym")
 """Schemes by which single layers are quantized alone, of ``SAMPLED`` layers."""
-SAMPLED = 3
+SAMPLED = 5
 """Of so many layers one is quantized alone."""
 
 

@@ -255,6 +255,7 @@ def seconds_sentence(rows: Sequence[ModelRuns]) -> str:
         f"{one.model} ({one.layers} layers × {one.schemes} schemes): {one.seconds['']:.0f} s, with "
         f"{label_of('gptq')} {one.seconds['gptq']:.0f} s"
         for one in rows
+        if one.seconds
     ]
     return "; ".join(said) or f"({NOT_RECORDED})"
 

@@ -5,12 +5,11 @@ If these fail, the page promises of methods what was not measured, or a table sh
 
 from __future__ import annotations
 
-import pytest
-
 from explorer.recordings.files import NOT_RECORDED
 from explorer.survey.loss import EMBEDDING
 from lab import method_recipes
-from lab.method_recipes import BUDGETS, METHODS, AloneRun, MethodRun, ModelRuns, recorded_methods
+from lab.intervals import spearman
+from lab.method_recipes import AloneRun, MethodRun, ModelRuns, recorded_methods
 
 ROUNDED = MethodRun(4.5, "", False, 0, 4.49, 0.02, 0.021, 0.02, 0.022)
 CHOSEN = MethodRun(4.5, "gptq", True, 30, 4.5, 0.01, 0.0105, 0.01, 0.011)
@@ -40,17 +39,15 @@ def test_without_recordings_they_say_so() -> None:
     assert {words([]) for words in every} == {f"({NOT_RECORDED})"}
 
 
-def test_recipes_that_know_methods_lose_less() -> None:
-    """On held-out texts: less than by rounding and than one method for all layers of the recipe of rounding,
-    as predicted within a quarter; single layers in the measured order."""
+def test_single_layers_lose_what_is_predicted() -> None:
+    """Of recorded layers quantized alone: in the measured order, and by methods less than by rounding, as
+    predicted within a fifth in the median."""
     encoder = next(one for one in recorded_methods().rows if one.kind == EMBEDDING)
-    for budget in BUDGETS:
-        runs = {(run.method, run.by_layer): run for run in encoder.runs if run.budget == budget}
-        assert set(runs) == {("", False), *((m, by) for m in METHODS for by in (False, True))}
-        for method in METHODS:
-            chosen = runs[method, True]
-            assert chosen.bits <= budget + 1e-6 and chosen.high < runs["", False].low
-            assert chosen.loss < runs[method, False].loss
-            assert chosen.predicted == pytest.approx(chosen.loss, rel=0.25)
-    low = float(method_recipes.ranks_sentence([encoder]).partition("loss is ")[2].partition(" (")[2][:5])
-    assert low > 0.9
+    by_method = [run for run in encoder.alone if run.method]
+    assert spearman([run.predicted for run in by_method], [run.loss for run in by_method]) > 0.95
+    rounded = {(run.layer, run.scheme): run for run in encoder.alone if not run.method}
+    assert all(run.loss < rounded[run.layer, run.scheme].loss for run in by_method)
+    median = float(
+        method_recipes.ranks_sentence([encoder]).partition("predicted ")[2].split("predicted ")[1][:4]
+    )
+    assert 0.8 < median < 1.2

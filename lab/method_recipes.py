@@ -35,7 +35,7 @@ METHODS = ("gptq", "gptq_order", "gptq_sequential")
 """Each is surveyed alone, so that its recipe is of rounding and of it."""
 ALONE = ("int3_group128_asym", "int4_group128_asym", "int4_group32_asym")
 """Schemes by which single layers are quantized alone, of ``SAMPLED`` layers."""
-SAMPLED = 3
+SAMPLED = 5
 """Of so many layers one is quantized alone."""
 
 
@@ -255,6 +255,7 @@ def seconds_sentence(rows: Sequence[ModelRuns]) -> str:
         f"{one.model} ({one.layers} layers × {one.schemes} schemes): {one.seconds['']:.0f} s, with "
         f"{label_of('gptq')} {one.seconds['gptq']:.0f} s"
         for one in rows
+        if one.seconds
     ]
     return "; ".join(said) or f"({NOT_RECORDED})"
 

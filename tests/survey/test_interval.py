@@ -5,17 +5,20 @@ If these fail, a prediction looks surer, or less sure, than the texts that it co
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from explorer.models.capture import load_model
 from explorer.survey import ModelRecipe, Survey, frontier, load_survey, recipe_of
 from explorer.survey.evidence import gather, weights_of
-from explorer.survey.interval import fold_count, predicted_interval
-from explorer.survey.loss import reference_for
+from explorer.survey.interval import fold_count, predicted_interval, standard_errors
+from explorer.survey.loss import _mean, reference_for
 from explorer.survey.rows import line_of
+from lab.intervals import interval
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = ("the cat sleeps on the warm roof", "the train was late again", "salt lowers the roof")
@@ -93,3 +96,14 @@ def test_a_recipe_keeps_its_interval(made_up: Survey, tmp_path: Path) -> None:
     assert recipe.predicted_interval and ModelRecipe.load(tmp_path / "r.json") == recipe
     with pytest.raises(ValueError, match="numbers from 0"):
         replace(recipe, predicted_interval=(-1.0, 1.0))
+
+
+def test_intervals_of_few_texts_are_by_students_t() -> None:
+    """Those of a measured loss as those of a prediction: of four numbers a normal one is too narrow."""
+    numbers = [1.0, 2.0, 3.0, 6.0]
+    mean, low, high = _mean(torch.tensor(numbers), torch.ones(4))
+    assert standard_errors(4) == pytest.approx(3.1824, abs=1e-4) and standard_errors(240) < 1.98
+    assert low is not None and high is not None
+    half = standard_errors(4) * statistics.stdev(numbers) / 2
+    assert (mean, low, high) == pytest.approx((3.0, max(3.0 - half, 0.0), 3.0 + half))
+    assert half == pytest.approx(interval(numbers)[1])

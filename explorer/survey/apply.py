@@ -266,7 +266,14 @@ def codes_of(
         loaded = load()
         texts = texts or built_in_texts(loaded.causal)
         assembled = assemble(
-            loaded, recipe.layers, texts, progress=progress, of_inputs=recipe.inputs, folded=True
+            loaded,
+            recipe.layers,
+            texts,
+            progress=progress,
+            fused=fused or recipe.fused,
+            of_inputs=recipe.inputs,
+            folded=True,
+            importances=importances,
         )
         layers = assembled.layers
         changed = _in_files(assembled.changed, loaded, recipe, folder)

@@ -334,7 +334,8 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
         kept += sum(layer.growth for layer in survey.layers if layer.name not in chosen_for)
     groups = scheme_groups([layer.name for layer in layers], constraints.fuse)
     layers = _in_bits_of(constraints, layers)
-    methods = _best_methods(survey, layers, signal, constraints)
+    asked_for = survey.head.methods if constraints.methods is None else constraints.methods
+    methods = best_methods(survey, layers, signal, asked_for, constraints.fuse)
     layers = [_by_methods(layer, signal, methods.get(layer.name, {})) for layer in layers]
     allowed = {layer.name: set(names) - set(refusals[layer.name]) for layer in layers}
     tables = _tables_of(layers, groups, families, allowed, signal, constraints.times)
@@ -373,14 +374,15 @@ def _by_time(
     return TimeFrontier(times, seconds + rest, loss, rest, kept)
 
 
-def _best_methods(
-    survey: Survey, layers: Sequence[Layer], signal: str, constraints: Constraints
+def best_methods(
+    survey: Survey, layers: Sequence[Layer], signal: str, allowed: Sequence[str], fuse: bool
 ) -> dict[str, dict[str, str]]:
-    """Layer -> scheme -> the method of the least predicted loss, where that is not rounding to nearest."""
-    allowed = survey.head.methods if constraints.methods is None else constraints.methods
+    """Layer -> scheme -> the one of the ``allowed`` methods that has the least predicted loss, where that is
+    not rounding to nearest. With ``fuse`` layers that are multiplied as one matrix have one scale of the
+    whole tensor."""
     if not allowed or not SENSITIVITIES[signal].is_loss:
         return {}
-    fused = fused_groups(layer.name for layer in layers) if constraints.fuse else []
+    fused = fused_groups(layer.name for layer in layers) if fuse else []
     joined = {name for group in fused if len(group) > 1 for name in group}
     # Layers that are multiplied as one share a scale of the whole tensor, which methods find by layer.
     shared = {text for text in survey.head.schemes if has_one_scale(Scheme.parse(text))}

@@ -25,7 +25,7 @@ from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 from explorer.survey.apply import StoredBits, constraints_of, input_scales_of, refusal_of, stored_bits
 from explorer.survey.assemble import Assembled, assemble, shapes_of
-from explorer.survey.budget import Choice, Frontier, frontier
+from explorer.survey.budget import Choice, Frontier, best_methods, frontier
 from explorer.survey.importances import layer_importances
 from explorer.survey.interval import Interval, predicted_interval
 from explorer.survey.loss import Loss, hash_of, reference_for
@@ -333,22 +333,36 @@ def _predicted(recipe: ModelRecipe, survey: Survey | None, scheme: str) -> _Pred
     if survey is None or not SENSITIVITIES[survey.head.default].is_loss:
         return None, None
     signal, reached = survey.head.default, [x for x in map(survey.layer, recipe.layers) if x.reached]
-    allowed = _surveyed_methods(recipe, survey)
-    methods = {layer.name: layer.best_method(scheme, allowed) for layer in reached}
+    by = _methods_beside(recipe, survey)
+    methods = {layer.name: by.get(layer.name, {}).get(scheme, "") for layer in reached}
     loss = sum(layer.cost(signal, scheme, methods[layer.name]) for layer in reached)
     return loss, predicted_interval(survey, signal, {layer.name: scheme for layer in reached}, methods)
 
 
 def _surveyed_methods(recipe: ModelRecipe, survey: Survey) -> tuple[str, ...]:
-    """The methods of a recipe's layers that its survey has, by which what stands beside it is chosen too."""
+    """The methods of a recipe's layers that its survey has, by which what stands beside it is chosen too.
+
+    None where the recipe's prediction is of rounding to nearest: then the survey chose none of its methods.
+    """
+    costs = [survey.layer(name).costs.get(recipe.signal, {}) for name in recipe.layers]
+    pairs = zip(costs, recipe.layers.values(), strict=True)
+    rounded = sum(cost.get(str(one.scheme), math.inf) for cost, one in pairs)
+    if recipe.predicted_loss is None or math.isclose(recipe.predicted_loss, rounded, rel_tol=1e-9):
+        return ()
     used = {one.method for one in recipe.layers.values()}
     return tuple(name for name in survey.head.methods if name in used)
+
+
+def _methods_beside(recipe: ModelRecipe, survey: Survey) -> Mapping[str, Mapping[str, str]]:
+    """Layer -> scheme -> the method that it has beside the recipe, under the recipe's constraints."""
+    layers, allowed = [survey.layer(name) for name in recipe.layers], _surveyed_methods(recipe, survey)
+    return best_methods(survey, layers, survey.head.default, allowed, recipe.fused)
 
 
 def _beside(recipe: ModelRecipe, survey: Survey | None, layer: str, scheme: str) -> Recipe:
     """``scheme`` for a layer as it stands beside the recipe's own: by the best of the recipe's methods that
     the survey has, else by the layer's own method."""
-    allowed = _surveyed_methods(recipe, survey) if survey else ()
-    if survey is None or not allowed or scheme not in survey.head.schemes:
+    by = _methods_beside(recipe, survey) if survey else {}
+    if survey is None or not by or scheme not in survey.head.schemes:
         return Recipe(Scheme.parse(scheme), recipe.layers[layer].method)
-    return Recipe(Scheme.parse(scheme), survey.layer(layer).best_method(scheme, allowed))
+    return Recipe(Scheme.parse(scheme), by.get(layer, {}).get(scheme, ""))

@@ -15,11 +15,13 @@ from torch import nn
 
 from explorer.cli import main
 from explorer.methods import METHODS, apply, has_factor
+from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, capture, load_model
-from explorer.schemes import SCHEMES
+from explorer.schemes import SCHEMES, Scheme
 from explorer.survey import SURVEYS, Constraints, Survey, frontier, load_survey, recipe_of
 from explorer.survey.apply import codes_of
-from explorer.survey.check import ONE_SCHEME, check_recipe
+from explorer.survey.check import ONE_SCHEME, _predicted, assemble_recipe, check_recipe
+from explorer.survey.kinds import Role
 from explorer.survey.methods import FEWEST, HeldOutRows, MethodEvidence, check_method, rows_of, shares_of
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import line_of
@@ -31,6 +33,7 @@ NAMES = ("int3_group64_asym", "nvfp4", "int8_tensor")
 TEXTS = tuple(f"{a} {b}" for a in SENTENCES for b in SENTENCES)
 UP, QUERY = "model.layers.0.mlp.up_proj", "model.layers.1.self_attn.q_proj"
 VALUE = "model.layers.1.self_attn.v_proj"
+NVFP4 = Recipe(Scheme.parse("nvfp4"))
 
 
 def test_the_loss_of_an_error_is_that_of_its_definition() -> None:
@@ -228,6 +231,30 @@ def test_apply_writes_the_codes_of_the_method(survey: Survey, llama: Model, tiny
         one = recipe.layers[layer.name]
         want = apply(choice.methods[layer.name], layer.weight, one.scheme, layer.activations).q
         assert torch.equal(codes(layer.name, layer.weight, one).packed, want.packed)
+
+
+def test_apply_writes_what_a_check_runs(survey: Survey, llama: Model, tiny_llama: Path) -> None:
+    """Of a fused recipe, where a sequential method sees rounded layers that share a scale of the tensor."""
+    layers = {
+        x.name: Recipe(Scheme.parse(NAMES[0]), "gptq_sequential") if x.name.endswith("down_proj") else NVFP4
+        for x in survey.linear
+        if x.role is Role.LINEAR
+    }
+    recipe = ModelRecipe(survey.head.model, None, survey.head.weights_sha256, layers, fused=True)
+    ran = assemble_recipe(recipe, llama, TEXTS, layers, None).layers
+    written = codes_of(recipe, lambda: llama, TEXTS, folder=tiny_llama, fused=True).chosen
+    assert written and all(torch.equal(q.packed, ran[name].q.packed) for name, q in written.items())
+
+
+def test_single_schemes_stand_beside_under_the_same_constraints(by_hand: Survey) -> None:
+    """A fused recipe's beside fused ones, whose joined layers no method serves; one with a method for all
+    layers, whose prediction is of rounding, beside predictions of rounding."""
+    for constraints, method in ((Constraints(fuse=True), ""), (Constraints(methods=()), "gptq")):
+        front = frontier(by_hand, constraints=constraints)
+        recipe = recipe_of(by_hand, front.at(3.5), method=method, constraints=constraints)
+        assert any(one.method for one in recipe.layers.values())
+        for single in front.uniform:
+            assert _predicted(recipe, by_hand, single.scheme)[0] == pytest.approx(single.loss)
 
 
 def test_a_check_runs_the_methods(survey: Survey, llama: Model) -> None:

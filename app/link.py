@@ -381,8 +381,6 @@ def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     for key, known in (("sized", _SIZED), ("stored", CACHES)):
         if query.get(key) and query[key] not in known:
             yield key, query[key], f"one of {', '.join(known)}"
-    if query.get("billions") and _billions(query["billions"]) is None:
-        yield "billions", query["billions"], "billions of parameters, such as 7 or 0.5"
     for key in ("row", "column", "m", "n", "k"):
         if query.get(key) and _whole(query[key]) is None:
             yield key, query[key], "a whole number"

@@ -8,7 +8,6 @@ process of its own.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -56,17 +55,19 @@ from explorer.cli import main
 code = main(sys.argv[2:])
 import torch
 peak = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
-json.dump(peak, open(sys.argv[1], "w"))
+own = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+json.dump({"gpu": peak, "memory": 1024 * int(own[0].split()[1])}, open(sys.argv[1], "w"))
 sys.exit(code)
 """
-"""Runs a command and writes the most bytes that torch had on the GPU."""
+"""Runs a command; writes the most bytes that torch had on the GPU, and that this process had itself, without
+those of the one that started it (``ru_maxrss`` counts them)."""
 
 
 @dataclass(frozen=True)
 class LargeStep:
     """One command on one model: ``weights`` of the model, ``seconds`` of wall time with the start of Python,
-    ``memory`` and ``gpu_memory`` in bytes at most, ``file_bytes`` that it wrote; ``signal``: that the survey
-    could measure in the memory there was."""
+    ``memory`` and ``gpu_memory`` in bytes at most (None: not known), ``file_bytes`` that it wrote;
+    ``signal``: what the survey could measure in the memory there was."""
 
     step: str
     command: str
@@ -74,7 +75,7 @@ class LargeStep:
     weights: int
     stored_bytes: int
     seconds: float
-    memory: int
+    memory: int | None
     gpu_memory: int
     file_bytes: int
     threads: int
@@ -138,13 +139,13 @@ def _step(name: str, arguments: Sequence[str], model: Path, written: Path) -> La
         process = subprocess.Popen(
             [sys.executable, "-c", _MEASURED, peak.name, name, *arguments], stdout=said, stderr=said
         )
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds, process.returncode = time.perf_counter() - start, os.waitstatus_to_exitcode(status)
+        process.wait()
+        seconds = time.perf_counter() - start
         said.seek(0)
         text = said.read()
         if process.returncode:
             raise RuntimeError(f"explorer {name} failed:\n{text[-2000:]}")
-        gpu_memory = json.load(peak)
+        peaks = json.load(peak)
     files = list(model.glob("*.safetensors"))
     network = skeleton_of(model)
     assert network is not None
@@ -158,8 +159,8 @@ def _step(name: str, arguments: Sequence[str], model: Path, written: Path) -> La
         weights=sum(parameter.numel() for parameter in network.network.parameters()),
         stored_bytes=sum(file.stat().st_size for file in files),
         seconds=seconds,
-        memory=usage.ru_maxrss * 1024,
-        gpu_memory=gpu_memory,
+        memory=peaks["memory"],
+        gpu_memory=peaks["gpu"],
         file_bytes=sum(sizes),
         threads=torch.get_num_threads(),
         signal=head.get("default", ""),
@@ -183,12 +184,12 @@ def recorded_large_model() -> Recording[LargeStep]:
 
 def large_table(rows: Sequence[LargeStep]) -> str:
     """Steps by what they took, and the time of the larger model, modelled by the number of weights."""
-    titles = ["step", "time", "main memory", "GPU memory", "written", f"{LARGER[0]}, modelled"]
+    titles = ["step", "time", "main memory", "GPU memory", "written", f"{LARGER[0]}, at most (modelled)"]
     lines = [
         [
             f"`explorer {row.step}`",
             duration(row.seconds),
-            bytes_(row.memory),
+            "–" if row.memory is None else bytes_(row.memory),
             bytes_(row.gpu_memory) if row.gpu_memory else "–",
             bytes_(row.file_bytes),
             duration(row.seconds * LARGER[1] / row.weights, 2),

@@ -19,7 +19,7 @@ def quality_table(rows: Sequence[QualityRow]) -> str:
     """Measured files, the smallest first."""
     shown = sorted(measured(rows), key=lambda row: row.bytes)
     titles = ["file", "made by", "format", "importances", "MB", "bits per weight", "KL, nats a token"]
-    titles += ["same top token", "seconds", "memory"]
+    titles += ["same top token", "seconds"]
     cells = [
         [
             f"**{row.label}**" if row.ours else row.label,
@@ -31,7 +31,6 @@ def quality_table(rows: Sequence[QualityRow]) -> str:
             f"{row.kl:.4f} ± {half_interval(row.losses):.4f}",
             f"{100 * (row.same_top or 0):.1f} %",
             DASH if row.seconds is None else duration(row.seconds),
-            DASH if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f} MB",
         ]
         for row in shown
     ]
@@ -142,10 +141,10 @@ def _four_bits(row: QualityRow) -> bool:
 
 
 def _comparable(ours: QualityRow, theirs: QualityRow) -> bool:
-    """Whether a file of ours is no larger, judged by the same reader, and sees as much: texts only where
-    theirs has importances, or is no GGUF file."""
+    """Whether a file of ours is no larger, judged by the same reader, and has importances where theirs has
+    them."""
     gguf = theirs.format == "GGUF"
-    fair = ours.importances == theirs.importances and not ours.name.endswith("-gptq") if gguf else True
+    fair = ours.importances == theirs.importances if gguf else True
     return bool(
         ours.ours
         and ours.kl is not None

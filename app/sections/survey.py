@@ -444,7 +444,7 @@ def _commands(recipe: str, asked: Budget, head: Head, choice: Choice) -> list[st
     model, schemes, methods = head.model, head.schemes, head.methods
     stem = file_name(Path(model).name)
     found, made = f"{stem}.jsonl", shlex.quote(recipe)
-    bound = f"--bits {choice.bits:.4g}"
+    bound = f"--bits {math.ceil(1e4 * choice.bits - 1e-6) / 1e4:.9g}"
     if choice.time is not None:
         microseconds = math.ceil(1e8 * choice.time.seconds) / 100
         bound = f"--time {microseconds:.9g}us --batch {choice.time.batch}"

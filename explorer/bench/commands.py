@@ -344,7 +344,6 @@ def quality_line(row: QualityRow) -> Line:
         "KL, nats a token": row.kl,
         "same top token, %": None if row.same_top is None else 100 * row.same_top,
         "seconds": row.seconds,
-        "peak, MB": None if row.peak_bytes is None else row.peak_bytes / 1e6,
         "note": row.missing or row.note,
     }
 

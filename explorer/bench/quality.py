@@ -11,7 +11,6 @@ file is the same for both sides.
 from __future__ import annotations
 
 import fnmatch
-import math
 import shutil
 import tempfile
 import time
@@ -80,11 +79,10 @@ OURS = f"Quantization Explorer {__version__}"
 
 @dataclass(frozen=True)
 class Made:
-    """A file or folder, and what making it took."""
+    """A file or folder, and the seconds that making it took."""
 
     path: Path
     seconds: float
-    peak_bytes: int | None
     note: str = ""
 
     @property
@@ -216,14 +214,14 @@ class Workshop:
                 self.source, job, known, signals, restored=partial(_restored, importance, refused)
             )
 
-    def file_of_recipe(self, name: str, size: float, weighed: bool, method: str = "") -> Made:
+    def file_of_recipe(self, name: str, size: float, weighed: bool) -> Made:
         """A GGUF file of at most ``size`` bytes by a recipe, embeddings and head chosen too."""
         survey = self.weighed_survey if weighed else self.survey
         importances = self.importances if weighed else {}
         with Watch() as watch:
             kept_to = constraints_of(GGUF, survey, keep=tuple(unplaced(GGUF, survey)))
             choice = frontier(survey, "", kept_to).at_bytes(size)
-            recipe = recipe_of(survey, choice, method=method, constraints=kept_to)
+            recipe = recipe_of(survey, choice, constraints=kept_to)
             taken = {n: importances[n] for n, r in recipe.layers.items() if n in importances and _takes(r)}
             codes = codes_of(recipe, self._loaded, self.calibration, folder=self.folder, importances=taken)
             out = self.room / name
@@ -304,41 +302,18 @@ def _schemes_of(recipe: ModelRecipe) -> str:
 
 
 class Watch:
-    """Seconds that a block takes, and the memory that it takes at most beyond what was held before."""
+    """Seconds that a block takes."""
 
     def __enter__(self) -> Watch:
-        self._before = _reset_peak()
         self._start = time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.seconds = time.perf_counter() - self._start
-        now = _status("VmHWM")
-        known = self._before is not None and now is not None
-        self.peak_bytes = max(now - self._before, 0) if known else None  # type: ignore[operator]
 
     def made(self, path: Path, note: str = "") -> Made:
         """The file that was made."""
-        return Made(path, self.seconds, self.peak_bytes, note)
-
-
-def _reset_peak() -> int | None:
-    """Let the kernel count the process's largest size from now on; the size now. None where it does not."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return None
-    return _status("VmRSS")
-
-
-def _status(key: str) -> int | None:
-    """Bytes of an entry of /proc/self/status, where there is one."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = (line.split()[1] for line in lines if line.startswith(f"{key}:"))
-    return next((int(number) * 1024 for number in found), None)
+        return Made(path, self.seconds, note)
 
 
 @dataclass(frozen=True)
@@ -382,15 +357,6 @@ def _recipes() -> Iterator[QualityCandidate]:
                 ),
                 weighed,
             )
-    name = f"recipe-as-{EQUAL}-gptq"
-    yield QualityCandidate(
-        name,
-        f"recipe, the bytes of {EQUAL}, GPTQ",
-        lambda: OURS,
-        True,
-        "GGUF",
-        lambda shop: shop.file_of_recipe(name, shop.file_of_llama(EQUAL, False).bytes, False, "gptq"),
-    )
 
 
 def _by_llama() -> Iterator[QualityCandidate]:
@@ -438,7 +404,7 @@ def _checkpoints() -> Iterator[QualityCandidate]:
         ("auto-round", "AutoRound"),
         ("gptqmodel", "GPTQModel"),
     ):
-        why = f"not measured: pip install {package} with its dependencies, in an environment of its own"
+        why = f"not measured: no row is made of {package} yet"
         yield QualityCandidate(package, label, lambda p=package: p, False, "–", None, missing=why)  # type: ignore[misc]
 
 
@@ -498,14 +464,14 @@ def _row(shop: Workshop, candidate: QualityCandidate) -> QualityRow:
         return empty
     try:
         made = candidate.make(shop)
-    except (ValueError, SourceError) as error:
+        if candidate.format == "GGUF":
+            found = shop.by_llama.measure(shop.network_of(made.path))
+            reader = f"llama.cpp ({PACKAGE} {metadata.version(PACKAGE)})"
+        else:
+            found = shop.by_torch.measure(_opened(made.path))
+            reader = f"transformers {metadata.version('transformers')}"
+    except (ValueError, SourceError, ImportError, RuntimeError) as error:  # the rows after it go on
         return replace(empty, missing=str(error))
-    if candidate.format == "GGUF":
-        found = shop.by_llama.measure(shop.network_of(made.path))
-        reader = f"llama.cpp ({PACKAGE} {metadata.version(PACKAGE)})"
-    else:
-        found = shop.by_torch.measure(_opened(made.path))
-        reader = f"transformers {metadata.version('transformers')}"
     size = made.bytes
     if candidate.ours or EQUAL not in candidate.name:
         _remove(made.path)
@@ -513,12 +479,11 @@ def _row(shop: Workshop, candidate: QualityCandidate) -> QualityRow:
         empty,
         bytes=size,
         bits=8 * size / shop.weights,
-        kl=math.fsum(found.each) / len(found.each),
+        kl=found.value,
         losses=found.each,
         same_top=found.scores["same_top"],
         tokens=found.tokens,
         seconds=made.seconds,
-        peak_bytes=made.peak_bytes,
         judged_by=reader,
         note=made.note,
     )

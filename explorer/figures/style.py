@@ -122,8 +122,8 @@ def caption(label: str, most: int = 26) -> str:
 
 
 def file_name(text: str) -> str:
-    """``text`` as a file name: letters, digits, dots and dashes."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")[:120] or "figure"
+    """``text`` as a file name: letters, digits, dots and dashes; none that is hidden."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).lstrip("-.").rstrip("-")[:120] or "figure"
 
 
 def switch_axis(fig: go.Figure, axis: str) -> go.Figure:

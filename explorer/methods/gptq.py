@@ -85,8 +85,9 @@ class Order(Enum):
 @dataclass(eq=False)
 class _Known:
     """What inputs gave so far: ``matrices`` (Hessians, their factors) by what they are of, and ``damping``
-    by order."""
+    by order. The inputs are held, so that no others come to lie in their place."""
 
+    held: dict[tuple[object, ...], Inputs] = field(default_factory=dict)
     matrices: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     damping: dict[tuple[object, ...], float] = field(default_factory=dict)
 
@@ -100,8 +101,8 @@ _KNOWN: ContextVar[_Known | None] = ContextVar("known", default=None)
 
 @contextmanager
 def same_inputs() -> Iterator[None]:
-    """Inside, one layer's inputs stay in place and unchanged while several schemes are tried: their Hessian
-    is factored once, and damping is chosen once for each order of columns, by the first of the schemes."""
+    """Inside, inputs stay unchanged while several schemes are tried on them: the Hessian of each is factored
+    once, and damping is chosen once for each order of columns, by the first of the schemes."""
     token = _KNOWN.set(_Known())
     try:
         yield
@@ -224,8 +225,9 @@ def _quantize(
     block = block or min(128, max(16, k // SNAPSHOTS))
     objective: tuple[float, ...] = ()
     known, key = _KNOWN.get(), (inputs.place, order)
-    if damping is None and known is not None:
-        damping = known.damping.get(key)
+    if known is not None:
+        known.held.setdefault(inputs.place, inputs)
+        damping = known.damping.get(key) if damping is None else damping
     if damping is None:
         choosing = None if progress is None else partial(_part_of, progress, 0, 2)
         progress = None if progress is None else partial(_part_of, progress, 1, 2)

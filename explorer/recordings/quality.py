@@ -19,11 +19,9 @@ class QualityRow:
     bytes           of all files of weights; of a GGUF file with metadata and vocabulary; 0 without a file
     bits            8 · bytes ÷ weights of the model, a tied head counted once
     kl              nats a token against the source model's file, by the reader of this format
-    losses          mean KL of each text, in the texts' order; all have ``tokens`` ÷ texts tokens
+    losses          mean KL of each text, in the texts' order
     same_top        share of tokens with the same most probable successor
     seconds         taken to make the file; surveys and importances, which serve many files, not counted
-    peak_bytes      memory that making it took at most, beyond what was held before; None where the system
-                    does not tell
     judged_by       the reader, with its version
     note            what else is to be known, such as types that were replaced
     missing         why there is no file; empty if there is one
@@ -42,7 +40,6 @@ class QualityRow:
     same_top: float | None = None
     tokens: int = 0
     seconds: float | None = None
-    peak_bytes: int | None = None
     judged_by: str = ""
     note: str = ""
     missing: str = ""

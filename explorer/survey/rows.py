@@ -329,5 +329,5 @@ def head_differs(found: Head, wanted: Head) -> Iterator[str]:
 
 
 def _short(value: Any) -> str:
-    text = ", ".join(value) if isinstance(value, tuple) else str(value)
+    text = (", ".join(value) or "none") if isinstance(value, tuple) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."

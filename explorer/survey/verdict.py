@@ -118,7 +118,9 @@ def methods_words(choice: Choice) -> str:
     for name in choice.schemes:
         method = choice.methods.get(name, "") or RTN.name
         counts[method] = counts.get(method, 0) + 1
-    said = ", ".join(f"{label_of(method)} for {count} layers" for method, count in counts.items())
+    said = ", ".join(
+        f"{label_of(method)} for {count} layer{'' if count == 1 else 's'}" for method, count in counts.items()
+    )
     return f"methods: {said}" if choice.methods else ""
 
 

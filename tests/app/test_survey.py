@@ -140,6 +140,16 @@ def test_a_budget_is_typed_in_bits_or_as_a_size(
     assert most is None or size > 0.99 * most or out.bits["value"] == out.bits["maximum"]
 
 
+@pytest.mark.parametrize("text", ["99 bits", "4.51 bits", "6 bits", "55 MB"])
+def test_the_printed_command_gives_the_recipe_that_is_shown(text: str) -> None:
+    """Its bits are rounded up: of a recipe that just fits, a little less has another scheme for a layer."""
+    asked = (RECORDED, None, None, "compressed-tensors", "", False, 6.0, "none", "bits", 1)
+    out = survey.typed(*asked, text)
+    bits = float(out.command.partition("--bits ")[2].split()[0])
+    again = survey.Budget(*asked[:6], bits, *asked[7:]).bought()
+    assert again.recipe.layers == ModelRecipe.load(out.recipe["value"]).layers
+
+
 def test_what_is_no_budget_is_said(said: list[str]) -> None:
     """Below the field, and the recipe before it stays, which Check and Export go on with; an empty field
     changes nothing; of time, a time. More than can be used is the most, and that is said too."""

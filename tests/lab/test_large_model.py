@@ -31,7 +31,7 @@ def test_every_step_is_a_command_that_ran(tokenizer: Path) -> None:
     steps = list(run_large_model(tokenizer, SMALL))
     assert [step.step for step in steps] == ["survey", "recipe", "apply"]
     assert steps[0].signal == "fisher_diagonal" and all(step.file_bytes for step in steps)
-    assert all(step.memory > 100e6 and step.seconds > 0 for step in steps)
+    assert all(step.memory and 1e8 < step.memory < 4e9 and step.seconds > 0 for step in steps)
     assert len({step.weights for step in steps}) == 1 and steps[0].stored_bytes > 2 * steps[0].weights
     assert all(step.command.startswith(f"explorer {step.step} ") for step in steps)
     assert "/" not in steps[0].command, "no path of this machine"

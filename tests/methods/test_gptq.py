@@ -22,6 +22,7 @@ from torch import Tensor
 
 from explorer import SCHEMES, MappingType, quantize
 from explorer.core.quantize import find_ranges
+from explorer.methods import apply
 from explorer.methods.gptq import DAMPINGS, Order, _inverse_factor, gptaq, gptq, hessian, same_inputs
 from explorer.schemes import scale_for
 
@@ -363,3 +364,14 @@ def test_the_dampings_that_are_tried_ascend() -> None:
     gap that no result shows."""
     steps = [after / before for before, after in itertools.pairwise(DAMPINGS)]
     assert (DAMPINGS[0], DAMPINGS[-1]) == (0.003, 1.0) and all(2.9 < step < 3.5 for step in steps)
+
+
+def test_other_inputs_never_have_the_hessian_of_freed_ones() -> None:
+    """Inputs in bfloat16 are copied to float32 for each call: the copy of the next ones may lie where that of
+    the first did, and would be taken for it."""
+    w, x = correlated(16, 128, 256)
+    inputs = [(x * 4.0**i * (1 + torch.arange(128) % (i + 2))).bfloat16() for i in range(4)]
+    alone = [apply("gptq", w, SCHEMES["int4_group64"], one).q.packed for one in inputs]
+    with same_inputs():
+        together = [apply("gptq", w, SCHEMES["int4_group64"], one).q.packed for one in inputs]
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))

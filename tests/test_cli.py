@@ -124,6 +124,8 @@ def test_every_command_is_run_by_a_test() -> None:
         "imatrix",
         "compile",
         "lab dithered",
+        "lab large_model",
+        "lab method_recipes",
         "lab docs",
         "lab bias_correction",
         "bench quantize",

@@ -59,6 +59,8 @@ from lab.embeddings import recorded_embeddings
 from lab.exports import recorded_exports
 from lab.first_numbers import recorded_first_numbers
 from lab.inputs import recorded_inputs
+from lab.large_model import recorded_large_model
+from lab.method_recipes import recorded_methods as recorded_methods_by_layer
 from lab.methods import recorded_methods
 from lab.page import recorded_page
 from lab.ranking import recorded_ranking
@@ -73,6 +75,8 @@ from lab.written import recorded_written
 
 SHIPPED = {
     "accumulation": recorded_sums,
+    "large-model": recorded_large_model,
+    "method_recipes": recorded_methods_by_layer,
     "analysis": recorded_analyses,
     "cache": recorded_cache,
     "causal": recorded_causal,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from explorer.bench.llama_quantizer import LIBRARY, Replaced, quantizer_refusal, replaced_in
 from explorer.bench.quality import BITS, Workshop, candidates, gguf_schemes
@@ -48,10 +48,15 @@ def test_three_rows_by_the_command(
         == {*rows.split(",")}
         == {row["name"] for row in json.loads(capsys.readouterr().out)["rows"]}
     )
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    counts = [len(tokenizer(one)["input_ids"]) for one in TEXTS]
+    assert len(set(counts)) > 1
     for name in ("recipe-6-imatrix", "compressed-tensors-rtn"):
         row = found[name]
         assert not row["missing"] and row["kl"] > 0 and len(row["losses"]) == len(TEXTS)
-        assert row["kl"] == pytest.approx(math.fsum(row["losses"]) / len(TEXTS), rel=1e-4)
+        by_token = math.fsum(map(math.prod, zip(row["losses"], counts, strict=True)))
+        assert sum(counts) == row["tokens"]
+        assert row["kl"] == pytest.approx(by_token / sum(counts), rel=1e-4), "nats a token, not of a text"
         assert row["bytes"] > 0 and 0 < row["same_top"] <= 1 and row["tokens"] > 2
     assert LIBRARY in found["Q4_K_M"]["missing"] and found["Q4_K_M"]["kl"] is None
 

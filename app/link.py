@@ -48,6 +48,8 @@ _BITS = r"([12]?\d|3[01])(\.\d{1,4})?"
 _MOST_MICROSECONDS = 1e7
 _MICROSECONDS = r"\d{1,7}(\.\d{1,4})?"
 """The same of a budget of time."""
+_SIZED = (*MODELS, sizes.BY_COUNT)
+"""What sizes may be of."""
 NO_FILE = "This link shows somebody's own file, which a link cannot carry: drop the file in again"
 """Said in the page as long as nothing else is chosen."""
 NO_RECORDING = (
@@ -332,9 +334,6 @@ def _sizes_of(query: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-_SIZED = (*MODELS, sizes.BY_COUNT)
-
-
 def _billions(text: str | None) -> float | None:
     """A link's number of parameters in billions, None if it is none."""
     number = float(text) if text and re.fullmatch(r"\d{1,6}(\.\d{1,6})?", text) else 0.0
@@ -381,6 +380,8 @@ def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     for key, known in (("sized", _SIZED), ("stored", CACHES)):
         if query.get(key) and query[key] not in known:
             yield key, query[key], f"one of {', '.join(known)}"
+    if query.get("billions") and _billions(query["billions"]) is None:
+        yield "billions", query["billions"], "billions of parameters, such as 7 or 0.5"
     for key in ("row", "column", "m", "n", "k"):
         if query.get(key) and _whole(query[key]) is None:
             yield key, query[key], "a whole number"

@@ -146,14 +146,15 @@ Object.assign(explorer, {
     explorer.watchScroll();
   },
 
-  /* A control of a section that the address keeps: nothing for what it holds on a fresh page, and for what
-     is longer than `most`. What follows a step is not written where Back or Forward has led meanwhile. */
+  /* A control of a section that the address keeps: nothing for what it holds on a fresh page, for an
+     empty one, and for what is longer than `most`. What follows a step is not written where Back or
+     Forward has led meanwhile. */
   keep(key, value, fresh, visit, most) {
     const asked = [...explorer.acts, ...explorer.sent?.acts || []];
     if (!visit && asked.some(act => act.do === 'visit')) return;
     if (visit) explorer.settle();
     const text = key === 'shape' ? String(value).replaceAll('×', 'x') : String(value);
-    const left = text === String(fresh) || (most !== null && text.length > most);
+    const left = value === null || text === String(fresh) || (most !== null && text.length > most);
     explorer.writeQuery({[key]: left ? null : text}, visit);
   },
 

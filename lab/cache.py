@@ -14,7 +14,7 @@ from explorer.analysis.cache import KEYS, VALUES, CachePlan
 from explorer.core.backend import work_device
 from explorer.models.capture import Model
 from explorer.models.texts import Texts, texts_of
-from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
+from explorer.recordings.files import NOT_RECORDED, Recording, record_each, recorded
 from explorer.recordings.machine import this_machine
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import label_of_text
@@ -111,13 +111,8 @@ def run_cache(model: Model) -> Iterator[CacheCost]:
 
 
 def record_cache(model: Model) -> Path:
-    """Write ``assets/measurements/cache.json`` after each row, so that a run that is stopped keeps what it
-    has measured."""
-    machine, rows = this_machine(work_device(), PACKAGES), list[CacheCost]()
-    for row in run_cache(model):
-        rows.append(row)
-        path = record(NAME, Recording(machine, tuple(rows)))
-    return path
+    """Write ``assets/measurements/cache.json``, after each row."""
+    return record_each(NAME, this_machine(work_device(), PACKAGES), run_cache(model))
 
 
 def recorded_cache() -> Recording[CacheCost]:

@@ -362,8 +362,6 @@ def large_model(
     as_json: Json = False,
 ) -> None:
     """What a survey, a recipe and a checkpoint of a model of 7 B random weights take: time and memory."""
-    from pathlib import Path
-
     from lab.large_model import record_large_model, run_large_model
 
     if record:

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from explorer.core.backend import work_device
 from explorer.models.skeleton import skeleton_of
-from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
+from explorer.recordings.files import NOT_RECORDED, Recording, record_each, recorded
 from explorer.recordings.machine import this_machine
 from explorer.survey.sensitivities import SENSITIVITIES
 from explorer.words import bytes_, count, duration
@@ -168,13 +168,8 @@ def _step(name: str, arguments: Sequence[str], model: Path, written: Path) -> La
 
 
 def record_large_model(tokenizer: Path) -> Path:
-    """Write ``assets/measurements/large-model.json`` after each step, so that a stopped run keeps what it
-    has measured."""
-    machine, rows = this_machine(work_device(), PACKAGES), list[LargeStep]()
-    for row in run_large_model(tokenizer):
-        rows.append(row)
-        path = record(NAME, Recording(machine, tuple(rows)))
-    return path
+    """Write ``assets/measurements/large-model.json``, after each step."""
+    return record_each(NAME, this_machine(work_device(), PACKAGES), run_large_model(tokenizer))
 
 
 def recorded_large_model() -> Recording[LargeStep]:

@@ -32,7 +32,7 @@ from explorer.models.evaluate import calibration_texts, embed, sentences
 from explorer.models.kinds import depth_of, kind_of
 from explorer.models.quantize import MethodLinear, quantize_model
 from explorer.models.texts import token_sequences
-from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
+from explorer.recordings.files import NOT_RECORDED, Recording, record_each, recorded
 from explorer.recordings.machine import this_machine
 from explorer.schemes import SCHEMES
 from explorer.schemes.scheme import label_of_text
@@ -111,13 +111,8 @@ def recorded_ranking() -> Recording[RankRow]:
 
 
 def record_ranking(model: Model) -> Path:
-    """Run ``run_ranking`` in float32 and write ``assets/measurements/ranking.json`` after each row, so that a
-    run that is stopped keeps what it has measured."""
-    machine, rows = this_machine(work_device(), PACKAGES), list[RankRow]()
-    for row in run_ranking(model):
-        rows.append(row)
-        path = record(NAME, Recording(machine, tuple(rows)))
-    return path
+    """Run ``run_ranking`` in float32 and write ``assets/measurements/ranking.json``, after each row."""
+    return record_each(NAME, this_machine(work_device(), PACKAGES), run_ranking(model))
 
 
 def passages() -> tuple[str, ...]:

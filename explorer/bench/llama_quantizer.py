@@ -65,7 +65,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 @dataclass(frozen=True)
 class Replaced:
     """How many of a file's tensors did not get their mixture's type, and which types took the place of
-    which: "q4_K -> q5_0"."""
+    which: "q4_K → q5_0"."""
 
     tensors: int
     types: tuple[str, ...]
@@ -91,7 +91,7 @@ def quantizer_refusal() -> str:
 
 
 def quantizer_version() -> str:
-    """ "ggml 0.12.0 (libllama.so)"."""
+    """ "ggml 0.25.1"."""
     return f"ggml {_library().ggml_version().decode()}"
 
 

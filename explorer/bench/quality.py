@@ -218,58 +218,57 @@ class Workshop:
         """A GGUF file of at most ``size`` bytes by a recipe, embeddings and head chosen too."""
         survey = self.weighed_survey if weighed else self.survey
         importances = self.importances if weighed else {}
-        with Watch() as watch:
-            kept_to = constraints_of(GGUF, survey, keep=tuple(unplaced(GGUF, survey)))
-            choice = frontier(survey, "", kept_to).at_bytes(size)
-            recipe = recipe_of(survey, choice, constraints=kept_to)
-            taken = {n: importances[n] for n, r in recipe.layers.items() if n in importances and _takes(r)}
-            codes = codes_of(recipe, self._loaded, self.calibration, folder=self.folder, importances=taken)
-            out = self.room / name
-            write_checkpoint(GGUF, self.folder, recipe.layers, out, quantized=codes, changed=codes.changed)
-        return watch.made(self.room / name / FILE, _schemes_of(recipe))
+        start, out = time.perf_counter(), self.room / name
+        kept_to = constraints_of(GGUF, survey, keep=tuple(unplaced(GGUF, survey)))
+        choice = frontier(survey, "", kept_to).at_bytes(size)
+        recipe = recipe_of(survey, choice, constraints=kept_to)
+        taken = {
+            layer: importances[layer]
+            for layer, one in recipe.layers.items()
+            if layer in importances and takes_importance(one.scheme)
+        }
+        codes = codes_of(recipe, self._loaded, self.calibration, folder=self.folder, importances=taken)
+        write_checkpoint(GGUF, self.folder, recipe.layers, out, quantized=codes, changed=codes.changed)
+        return Made(out / FILE, time.perf_counter() - start, _schemes_of(recipe))
 
     def file_of_llama(self, mixture: str, weighed: bool) -> Made:
         """llama.cpp's file of ``mixture``, which is made once."""
         name = mixture + (WEIGHED if weighed else "")
         if name not in self.made:
             imatrix, out = (self.imatrix if weighed else None), self.room / f"{name}.gguf"
-            base = self.base
-            with Watch() as watch:
-                replaced = quantize_by_llama(base, out, mixture, imatrix)
-            self.made[name] = watch.made(out, str(replaced))
+            base, start = self.base, time.perf_counter()
+            replaced = quantize_by_llama(base, out, mixture, imatrix)
+            self.made[name] = Made(out, time.perf_counter() - start, str(replaced))
         return self.made[name]
 
     def checkpoint_of_recipe(self, name: str, method: str) -> Made:
         """A checkpoint of ``CHECKPOINT_BITS`` for the linear layers by a recipe."""
         survey = self.checkpoint_survey
-        with Watch() as watch:
-            kept_to = constraints_of(CHECKPOINT, survey, keep=tuple(unplaced(CHECKPOINT, survey)))
-            front = frontier(survey, "", kept_to)
-            choice = front.at(max(CHECKPOINT_BITS, front.least))
-            recipe = recipe_of(survey, choice, method=method, constraints=kept_to)
-            codes = codes_of(recipe, self._loaded, self.calibration, folder=self.folder)
-            out = self.room / name
-            write_checkpoint(
-                CHECKPOINT, self.folder, recipe.layers, out, quantized=codes, changed=codes.changed
-            )
-        return watch.made(out, _schemes_of(recipe))
+        start, out = time.perf_counter(), self.room / name
+        kept_to = constraints_of(CHECKPOINT, survey, keep=tuple(unplaced(CHECKPOINT, survey)))
+        front = frontier(survey, "", kept_to)
+        choice = front.at(max(CHECKPOINT_BITS, front.least))
+        recipe = recipe_of(survey, choice, method=method, constraints=kept_to)
+        codes = codes_of(recipe, self._loaded, self.calibration, folder=self.folder)
+        write_checkpoint(CHECKPOINT, self.folder, recipe.layers, out, quantized=codes, changed=codes.changed)
+        return Made(out, time.perf_counter() - start, _schemes_of(recipe))
 
     def checkpoint_of_bitsandbytes(self, name: str) -> Made:
         """NF4 with doubly quantized scales, by transformers."""
         from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-        with Watch() as watch:
-            config = BitsAndBytesConfig(
-                load_in_4bit=True,
-                bnb_4bit_quant_type="nf4",
-                bnb_4bit_use_double_quant=True,
-                bnb_4bit_compute_dtype=torch.float32,
-            )
-            network = AutoModelForCausalLM.from_pretrained(
-                self.folder, quantization_config=config, dtype=torch.float32, device_map="cpu"
-            )
-            network.save_pretrained(self.room / name)
-        return watch.made(self.room / name)
+        start = time.perf_counter()
+        config = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.float32,
+        )
+        network = AutoModelForCausalLM.from_pretrained(
+            self.folder, quantization_config=config, dtype=torch.float32, device_map="cpu"
+        )
+        network.save_pretrained(self.room / name)
+        return Made(self.room / name, time.perf_counter() - start)
 
 
 def _restored(importance: Tensor | None, refused: set[str], weight: Tensor, text: str) -> Tensor:
@@ -292,28 +291,9 @@ def gguf_schemes() -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def _takes(recipe: Recipe) -> bool:
-    return takes_importance(recipe.scheme)
-
-
 def _schemes_of(recipe: ModelRecipe) -> str:
     counts = sorted(recipe.counts.items(), key=lambda one: -one[1])
     return ", ".join(f"{count} × {text}" for text, count in counts)
-
-
-class Watch:
-    """Seconds that a block takes."""
-
-    def __enter__(self) -> Watch:
-        self._start = time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds = time.perf_counter() - self._start
-
-    def made(self, path: Path, note: str = "") -> Made:
-        """The file that was made."""
-        return Made(path, self.seconds, note)
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,18 @@ def record(name: str, recording: Recording[Any]) -> Path:
     return record_to(FOLDER / f"{name}.json", recording)
 
 
+def record_each(name: str, machine: Machine, rows: Iterable[Any]) -> Path:
+    """``record`` after each of ``rows``, so that a run that is stopped keeps what it has measured;
+    ``ValueError`` without rows."""
+    path, found = None, []
+    for row in rows:
+        found.append(row)
+        path = record(name, Recording(machine, tuple(found)))
+    if path is None:
+        raise ValueError(f"nothing was measured for {name}")
+    return path
+
+
 def record_to(path: Path, recording: Recording[Any]) -> Path:
     """Write a recording to a file of any place, as ``record`` does; folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -235,6 +235,8 @@ def inputs_of(
 
 
 _Prediction = tuple[float | None, Interval | None]
+_Methods = Mapping[str, Mapping[str, str]]
+"""Layer -> scheme -> method, where that is not rounding to nearest; empty: the survey chose none."""
 _Todo = tuple[str, str, Mapping[str, Recipe], _Prediction]
 
 
@@ -254,12 +256,13 @@ def _by_other_signals(recipe: ModelRecipe, survey: Survey | None) -> Iterator[_T
         times=times,
         methods=_surveyed_methods(recipe, survey),
     )
+    by = _methods_beside(recipe, survey)
     for signal in dict.fromkeys(("weight", survey.head.default)):
         if signal != recipe.signal and signal in survey.head.signals:
             choice = _same_budget(frontier(survey, signal, constraints), recipe, recipe.bits)
             if choice is None:
                 continue
-            layers = {n: _beside(recipe, survey, n, s) for n, s in choice.schemes.items()}
+            layers = {n: _beside(recipe, by, n, s) for n, s in choice.schemes.items()}
             loss = choice.loss if SENSITIVITIES[signal].is_loss else None
             interval = predicted_interval(survey, signal, choice.schemes, choice.methods)
             yield BY_SIGNAL, signal, layers, (loss, interval)
@@ -290,6 +293,7 @@ def _single_schemes(
 ) -> Iterator[_Todo]:
     """The schemes of at most the recipe's size, of which the least loss is predicted, or the largest; and the
     usual one of the target, of whatever size."""
+    by = _methods_beside(recipe, survey) if survey else {}
     found = []
     for text in _chosen_from(recipe, survey):
         scheme = Scheme.parse(text)
@@ -297,16 +301,16 @@ def _single_schemes(
             continue
         bits = _mean_bits(dict.fromkeys(shapes, Recipe(scheme)), shapes, stored)
         if bits <= (recipe.bits or math.inf) + SAME_SIZE:
-            predicted = _predicted(recipe, survey, text)
+            predicted = _predicted(recipe, survey, text, by)
             found.append((-bits if predicted[0] is None else predicted[0], text))
     texts = [text for _, text in sorted(found)[:UNIFORM]]
     usual = export_of(recipe.target).usual if recipe.target else ()
     texts += [text for text in usual if _carried(recipe, Scheme.parse(text), shapes)][:1]
     for text in dict.fromkeys(texts):
-        own = {name: _beside(recipe, survey, name, text) for name in recipe.layers}
+        known = survey is not None and text in survey.head.schemes
+        own = {name: _beside(recipe, by if known else {}, name, text) for name in recipe.layers}
         if own != recipe.layers:
-            known = survey is not None and text in survey.head.schemes
-            yield ONE_SCHEME, text, own, _predicted(recipe, survey, text) if known else (None, None)
+            yield ONE_SCHEME, text, own, _predicted(recipe, survey, text, by) if known else (None, None)
 
 
 def _carried(recipe: ModelRecipe, scheme: Scheme, shapes: Mapping[str, Shape]) -> bool:
@@ -327,13 +331,12 @@ def _chosen_from(recipe: ModelRecipe, survey: Survey | None) -> tuple[str, ...]:
     return tuple(name for name in there if not recipe.schemes or name in recipe.schemes)
 
 
-def _predicted(recipe: ModelRecipe, survey: Survey | None, scheme: str) -> _Prediction:
-    """The survey's prediction of one scheme for all layers, if its default signal predicts a loss: by methods
-    of the recipe that the survey has, else of rounding to nearest."""
+def _predicted(recipe: ModelRecipe, survey: Survey | None, scheme: str, by: _Methods) -> _Prediction:
+    """The survey's prediction of one scheme for all layers, if the default signal predicts a loss: each by
+    its method, or rounded to nearest."""
     if survey is None or not SENSITIVITIES[survey.head.default].is_loss:
         return None, None
     signal, reached = survey.head.default, [x for x in map(survey.layer, recipe.layers) if x.reached]
-    by = _methods_beside(recipe, survey)
     methods = {layer.name: by.get(layer.name, {}).get(scheme, "") for layer in reached}
     loss = sum(layer.cost(signal, scheme, methods[layer.name]) for layer in reached)
     return loss, predicted_interval(survey, signal, {layer.name: scheme for layer in reached}, methods)
@@ -353,16 +356,14 @@ def _surveyed_methods(recipe: ModelRecipe, survey: Survey) -> tuple[str, ...]:
     return tuple(name for name in survey.head.methods if name in used)
 
 
-def _methods_beside(recipe: ModelRecipe, survey: Survey) -> Mapping[str, Mapping[str, str]]:
+def _methods_beside(recipe: ModelRecipe, survey: Survey) -> _Methods:
     """Layer -> scheme -> the method that it has beside the recipe, under the recipe's constraints."""
     layers, allowed = [survey.layer(name) for name in recipe.layers], _surveyed_methods(recipe, survey)
     return best_methods(survey, layers, survey.head.default, allowed, recipe.fused)
 
 
-def _beside(recipe: ModelRecipe, survey: Survey | None, layer: str, scheme: str) -> Recipe:
-    """``scheme`` for a layer as it stands beside the recipe's own: by the best of the recipe's methods that
-    the survey has, else by the layer's own method."""
-    by = _methods_beside(recipe, survey) if survey else {}
-    if survey is None or not by or scheme not in survey.head.schemes:
-        return Recipe(Scheme.parse(scheme), recipe.layers[layer].method)
-    return Recipe(Scheme.parse(scheme), by.get(layer, {}).get(scheme, ""))
+def _beside(recipe: ModelRecipe, by: _Methods, layer: str, scheme: str) -> Recipe:
+    """``scheme`` for a layer as it stands beside the recipe's own: by the method ``by`` the scheme, or by the
+    layer's own where the survey chose none."""
+    method = by.get(layer, {}).get(scheme, "") if by else recipe.layers[layer].method
+    return Recipe(Scheme.parse(scheme), method)

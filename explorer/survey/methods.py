@@ -153,7 +153,7 @@ def shares_of(
                 checkpoint()
                 try:
                     codes = apply(method, part, scheme, inputs).q
-                except ValueError:
+                except ValueError:  # the method does not serve the scheme: it is rounded
                     continue
                 left = evidence.loss(part - codes.dequantize(), rows)
                 share = left / rounded if rounded else 1.0

@@ -504,7 +504,7 @@ LINKS = [
     ),
     ({"pear": ""}, ["key 'pear' means nothing here"]),
     ({"sized": "Llama-2-7B", "stored": "NVFP4", "billions": "0.5"}, []),
-    ({"sized": "GPT-9", "stored": "zip", "billions": "0"}, ["sized 'GPT-9'", "stored 'zip'"]),
+    ({"sized": "GPT-9", "stored": "zip", "billions": "0"}, ["sized 'GPT-9'", "stored 'zip'", "billions '0'"]),
 ]
 
 

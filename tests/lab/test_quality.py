@@ -92,7 +92,6 @@ def test_noise_stays_within_its_cell(tmp_path) -> None:  # type: ignore[no-untyp
     assert (tmp_path / "out" / "config.json").is_file()
 
 
-@pytest.mark.skipif(not RECORDED, reason="not recorded yet")
 def test_the_recorded_files_are_comparable() -> None:
     """Of one model, on the same number of tokens; the equal-bytes row is no larger than its counterpart."""
     measured = [row for row in RECORDED if row.kl is not None]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from explorer.models.capture import Model, load_model
 from explorer.survey import Head, Layer, Role, Survey, depth_of, kind_of
 
 PARTS = (
@@ -111,6 +112,12 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
     )
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_llama: Path) -> Model:
+    """The model in ``tiny_llama``, with its head."""
+    return load_model(str(tiny_llama), head=True)
 
 
 @pytest.fixture(scope="session")

@@ -37,11 +37,6 @@ UP, QUERY = "model.layers.0.mlp.up_proj", "model.layers.1.self_attn.q_proj"
 
 
 @pytest.fixture(scope="module")
-def llama(tiny_llama: Path) -> Model:
-    return load_model(str(tiny_llama), head=True)
-
-
-@pytest.fixture(scope="module")
 def survey(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Survey:
     out = tmp_path_factory.mktemp("surveys") / "s.jsonl"
     return survey_model(SurveyPlan(str(tiny_llama), None, NAMES, None, TEXTS), out)

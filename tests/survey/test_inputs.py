@@ -22,7 +22,7 @@ from explorer.checkpoints.inputs import inputs_of
 from explorer.cli import main
 from explorer.formats import FORMATS
 from explorer.methods.recipe import Recipe
-from explorer.models.capture import Model, capture, load_model
+from explorer.models.capture import Model, capture
 from explorer.models.inputs import quantized_inputs
 from explorer.survey import ModelRecipe, Survey, frontier, recipe_of
 from explorer.survey.apply import card_of, constraints_of, input_scales_of, targets_with
@@ -41,11 +41,6 @@ UP, QUERY, KEPT = (
     "model.layers.1.self_attn.q_proj",
     "model.layers.0.mlp.down_proj",
 )
-
-
-@pytest.fixture(scope="module")
-def llama(tiny_llama: Path) -> Model:
-    return load_model(str(tiny_llama), head=True)
 
 
 @pytest.fixture(scope="module")

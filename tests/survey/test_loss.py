@@ -26,11 +26,6 @@ TEXTS = ("the cat sleeps on the warm roof", "the train was late again", "salt lo
 UP = "model.layers.0.mlp.up_proj"
 
 
-@pytest.fixture(scope="module")
-def llama(tiny_llama: Path) -> Model:
-    return load_model(str(tiny_llama), head=True)
-
-
 def louder(model: Model) -> torch.nn.Module:
     """A copy of the network with one layer's weights times 1.5."""
     other = copy.deepcopy(model.network)

@@ -42,11 +42,6 @@ PLANS = {
 }
 
 
-@pytest.fixture(scope="module")
-def llama(tiny_llama: Path) -> Model:
-    return load_model(str(tiny_llama), head=True)
-
-
 def recipe(plan: CachePlan, where: str = "m") -> ModelRecipe:
     return ModelRecipe(where, None, "", LAYERS, cache=plan)
 

@@ -3,11 +3,13 @@
 Weights that were restored from codes lie on a grid, and every type that holds that grid loses nothing: of
 Q4_1 also Q5_1 under importances, and nearly Q4_K and Q5_K, whose blocks are the same. A comparison of types
 would be one of grids. Here each weight gets a number drawn evenly from within its cell, half a step to either
-side, so that no type has the values. It is another model than the original, of about the same weights.
+side, so that no type has the values. It is another model than the original, of about the same weights, in
+bfloat16 as models are published.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+CONFIG = "config.json"
 BLOCK = 32
 LEVELS = 15
 """Steps of Q4_1's blocks. A step that is found is at most this part of a block's range."""
@@ -36,7 +39,7 @@ def dithered(weight: Tensor, generator: torch.Generator) -> Tensor:
 
 def write_dithered(model: Path, out: Path, seed: int = 0) -> Path:
     """Write the folder ``model``, whose weights are in one file, with all matrices dithered into ``out``, in
-    float32. ``FileExistsError`` if ``out`` is there."""
+    bfloat16. ``FileExistsError`` if ``out`` is there."""
     out.mkdir(parents=True)
     generator = torch.Generator().manual_seed(seed)
     for path in sorted(model.iterdir()):
@@ -44,8 +47,12 @@ def write_dithered(model: Path, out: Path, seed: int = 0) -> Path:
             shutil.copy(path, out)
     weights = load_file(model / "model.safetensors")
     changed = {
-        name: dithered(weight, generator) if weight.ndim == 2 and weight.shape[1] % BLOCK == 0 else weight
+        name: (
+            dithered(weight, generator) if weight.ndim == 2 and weight.shape[1] % BLOCK == 0 else weight
+        ).bfloat16()
         for name, weight in sorted(weights.items())
     }
+    config = json.loads((out / CONFIG).read_text())
+    (out / CONFIG).write_text(json.dumps(config | {"dtype": "bfloat16"}, indent=2))
     save_file(changed, out / "model.safetensors", {"format": "pt"})
     return out

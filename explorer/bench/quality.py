@@ -11,6 +11,7 @@ file is the same for both sides.
 from __future__ import annotations
 
 import fnmatch
+import json
 import shutil
 import tempfile
 import time
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.bench.llama_quantizer import FTYPES, quantize_by_llama, quantizer_refusal, quantizer_version
+from explorer.bench.peers import PEERS, peers_refusal, run_peer
 from explorer.checkpoints import EXPORTS, write_checkpoint
 from explorer.checkpoints.imatrix import write_imatrix
 from explorer.checkpoints.model import ModelFolder
@@ -33,9 +35,10 @@ from explorer.checkpoints.write import WEIGHT_FILES
 from explorer.core.importances import takes_importance
 from explorer.core.quantize import quantize
 from explorer.export.ggml_blocks import ggml_type
+from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import LONGEST, Model, load_model
-from explorer.models.texts import AnyTexts, Texts, texts_of
+from explorer.models.texts import AnyTexts, Texts, texts_of, token_sequences
 from explorer.progress import checkpoint
 from explorer.recordings.quality import QualityRow
 from explorer.running.llama_logits import PACKAGE, LlamaNetwork
@@ -46,7 +49,7 @@ from explorer.survey import ModelRecipe, Survey, frontier, recipe_of
 from explorer.survey.apply import codes_of, constraints_of, folder_of, unplaced
 from explorer.survey.importances import imatrix_of, of_folder
 from explorer.survey.kinds import SUFFIX
-from explorer.survey.loss import LossReference, reference_for
+from explorer.survey.loss import Loss, LossReference, reference_for
 from explorer.survey.rows import Layer
 from explorer.survey.run import (
     SurveyJob,
@@ -71,7 +74,11 @@ IN_CHECKPOINTS = (
 """Schemes for checkpoints whose rows may be no multiple of 128. 4-bit floating point is left out: of
 checkpoints with several schemes, compressed-tensors restores them in bfloat16 alone."""
 SIGNAL, GGUF, CHECKPOINT = "fisher_diagonal", "gguf", "compressed-tensors"
-WEIGHED = "-imatrix"
+WEIGHED, GPTQ = "-imatrix", "-gptq"
+METHOD = "gptq_sequential"
+"""Of the recipes whose codes a method chooses: GPTQ by falling energy, on what the quantized layers before
+give."""
+NF4, NF4_SCHEME = "bitsandbytes-nf4", "nf4_block64_double"
 LENGTH = 128
 """Tokens of a text."""
 OURS = f"Quantization Explorer {__version__}"
@@ -79,11 +86,12 @@ OURS = f"Quantization Explorer {__version__}"
 
 @dataclass(frozen=True)
 class Made:
-    """A file or folder, and the seconds that making it took."""
+    """A file or folder, and the seconds that making it took. ``by``: the program, where it said so."""
 
     path: Path
     seconds: float
     note: str = ""
+    by: str = ""
 
     @property
     def bytes(self) -> int:
@@ -214,18 +222,29 @@ class Workshop:
                 self.source, job, known, signals, restored=partial(_restored, importance, refused)
             )
 
-    def file_of_recipe(self, name: str, size: float, weighed: bool) -> Made:
-        """A GGUF file of at most ``size`` bytes by a recipe, embeddings and head chosen too."""
+    def checkpoint_scores(self, folder: Path, by_peer: bool) -> tuple[Loss, str]:
+        """The scores of a checkpoint, and its reader: transformers, that of the other program's interpreter
+        where that has made it."""
+        reader = f"transformers {metadata.version('transformers')}"
+        if by_peer:
+            restored = folder.with_name(f"{folder.name}-restored")
+            reader = str(run_peer("read", str(folder), str(restored))["reader"])
+            folder = restored
+        return self.by_torch.measure(_opened(folder)), reader
+
+    def file_of_recipe(self, name: str, size: float, weighed: bool, method: str = "") -> Made:
+        """A GGUF file of at most ``size`` bytes by a recipe, embeddings and head chosen too. The codes of
+        linear layers are those of ``method``, rounded to nearest if empty."""
         survey = self.weighed_survey if weighed else self.survey
         importances = self.importances if weighed else {}
         start, out = time.perf_counter(), self.room / name
         kept_to = constraints_of(GGUF, survey, keep=tuple(unplaced(GGUF, survey)))
         choice = frontier(survey, "", kept_to).at_bytes(size)
-        recipe = recipe_of(survey, choice, constraints=kept_to)
+        recipe = recipe_of(survey, choice, method=method, constraints=kept_to)
         taken = {
             layer: importances[layer]
             for layer, one in recipe.layers.items()
-            if layer in importances and takes_importance(one.scheme)
+            if layer in importances and takes_importance(one.scheme) and not one.method
         }
         codes = codes_of(recipe, self._loaded, self.calibration, folder=self.folder, importances=taken)
         write_checkpoint(GGUF, self.folder, recipe.layers, out, quantized=codes, changed=codes.changed)
@@ -241,20 +260,50 @@ class Workshop:
             self.made[name] = Made(out, time.perf_counter() - start, str(replaced))
         return self.made[name]
 
-    def checkpoint_of_recipe(self, name: str, method: str) -> Made:
-        """A checkpoint of ``CHECKPOINT_BITS`` for the linear layers by a recipe."""
+    def checkpoint_of_recipe(self, name: str, method: str, size: float | None = None) -> Made:
+        """A checkpoint by a recipe: of ``CHECKPOINT_BITS`` for the linear layers, or of at most ``size``
+        bytes."""
         survey = self.checkpoint_survey
         start, out = time.perf_counter(), self.room / name
         kept_to = constraints_of(CHECKPOINT, survey, keep=tuple(unplaced(CHECKPOINT, survey)))
         front = frontier(survey, "", kept_to)
-        choice = front.at(max(CHECKPOINT_BITS, front.least))
+        choice = front.at(max(CHECKPOINT_BITS, front.least)) if size is None else front.at_bytes(size)
         recipe = recipe_of(survey, choice, method=method, constraints=kept_to)
+        return self._checkpoint(CHECKPOINT, out, recipe, start)
+
+    def checkpoint_of_nf4(self, name: str) -> Made:
+        """The checkpoint that ``checkpoint_of_bitsandbytes`` is, with the codes of ``METHOD``."""
+        start, out = time.perf_counter(), self.room / name
+        kept = unplaced("bitsandbytes", self.survey)
+        names = [layer.name for layer in self.survey.linear if not layer.is_table and layer.name not in kept]
+        placed = {one: Recipe(SCHEMES[NF4_SCHEME], METHOD) for one in names}
+        head = self.survey.head
+        recipe = ModelRecipe(head.model, head.revision, "", placed)
+        return self._checkpoint("bitsandbytes", out, recipe, start)
+
+    def _checkpoint(self, target: str, out: Path, recipe: ModelRecipe, start: float) -> Made:
         codes = codes_of(recipe, self._loaded, self.calibration, folder=self.folder)
-        write_checkpoint(CHECKPOINT, self.folder, recipe.layers, out, quantized=codes, changed=codes.changed)
+        write_checkpoint(target, self.folder, recipe.layers, out, quantized=codes, changed=codes.changed)
         return Made(out, time.perf_counter() - start, _schemes_of(recipe))
+
+    def checkpoint_of_peer(self, name: str) -> Made:
+        """By another program in its own interpreter, which sees the calibration texts."""
+        if name not in self.made:
+            tokens = self.room / "tokens.json"
+            sequences = token_sequences(self.model, self.calibration, LONGEST)
+            tokens.write_text(json.dumps([list(map(int, one.inputs["input_ids"])) for one in sequences]))
+            out = self.room / name
+            said = run_peer(name, str(self.folder), str(tokens), str(out))
+            self.made[name] = Made(out, said["seconds"], by=said["by"])
+        return self.made[name]
 
     def checkpoint_of_bitsandbytes(self, name: str) -> Made:
         """NF4 with doubly quantized scales, by transformers."""
+        if name not in self.made:
+            self.made[name] = self._by_bitsandbytes(name)
+        return self.made[name]
+
+    def _by_bitsandbytes(self, name: str) -> Made:
         from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
         start = time.perf_counter()
@@ -265,7 +314,7 @@ class Workshop:
             bnb_4bit_compute_dtype=torch.float32,
         )
         network = AutoModelForCausalLM.from_pretrained(
-            self.folder, quantization_config=config, dtype=torch.float32, device_map="cpu"
+            self.folder, quantization_config=config, dtype="auto", device_map="cpu"
         )
         network.save_pretrained(self.room / name)
         return Made(self.room / name, time.perf_counter() - start)
@@ -323,17 +372,20 @@ def _recipes() -> Iterator[QualityCandidate]:
             f"recipe, {bits:g} bits",
             lambda shop, weighed, bits=bits: bits * shop.weights / 8,  # type: ignore[misc]
         )
-    for weighed in (True, False):
+    for ending, weighed, method, by in (
+        (WEIGHED + GPTQ, True, METHOD, f", {label_of(METHOD)}"),
+        (WEIGHED, True, "", ""),
+        ("", False, "", ""),
+    ):
         for name, (label, size) in sizes.items():
-            full = name + (WEIGHED if weighed else "")
             yield QualityCandidate(
-                full,
-                label,
+                name + ending,
+                label + by,
                 lambda: OURS,
                 True,
                 "GGUF",
-                lambda shop, full=full, size=size, weighed=weighed: shop.file_of_recipe(  # type: ignore[misc]
-                    full, size(shop, weighed), weighed
+                lambda shop, full=name + ending, size=size, weighed=weighed, method=method: (  # type: ignore[misc]
+                    shop.file_of_recipe(full, size(shop, weighed), weighed, method)
                 ),
                 weighed,
             )
@@ -360,32 +412,74 @@ def _llama() -> str:
 
 
 def _checkpoints() -> Iterator[QualityCandidate]:
-    for method, words in (("", "rounded to nearest"), ("gptq", "GPTQ")):
-        name = f"{CHECKPOINT}-{method or 'rtn'}"
-        yield QualityCandidate(
-            name,
-            f"recipe, {CHECKPOINT_BITS:g} bits in linear layers, {words}",
-            lambda: OURS,
-            True,
-            CHECKPOINT,
-            lambda shop, name=name, method=method: shop.checkpoint_of_recipe(name, method),  # type: ignore[misc]
+    sized = f"recipe, {CHECKPOINT_BITS:g} bits in linear layers"
+    for name, label, method in (
+        ("rtn", "rounded to nearest", ""),
+        ("gptq", label_of("gptq"), "gptq"),
+        (METHOD, label_of(METHOD), METHOD),
+    ):
+        full = f"{CHECKPOINT}-{name}"
+        yield _checkpoint_row(
+            full, f"{sized}, {label}", lambda shop, n=full, m=method: shop.checkpoint_of_recipe(n, m)
         )
+    without = "" if find_spec("bitsandbytes") else "not measured: pip install bitsandbytes"
+    yield _as_large_as(NF4, "bitsandbytes' NF4", Workshop.checkpoint_of_bitsandbytes, without)
     yield QualityCandidate(
-        "bitsandbytes-nf4",
+        f"{NF4}{GPTQ}",
+        f"NF4, double quantization, {label_of(METHOD)}",
+        lambda: OURS,
+        True,
+        "bitsandbytes",
+        lambda shop: shop.checkpoint_of_nf4(f"{NF4}{GPTQ}"),
+        missing=without,
+    )
+    yield QualityCandidate(
+        NF4,
         "NF4, double quantization",
         lambda: _versioned("bitsandbytes"),
         False,
         "bitsandbytes",
-        lambda shop: shop.checkpoint_of_bitsandbytes("bitsandbytes-nf4"),
-        missing="" if find_spec("bitsandbytes") else "not measured: pip install bitsandbytes",
+        lambda shop: shop.checkpoint_of_bitsandbytes(NF4),
+        missing=without,
     )
-    for package, label in (
-        ("llmcompressor", "llm-compressor, GPTQ W4A16"),
-        ("auto-round", "AutoRound"),
-        ("gptqmodel", "GPTQModel"),
-    ):
-        why = f"not measured: no row is made of {package} yet"
-        yield QualityCandidate(package, label, lambda p=package: p, False, "–", None, missing=why)  # type: ignore[misc]
+    for name, (label, package) in PEERS.items():
+        refusal = peers_refusal()
+        yield _as_large_as(name, label, Workshop.checkpoint_of_peer, refusal)
+        yield QualityCandidate(
+            name,
+            label,
+            lambda package=package: package,  # type: ignore[misc]
+            False,
+            CHECKPOINT if package == "llmcompressor" else package,
+            lambda shop, name=name: shop.checkpoint_of_peer(name),  # type: ignore[misc]
+            missing=refusal,
+        )
+    yield QualityCandidate(
+        "gptqmodel",
+        "GPTQModel",
+        lambda: "gptqmodel",
+        False,
+        "–",
+        None,
+        missing="not measured: PyPI has no package of it that installs without a compiler for CUDA",
+    )
+
+
+def _as_large_as(
+    name: str, label: str, other: Callable[[Workshop, str], Made], missing: str
+) -> QualityCandidate:
+    """This project's checkpoint with at most the bytes of another program's."""
+    full = f"{CHECKPOINT}-as-{name}"
+    row = _checkpoint_row(
+        full,
+        f"recipe, the bytes of {label}, {label_of(METHOD)}",
+        lambda shop: shop.checkpoint_of_recipe(full, METHOD, other(shop, name).bytes),
+    )
+    return replace(row, missing=missing)
+
+
+def _checkpoint_row(name: str, label: str, make: Callable[[Workshop], Made]) -> QualityCandidate:
+    return QualityCandidate(name, label, lambda: OURS, True, CHECKPOINT, make)
 
 
 def _versioned(package: str) -> str:
@@ -448,15 +542,15 @@ def _row(shop: Workshop, candidate: QualityCandidate) -> QualityRow:
             found = shop.by_llama.measure(shop.network_of(made.path))
             reader = f"llama.cpp ({PACKAGE} {metadata.version(PACKAGE)})"
         else:
-            found = shop.by_torch.measure(_opened(made.path))
-            reader = f"transformers {metadata.version('transformers')}"
+            found, reader = shop.checkpoint_scores(made.path, candidate.name in PEERS)
     except (ValueError, SourceError, ImportError, RuntimeError) as error:  # the rows after it go on
         return replace(empty, missing=str(error))
     size = made.bytes
-    if candidate.ours or EQUAL not in candidate.name:
+    if made not in shop.made.values():  # others are made as large as these
         _remove(made.path)
     return replace(
         empty,
+        by=made.by or empty.by,
         bytes=size,
         bits=8 * size / shop.weights,
         kl=found.value,

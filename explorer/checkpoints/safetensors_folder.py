@@ -23,8 +23,8 @@ Layer = Callable[[QuantizedTensor, torch.dtype], dict[str, Tensor]]
 Settings = Callable[[Plan], dict[str, Any]]
 """Entries added to config.json: ``quantization_config``, and settings that have to change with it."""
 _SIZES = {name: dtype.itemsize for dtype, name in NAMES.items()}
-_HEADER_ENTRY, _PARTS = 160, 8
-"""Upper bounds: bytes of one tensor's header entry without its name, and tensors per layer."""
+_HEADER_ENTRY, _PARTS = 130, 8
+"""Upper bounds: bytes of one tensor's header entry without its layer's name, and tensors per layer."""
 
 
 def write_model(
@@ -47,7 +47,11 @@ def write_model(
 
 def _header_bytes(plan: Plan) -> int:
     """Room for the header of each file."""
-    return _PARTS * sum(len(info.name) + _HEADER_ENTRY for info in plan.model.infos)
+    coded = {f"{name}.weight" for name in plan.layers}
+    entries = [
+        (_PARTS if info.name in coded else 1) * (len(info.name) + _HEADER_ENTRY) for info in plan.model.infos
+    ]
+    return sum(entries)
 
 
 def around(plan: Plan) -> int:

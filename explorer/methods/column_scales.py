@@ -1,7 +1,8 @@
 """The scales that columns are rounded under where a method rounds them one after another.
 
 GPTQ computes a group's scales when it reaches the group, from the weights as updated by then. An order that
-tears groups apart needs all of them before the first column: static groups, of the original weights.
+tears groups apart needs all of them before the first column, and so do schemes that quantize scales or search
+them: static groups, of the original weights.
 """
 
 from __future__ import annotations
@@ -13,8 +14,15 @@ from torch import Tensor
 
 from explorer.core.blocks import Rectangle
 from explorer.core.encode import encode_blocks, restore_blocks
-from explorer.core.quantize import find_ranges
+from explorer.core.importances import takes_importance
+from explorer.core.quantize import find_ranges, quantize
 from explorer.schemes import Scales, Scheme, join_scales, scale_for
+
+
+def finds_scales_together(scheme: Scheme) -> bool:
+    """Whether a group has no scale before others have theirs: scales are quantized too, or are those of
+    llama.cpp's search under importances."""
+    return takes_importance(scheme) or (scheme.scale is not None and scheme.scale.has_upper_level)
 
 
 class ColumnScales:
@@ -29,9 +37,16 @@ class ColumnScales:
         self._known: dict[int, Scales] = {}
         self._nearest = dataclasses.replace(scheme, seed=None)
 
-    def add_all(self, weight: Tensor) -> None:
-        """Static groups: the scales of every group of ``weight`` [N, K]."""
-        every = scale_for(find_ranges(weight, self.scheme), self.scheme, self.largest)
+    def add_all(self, weight: Tensor, energy: Tensor) -> None:
+        """Static groups: the scales of every group of ``weight`` [N, K]. ``energy`` [K], the mean square of
+        each input, weighs llama.cpp's search."""
+        if takes_importance(self.scheme):
+            importance = energy.float() if bool(energy.any()) else None
+            every = quantize(weight, self.scheme, importance=importance).scales
+        elif finds_scales_together(self.scheme):
+            every = quantize(weight, self.scheme).scales
+        else:
+            every = scale_for(find_ranges(weight, self.scheme), self.scheme, self.largest)
         for group in range(every.stored.shape[1]):
             self._known[group] = every.map_grids(partial(Tensor.narrow, dim=1, start=group, length=1))
 

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.quantize import find_ranges, quantize_with_scales
-from explorer.methods.column_scales import ColumnScales
+from explorer.methods.column_scales import ColumnScales, finds_scales_together
 from explorer.methods.layer import QuantizedLayer, check_layer
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
@@ -154,8 +154,9 @@ def gptq(
 
     ``block`` columns are rounded between two updates of the rest. ``snapshots`` are the first 24 rows after
     every k-th block, about a dozen in all: dequantized left of the front, updated weights right of it, in the
-    order that columns are rounded in. ``ValueError`` for schemes with blocks that span rows or without
-    scales, and for shapes that do not match.
+    order that columns are rounded in. Schemes that quantize scales too, or search them, have those of the
+    original weight; the mean squares of the inputs weigh llama.cpp's search. ``ValueError`` for schemes with
+    blocks that span rows or without scales, and for shapes that do not match.
     """
     return _quantize(weight, scheme, Inputs(activations), progress, damping, order, block)
 
@@ -253,15 +254,6 @@ def _check(weight: Tensor, scheme: Scheme, inputs: Inputs) -> None:
         )
     if scheme.scale is None or scheme.block[0] != 1:
         raise ValueError(f"GPTQ quantizes rows, or groups along them; {scheme.label} is something else")
-    if scheme.scale.has_upper_level:
-        raise ValueError(
-            f"GPTQ fixes a group's scale when it reaches it; {scheme.label} quantizes scales too"
-        )
-    if scheme.scale.is_searched:
-        raise ValueError(
-            f"GPTQ takes a group's scale from its range when it reaches it; that of {scheme.label} is "
-            f"found by llama.cpp's search. The same format with ranges is {scheme.of_ranges.text}"
-        )
     find_ranges(weight.float(), scheme)  # a range that is too large is refused by its column of the layer
 
 
@@ -294,8 +286,8 @@ class Columns:
         group = scheme.block[1] or weight.shape[1]
         self.order = order.permutation(energy, group)
         self.scales = ColumnScales(scheme, (self.order // group).tolist(), largest)
-        if order is Order.ENERGY:
-            self.scales.add_all(weight)
+        if order is Order.ENERGY or finds_scales_together(scheme):
+            self.scales.add_all(weight, energy / 2)
 
         key = inputs.place, order, group if order is Order.GROUPS else None
 

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from explorer import SCHEMES, MappingType, quantize
+from explorer.core.importances import takes_importance
 from explorer.core.quantize import find_ranges
 from explorer.methods import apply
+from explorer.methods.column_scales import finds_scales_together
 from explorer.methods.gptq import DAMPINGS, Order, _inverse_factor, gptaq, gptq, hessian, same_inputs
 from explorer.schemes import scale_for
 
@@ -78,6 +80,40 @@ def test_it_beats_rounding_to_nearest(name: str) -> None:
     base = output_error(w, quantize(w, SCHEMES[name]).dequantize(), x)
     for order in Order:
         assert output_error(w, gptq(w, SCHEMES[name], x, order=order).q.dequantize(), x) < 0.6 * base
+
+
+TOGETHER = sorted(
+    name for name, scheme in SCHEMES.items() if scheme.block[0] == 1 and finds_scales_together(scheme)
+)
+"""Schemes whose scales are quantized too, or searched."""
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_scales_that_are_found_together_are_those_of_the_weight(name: str) -> None:
+    """Those that rounding has under the inputs' mean squares: else a file's blocks have scales that no reader
+    restores. Codes make up for each other's errors all the same."""
+    w, x = correlated(8, 512, 512)
+    scheme = SCHEMES[name]
+    weighed = (hessian(x).diagonal() / 2).float() if takes_importance(scheme) else None
+    rounded = quantize(w, scheme, importance=weighed)
+    for order in Order:
+        found = gptq(w, scheme, x, damping=0.01, order=order).q
+        assert torch.equal(found.scales.scale, rounded.scales.scale)
+        offsets = found.scales.offsets, rounded.scales.offsets
+        assert (offsets[0] is None and offsets[1] is None) or torch.equal(*offsets)
+        assert output_error(w, found.dequantize(), x) < 0.9 * output_error(w, rounded.dequantize(), x)
+
+
+def test_equal_and_independent_inputs_leave_rounding() -> None:
+    """Of a Hessian without products of two inputs: nothing is compensated, and a K-quant's codes are those of
+    the search."""
+    w, _ = correlated(8, 256, 8)
+    x = 4 * torch.eye(256)
+    for name in ("q4_k", "iq4_xs", "nf4_block64_double"):
+        scheme = SCHEMES[name]
+        weighed = (hessian(x).diagonal() / 2).float() if takes_importance(scheme) else None
+        found = gptq(w, scheme, x, damping=0.01).q
+        assert torch.equal(found.packed, quantize(w, scheme, importance=weighed).packed)
 
 
 @pytest.mark.parametrize("group", ["int4_group32", "int4_group64", "int4_group128", "int4_row", "nvfp4"])

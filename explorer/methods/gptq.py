@@ -286,11 +286,10 @@ class Columns:
         dampings: Sequence[float],
         largest: Tensor,
     ) -> None:
-        h = _kept((inputs.place, "hessian"), lambda: hessian(inputs.seen)).clone()
+        h = _kept((inputs.place, "hessian"), lambda: hessian(inputs.seen))
         energy = torch.diagonal(h).clone()
         dead = energy == 0
         mean = float(energy.sum() / (~dead).sum()) if not bool(dead.all()) else 1.0
-        h[dead, dead] = mean
         weight = torch.where(dead, 0.0, weight)
 
         group = scheme.block[1] or weight.shape[1]
@@ -302,9 +301,12 @@ class Columns:
         key = inputs.place, order, group if order is Order.GROUPS else None
 
         def factor(damping: float) -> Tensor:
-            return _inverse_factor(self._ordered(h), damping, mean)
+            alive = h.clone()
+            alive[dead, dead] = mean
+            return _inverse_factor(self._ordered(alive), damping, mean)
 
-        self.inverse = torch.stack([_kept((*key, one), partial(factor, one)) for one in dampings])
+        factors = [_kept((*key, one), partial(factor, one)) for one in dampings]
+        self.inverse = torch.stack(factors) if len(factors) > 1 else factors[0][None]
         asymmetry, self.pull = inputs.asymmetry(), None
         if asymmetry is not None:
             self.pull = (self._ordered(asymmetry) @ self.inverse.mT).triu(1) @ self.inverse
@@ -398,9 +400,10 @@ def _inverse_factor(h: Tensor, damping: float, mean: float) -> Tensor:
 
     With H's rows and columns reversed, H = LLᵀ; U is L⁻¹, reversed.
     """
-    eye = torch.eye(len(h), dtype=h.dtype, device=h.device)
     for _ in range(RETRIES):
-        factor, failed = torch.linalg.cholesky_ex(h.flip(0, 1) + damping * mean * eye)
+        damped = h.flip(0, 1)
+        torch.diagonal(damped).add_(damping * mean)
+        factor, failed = torch.linalg.cholesky_ex(damped)
         if not int(failed):
             return _lower_inverse(factor).flip(0, 1)
         damping = max(damping, 1e-4) * 10

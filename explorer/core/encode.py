@@ -184,7 +184,8 @@ class UnderScales:
         return q if zero is None else q + zero
 
     def rounded(self, values: Tensor) -> Tensor:
-        """float32 ``values`` rounded to nearest and restored; of numbers, as their codes are."""
+        """float32 ``values``, none of them NaN, rounded to nearest and restored, as from their codes; a zero
+        may be -0.0."""
         fmt, scaled = self.scheme.format, self.scaled(values)
         if isinstance(fmt, IntegerFormat):
             return self.restored(self.whole_codes(scaled, None).clamp_(*self.limits))

@@ -24,7 +24,7 @@ from torch import Tensor
 from explorer.formats.rounding import Rounding, round_to_odd
 from explorer.formats.subnormals import keeps_subnormals
 
-FEW = 1024
+FEW = 2048
 """Numbers up to which looking them up takes no longer than encoding them and decoding the codes."""
 _INFINITE = 0x7F80_0000
 """The bits of float32's Inf."""

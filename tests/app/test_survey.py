@@ -101,7 +101,7 @@ def test_the_recipe_shows_each_layers_method(tmp_path: Path) -> None:
     assert len(hatches) == 2 and len(dict(hatches)) == 2
     count = sum(map(bool, by.values()))
     assert f"GPTQ for {count} layers" in out.sentence and "each by its best method" in out.sentence
-    assert "--methods gptq" in out.command and "--methods" not in bought(4.0).command
+    assert "--methods gptq" in out.command and "--methods rtn" in bought(4.0).command
 
 
 @pytest.mark.parametrize("bits", [-1.0, 0.0, 99.0, None])

@@ -514,7 +514,7 @@ def _main_memory() -> float:
 
 def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: int) -> None:
     """``ValueError`` unless the file ``out`` is of what is to be surveyed now."""
-    same_methods = plan.methods is None or set(plan.methods) == set(found.methods)
+    methods = found.methods if plan.methods is None else plan.methods
     wanted = replace(
         found,
         model=plan.model,
@@ -525,7 +525,7 @@ def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: i
         include=plan.include,
         exclude=plan.exclude,
         embeddings=plan.embeddings,
-        methods=found.methods if same_methods else plan.methods,
+        methods=found.methods if set(methods) == set(found.methods) else methods,
         signals=plan.signals or found.signals,
         texts_sha256=hash_of(plan.calibration(found.loss == NEXT_TOKEN)) if found.loss else "",
         versions={**found.versions, "explorer": __version__},

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.blocks import Rectangle
-from explorer.core.encode import NO_RECIPROCAL, scaled_blocks
-from explorer.core.encode import _minimum as least_value
+from explorer.core.encode import NO_RECIPROCAL, least_value, scaled_blocks
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import BitField
 from explorer.formats.code import code_formula, short

@@ -7,6 +7,8 @@ x / scale by IEEE float32 division, with the scale as it is stored, unless ``Sch
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -65,7 +67,7 @@ def decode_matrix(packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[i
             values = fmt.decode(codes[:, part.columns])
             blocks = values.unflatten(1, (-1, part.width)).unflatten(0, (-1, part.height))
             if scheme.scale is not None:
-                blocks = restore_blocks(part, blocks, scales)
+                blocks = UnderScales(part.scales(scales), scheme).restored(blocks)
             out[part.rows, part.columns] = blocks.reshape(values.shape)
     return out
 
@@ -102,76 +104,27 @@ def beyond_bfloat16(scheme: Scheme, dtype: torch.dtype) -> bool:
     )
 
 
-def restore_blocks(part: Rectangle, values: Tensor, scales: Scales) -> Tensor:
-    """scale · (value - zero point) + offset, of the ``values`` of codes in one rectangle's blocks."""
-    scales = part.scales(scales)
-    if scales.zero_points is not None:
-        values = values - spread(scales.zero_points)
-    if scales.offsets is None:
-        return values * spread(scales.scale)
-    return (values - scales.first_code) * spread(scales.scale) + spread(scales.offsets)
-
-
 @keeps_subnormals
 def encode_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
     """Codes [rows, cols] of one rectangle of float32 ``x``."""
-    scales = part.scales(scales)
-    fmt, scaled = scheme.format, _scaled(part.blocks(x), scales, scheme)
-    noise = None
+    fmt, under = scheme.format, UnderScales(part.scales(scales), scheme)
+    scaled, noise = under.scaled(part.blocks(x)), None
     if scheme.seed is not None:
         noise = _noise(part, x.shape[1], scheme.seed, x.device).view(scaled.shape)
     if isinstance(fmt, IntegerFormat):
-        codes = fmt.codes_of(_whole_codes(scaled, scales, scheme, noise).clamp_(*scheme.code_limits))
+        codes = fmt.codes_of(under.whole_codes(scaled, noise).clamp_(*scheme.code_limits))
     else:
         codes = fmt.encode_unchecked(scaled.contiguous(), scheme.rounding, noise)
     return codes.reshape(codes.shape[0] * codes.shape[1], -1)
 
 
-@keeps_subnormals
-def code_values(blocks: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
-    """The values of the codes of float32 ``blocks`` [grid rows, height, grid columns, width] under their
-    ``scales``, rounded to nearest; a zero may be -0.0."""
-    fmt, scaled = scheme.format, _scaled(blocks, scales, scheme)
-    if isinstance(fmt, IntegerFormat):
-        return _whole_codes(scaled, scales, scheme, None).clamp_(*scheme.code_limits)
-    return fmt.decode(fmt.encode_unchecked(scaled.contiguous(), scheme.rounding))
-
-
 def scaled_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
     """One rectangle's blocks of float32 ``x``, less the offset, in units of their scale."""
-    return _scaled(part.blocks(x), part.scales(scales), scheme)
+    return UnderScales(part.scales(scales), scheme).scaled(part.blocks(x))
 
 
-def _scaled(blocks: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
-    """float32 ``blocks`` [grid rows, height, grid columns, width], less the offset, in units of their scale.
-
-    ``scales`` are those of these blocks alone (``Rectangle.scales``): what is computed of them here is
-    computed for each chunk of a matrix, and would grow with its square.
-    """
-    rule = scheme.codes
-    if scheme.scale is None:
-        return blocks
-    if scales.offsets is not None:
-        blocks = blocks - spread(_minimum(scales, scheme))
-    if rule.reciprocal and rule.bfloat16:
-        return through_bfloat16(through_bfloat16(blocks) * spread(through_bfloat16(_reciprocal(scales))))
-    if rule.reciprocal:
-        return _times_reciprocal(blocks, scales)
-    by = scales.scale if scales.unrounded is None or rule.bfloat16 else scales.unrounded
-    # Elements without a zero keep the sign that x / 0 has; for the others 0 / 0 would be no code.
-    may_be_zero = (scales.unrounded is not None or scheme.scale.smallest == 0) and scheme.format.has_zero
-    if may_be_zero and isinstance(scheme.format, IntegerFormat):
-        by, may_be_zero = torch.where(by == 0, torch.inf, by), False  # x / inf is 0 as well, or -0
-    divisor = spread(by)
-    scaled = through_bfloat16(blocks) / divisor if rule.bfloat16 else blocks / divisor
-    scaled = through_bfloat16(scaled) if scheme.codes_in_bfloat16 else scaled
-    if not may_be_zero:
-        return scaled
-    return torch.where(divisor == 0, torch.zeros_like(scaled), scaled)
-
-
-def _minimum(scales: Scales, scheme: Scheme) -> Tensor:
-    """float32 [grid]: the value of the least code; codes count from there."""
+def least_value(scales: Scales, scheme: Scheme) -> Tensor:
+    """float32 [grid]: the value of the least code, under ``scales`` with offsets; codes count from there."""
     assert scales.offsets is not None
     if scales.minimum is not None:
         return scales.minimum
@@ -184,49 +137,129 @@ NO_RECIPROCAL = 2.0**-128
 """The reciprocal of a scale up to here is beyond float32."""
 
 
-def _times_reciprocal(blocks: Tensor, scales: Scales) -> Tensor:
-    """``blocks`` times the reciprocals of their scales. Where a reciprocal is infinite (``NO_RECIPROCAL``),
-    0 · inf would be no number: there values are divided by the scale.
+class UnderScales:
+    """Rounding and restoring under given ``scales``: what depends on these alone is computed once.
+
+    ``scales`` are those of the values alone (``Rectangle.scales``): what is computed of them here is computed
+    for each chunk of a matrix, and would grow with its square. ``shaped`` makes their grids broadcast over
+    the values: over blocks [grid rows, height, grid columns, width], if nothing is said.
     """
-    inverse = _reciprocal(scales)
-    scaled = blocks * spread(inverse)
-    beyond = inverse.isinf()
-    if not bool(beyond.any()):
-        return scaled
-    divisor = scales.scale if scales.unrounded is None else scales.unrounded
-    return torch.where(spread(beyond), blocks / spread(divisor), scaled)
 
+    def __init__(self, scales: Scales, scheme: Scheme, shaped: Callable[[Tensor], Tensor] = spread) -> None:
+        self.scales, self.scheme, self._shaped = scales, scheme, shaped
 
-def _reciprocal(scales: Scales) -> Tensor:
-    """float32 [grid]: 1 / scale, under a tensor scale (1 / tensor scale) / scale; 0 for a scale of 0."""
-    stored = scales.stored if scales.upper is None else scales.scale
-    divisor = stored if scales.unrounded is None else scales.unrounded
-    if scales.tensor_scale is None or scales.unrounded is not None:
-        inverse = 1 / divisor
-    elif scales.divided:
-        inverse = scales.tensor_scale / divisor
-    else:
-        inverse = (1 / scales.tensor_scale) / divisor
-    return torch.where(divisor == 0, torch.zeros_like(inverse), inverse)
+    def scaled(self, values: Tensor) -> Tensor:
+        """float32 ``values``, less the offset, in units of their scale."""
+        rule = self.scheme.codes
+        if self.scheme.scale is None:
+            return values
+        if self._minimum is not None:
+            values = values - self._minimum
+        if rule.reciprocal and rule.bfloat16:
+            return through_bfloat16(through_bfloat16(values) * through_bfloat16(self._reciprocal))
+        if rule.reciprocal:
+            scaled, beyond = values * self._reciprocal, self._beyond
+            return scaled if beyond is None else torch.where(beyond, values / self._unrounded, scaled)
+        divisor, zero = self._divisor
+        scaled = (through_bfloat16(values) if rule.bfloat16 else values) / divisor
+        scaled = through_bfloat16(scaled) if self.scheme.codes_in_bfloat16 else scaled
+        return scaled if zero is None else torch.where(zero, torch.zeros_like(scaled), scaled)
 
+    def whole_codes(self, scaled: Tensor, noise: Tensor | None) -> Tensor:
+        """The whole numbers that ``scaled`` rounds to, with the zero point, before they are clipped."""
+        scheme, zero = self.scheme, self._zero
+        if scheme.codes.zero_first and zero is not None:
+            scaled, zero = scaled + zero, None
+            scaled = through_bfloat16(scaled) if scheme.codes.bfloat16 else scaled
+        if noise is not None:
+            q = scaled.floor() + (noise < scaled - scaled.floor())
+        elif scheme.codes.ties is Ties.UP:
+            # Counted from the least code, so that the sum of 1/2 is rounded as llama.cpp rounds it.
+            first = 0.0 if scheme.mapping.has_offset else self.limits[0]
+            q = (scaled + (0.5 - first)).floor() + first
+        else:
+            q = round_away(scaled) if scheme.codes.ties is Ties.AWAY else scaled.round()
+        if scheme.mapping.has_offset:
+            q += self.limits[0]
+        return q if zero is None else q + zero
 
-def _whole_codes(scaled: Tensor, scales: Scales, scheme: Scheme, noise: Tensor | None) -> Tensor:
-    """The whole numbers that ``scaled`` rounds to, with the zero point, before they are clipped."""
-    zero = None if scales.zero_points is None else spread(scales.zero_points)
-    if scheme.codes.zero_first and zero is not None:
-        scaled, zero = scaled + zero, None
-        scaled = through_bfloat16(scaled) if scheme.codes.bfloat16 else scaled
-    if noise is not None:
-        q = scaled.floor() + (noise < scaled - scaled.floor())
-    elif scheme.codes.ties is Ties.UP:
-        # Counted from the least code, so that the sum of 1/2 is rounded as llama.cpp rounds it.
-        first = 0.0 if scheme.mapping.has_offset else scheme.code_limits[0]
-        q = (scaled + (0.5 - first)).floor() + first
-    else:
-        q = round_away(scaled) if scheme.codes.ties is Ties.AWAY else scaled.round()
-    if scheme.mapping.has_offset:
-        q += scheme.code_limits[0]
-    return q if zero is None else q + zero
+    def rounded(self, values: Tensor) -> Tensor:
+        """float32 ``values``, none of them NaN, rounded to nearest and restored, as from their codes; a zero
+        may be -0.0."""
+        fmt, scaled = self.scheme.format, self.scaled(values)
+        if isinstance(fmt, IntegerFormat):
+            return self.restored(self.whole_codes(scaled, None).clamp_(*self.limits))
+        return self.restored(fmt.nearest(scaled, self.scheme.codes.rounding(None)))
+
+    def restored(self, values: Tensor) -> Tensor:
+        """scale · (value - zero point) + offset, of the ``values`` of codes."""
+        if self._zero is not None:
+            values = values - self._zero
+        if self._offset is None:
+            return values * self._scale
+        return (values - self.scales.first_code) * self._scale + self._offset
+
+    @cached_property
+    def limits(self) -> tuple[float, float]:
+        """The least and the largest value of a code."""
+        return self.scheme.code_limits
+
+    @cached_property
+    def _scale(self) -> Tensor:
+        return self._shaped(self.scales.scale)
+
+    @cached_property
+    def _zero(self) -> Tensor | None:
+        zero = self.scales.zero_points
+        return None if zero is None else self._shaped(zero).float()
+
+    @cached_property
+    def _offset(self) -> Tensor | None:
+        return None if self.scales.offsets is None else self._shaped(self.scales.offsets)
+
+    @cached_property
+    def _minimum(self) -> Tensor | None:
+        return None if self.scales.offsets is None else self._shaped(least_value(self.scales, self.scheme))
+
+    @cached_property
+    def _divisor(self) -> tuple[Tensor, Tensor | None]:
+        """What values are divided by, and where it is 0 if they are to be 0 there."""
+        scales, scheme = self.scales, self.scheme
+        by = scales.scale if scales.unrounded is None or scheme.codes.bfloat16 else scales.unrounded
+        # Elements without a zero keep the sign that x / 0 has; for the others 0 / 0 would be no code.
+        smallest = 0.0 if scheme.scale is None else scheme.scale.smallest
+        may_be_zero = (scales.unrounded is not None or smallest == 0) and scheme.format.has_zero
+        if may_be_zero and isinstance(scheme.format, IntegerFormat):
+            return self._shaped(torch.where(by == 0, torch.inf, by)), None  # x / inf is 0 as well, or -0
+        divisor = self._shaped(by)
+        return divisor, divisor == 0 if may_be_zero else None
+
+    @cached_property
+    def _unrounded(self) -> Tensor:
+        """The scale as it was computed, where that is known."""
+        scales = self.scales
+        return self._shaped(scales.scale if scales.unrounded is None else scales.unrounded)
+
+    @cached_property
+    def _reciprocal(self) -> Tensor:
+        """1 / scale, under a tensor scale (1 / tensor scale) / scale; 0 for a scale of 0."""
+        scales = self.scales
+        stored = scales.stored if scales.upper is None else scales.scale
+        divisor = stored if scales.unrounded is None else scales.unrounded
+        if scales.tensor_scale is None or scales.unrounded is not None:
+            inverse = 1 / divisor
+        elif scales.divided:
+            inverse = scales.tensor_scale / divisor
+        else:
+            inverse = (1 / scales.tensor_scale) / divisor
+        return self._shaped(torch.where(divisor == 0, torch.zeros_like(inverse), inverse))
+
+    @cached_property
+    def _beyond(self) -> Tensor | None:
+        """Where a reciprocal is infinite (``NO_RECIPROCAL``), and 0 · inf would be no number: there values
+        are divided by the scale. None where none is."""
+        beyond = self._reciprocal.isinf()
+        return beyond if bool(beyond.any()) else None
 
 
 def not_clipped(x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
@@ -242,10 +275,10 @@ def not_clipped(x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
     low, high = scheme.code_limits
     mask = torch.empty(shape, dtype=torch.bool, device=x.device)
     for part in rectangles(shape, scheme.block if scheme.scale is not None else (None, None)):
-        local = part.scales(scales)
-        scaled = _scaled(part.blocks(x), local, scheme)
+        under = UnderScales(part.scales(scales), nearest)
+        scaled = under.scaled(part.blocks(x))
         if isinstance(fmt, IntegerFormat):
-            code = _whole_codes(scaled, local, nearest, None)
+            code = under.whole_codes(scaled, None)
             inside = (code >= low) & (code <= high)
         elif isinstance(fmt, FixedPointFormat):
             value = (scaled * 2.0**fmt.fraction).round() * 2.0**-fmt.fraction

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from explorer.core.blocks import Rectangle, pieces, runs_of_blocks
-from explorer.core.encode import code_values, restore_blocks
+from explorer.core.blocks import pieces, runs_of_blocks
+from explorer.core.encode import UnderScales
 from explorer.core.flat import unrolled
 from explorer.core.k_quants import find_k_scales
 from explorer.formats.subnormals import keeps_subnormals
@@ -152,13 +152,15 @@ def _context(x: Tensor, scheme: Scheme, largest: Tensor | None) -> CalibrationCo
     rule = scheme.scale
     largest = _largest(x, scheme) if largest is None else largest
     above = rule is not None and rule.has_upper_level
-    nearest = dataclasses.replace(scheme, seed=None, scale=rule and rule.of_a_block_alone)
+    nearest = scheme
+    if above or scheme.seed is not None:  # a copy is checked, which takes longer than the scales of a group
+        nearest = dataclasses.replace(scheme, seed=None, scale=rule and rule.of_a_block_alone)
 
     def scales(clip_range: Range) -> Scales:
         return scale_for(clip_range, nearest, largest)
 
     def restore(blocks: Tensor, under: Scales) -> Tensor:
-        return restore_blocks(_alone(blocks), code_values(blocks, under, nearest), under)
+        return UnderScales(under, nearest).rounded(blocks)
 
     offset = scheme.mapping.has_offset
     return CalibrationContext(
@@ -169,10 +171,3 @@ def _context(x: Tensor, scheme: Scheme, largest: Tensor | None) -> CalibrationCo
         zero_included=above or not offset,
         scale=rule,
     )
-
-
-def _alone(blocks: Tensor) -> Rectangle:
-    """Blocks [grid rows, height, grid columns, width] as a separate matrix."""
-    tall, height, wide, width = blocks.shape
-    rows, columns = slice(0, tall * height), slice(0, wide * width)
-    return Rectangle(rows, columns, slice(0, tall), slice(0, wide), height, width)

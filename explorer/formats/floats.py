@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from explorer.formats.base import BitField, Format
+from explorer.formats.base import FEW, BitField, Format
 from explorer.formats.rounding import Rounding, required, round_away, round_stochastic
 
 MANTISSA_BITS = 23
@@ -129,11 +129,29 @@ class FloatFormat(Format):
     ) -> Tensor:
         """Round inside float32 arithmetic, with the same code for every row.
 
+        Multiplying the rounded magnitude by 2^(bias-127) rebiases the exponent, so that a shift of the
+        float32's bits is the code.
+        """
+        a = self._rounded_magnitude(x, rounding, noise)
+        bits = a.mul_(2.0 ** (self.bias - 127)).view(torch.int32)
+        codes = bits.bitwise_right_shift_(MANTISSA_BITS - self.mantissa)
+        if self.signed:
+            sign_bit = 1 << (self.exponent + self.mantissa)
+            sign = x.view(torch.int32).bitwise_right_shift(31).bitwise_and_(sign_bit)
+            if self.specials is Specials.FNUZ:
+                sign.mul_(codes != 0)
+            codes.bitwise_or_(sign)
+        if self.nan_code is not None:
+            codes.masked_fill_(torch.isnan(x), self.nan_code)
+        return codes.to(self.code_dtype)
+
+    def _rounded_magnitude(self, x: Tensor, rounding: Rounding, noise: Tensor | None) -> Tensor:
+        """|x| rounded to a value of the format, in a new tensor.
+
         In the binade 2^e of the magnitude ``a`` the target's values are 2^(e - mantissa) apart. Adding
         and subtracting a power of two 23 binades above that spacing makes the float32 adder round ``a``
         to a multiple of it, ties to even. Clamping ``e`` from below to the smallest normal exponent gives
-        subnormals their constant spacing. Multiplying by 2^(bias-127) rebiases the exponent, so that a
-        shift of the float32's bits is the code.
+        subnormals their constant spacing.
         """
         a = x.abs().clamp_(max=self.max)
         exponent = (
@@ -147,17 +165,13 @@ class FloatFormat(Format):
             whole = a.div_(spacing)
             whole = round_away(whole) if rounding is Rounding.AWAY else round_stochastic(whole, noise)
             a = whole.mul_(spacing)
-        bits = a.mul_(2.0 ** (self.bias - 127)).view(torch.int32)
-        codes = bits.bitwise_right_shift_(MANTISSA_BITS - self.mantissa)
-        if self.signed:
-            sign_bit = 1 << (self.exponent + self.mantissa)
-            sign = x.view(torch.int32).bitwise_right_shift(31).bitwise_and_(sign_bit)
-            if self.specials is Specials.FNUZ:
-                sign.mul_(codes != 0)
-            codes.bitwise_or_(sign)
-        if self.nan_code is not None:
-            codes.masked_fill_(torch.isnan(x), self.nan_code)
-        return codes.to(self.code_dtype)
+        return a
+
+    def nearest(self, x: Tensor, rounding: Rounding = Rounding.NEAREST) -> Tensor:
+        if self.scale_only or (self.bits <= 8 and x.numel() <= FEW):
+            return super().nearest(x, rounding)
+        values = self._rounded_magnitude(x, rounding, None).copysign_(x)
+        return values if self.has_negative_zero else values.add_(0.0)
 
     def decode(self, codes: Tensor) -> Tensor:
         if self.bits <= 8:
@@ -268,6 +282,9 @@ class TruncatedFloat32(FloatFormat):
         canonical_nan = (MAGNITUDE_MASK >> dropped) << dropped
         bits.masked_fill_(torch.isnan(x), canonical_nan)
         return bits.bitwise_right_shift_(self._stored_shift).to(self.code_dtype)
+
+    def nearest(self, x: Tensor, rounding: Rounding = Rounding.NEAREST) -> Tensor:
+        return Format.nearest(self, x, rounding)
 
     def _double_in_float32(self, x: Tensor) -> Tensor:
         return super()._double_in_float32(x) if self.mantissa < MANTISSA_BITS else x.to(torch.float32)

@@ -8,14 +8,14 @@ them: static groups, of the original weights.
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+from functools import cached_property, partial
 
 from torch import Tensor
 
-from explorer.core.blocks import Rectangle
-from explorer.core.encode import encode_blocks, restore_blocks
+from explorer.core.encode import UnderScales
 from explorer.core.importances import takes_importance
 from explorer.core.quantize import find_ranges, quantize
+from explorer.formats.subnormals import keeps_subnormals
 from explorer.schemes import Scales, Scheme, join_scales, scale_for
 
 
@@ -35,7 +35,11 @@ class ColumnScales:
     def __init__(self, scheme: Scheme, groups: list[int], largest: Tensor) -> None:
         self.scheme, self.groups, self.largest = scheme, groups, largest
         self._known: dict[int, Scales] = {}
-        self._nearest = dataclasses.replace(scheme, seed=None)
+        self._under: dict[int, UnderScales] = {}
+
+    @cached_property
+    def _one_group(self) -> Scheme:
+        return dataclasses.replace(self.scheme, block=(1, None))
 
     def add_all(self, weight: Tensor, energy: Tensor) -> None:
         """Static groups: the scales of every group of ``weight`` [N, K]. ``energy`` [K], the mean square of
@@ -48,13 +52,19 @@ class ColumnScales:
         else:
             every = scale_for(find_ranges(weight, self.scheme), self.scheme, self.largest)
         for group in range(every.stored.shape[1]):
-            self._known[group] = every.map_grids(partial(Tensor.narrow, dim=1, start=group, length=1))
+            one = every.map_grids(partial(Tensor.narrow, dim=1, start=group, length=1))
+            self._add(group, one, len(weight))
 
     def add(self, j: int, weights: Tensor) -> None:
         """The scales of the group that begins at position j, from its weights [D, columns, N]."""
         rows = weights.transpose(1, 2).reshape(-1, weights.shape[1]).float()
-        ranges = find_ranges(rows, dataclasses.replace(self.scheme, block=(1, None)), self.largest)
-        self._known[self.groups[j]] = scale_for(ranges, self.scheme, self.largest)
+        ranges = find_ranges(rows, self._one_group, self.largest)
+        self._add(self.groups[j], scale_for(ranges, self.scheme, self.largest), weights.shape[2])
+
+    def _add(self, group: int, scales: Scales, rows: int) -> None:
+        """Scales [D · rows, 1] of one group; static ones, [rows, 1], serve every one of D."""
+        self._known[group] = scales
+        self._under[group] = UnderScales(scales, self.scheme, lambda grid: grid.view(-1, rows))
 
     def due(self, j: int) -> int:
         """Number of columns from position j on in groups whose scales are not added yet."""
@@ -63,15 +73,10 @@ class ColumnScales:
             stop += 1
         return stop - j
 
+    @keeps_subnormals
     def round(self, column: Tensor, j: int) -> Tensor:
         """The column at position j, [D, N], rounded and dequantized in float32 as ``quantize`` does it."""
-        scales, flat = self._known[self.groups[j]], column.float().reshape(-1, 1)
-        if copies := len(flat) // len(scales.stored) - 1:  # static groups serve every damping
-            scales = scales.map_grids(lambda grid: grid.repeat(copies + 1, 1))
-        rows = slice(0, len(flat))
-        cells = Rectangle(rows, slice(0, 1), rows, slice(0, 1), height=1, width=1)
-        values = self.scheme.format.decode(encode_blocks(cells, flat, scales, self._nearest))
-        return restore_blocks(cells, cells.blocks(values), scales).view(column.shape)
+        return self._under[self.groups[j]].rounded(column.float())
 
     def all(self) -> Scales:
         """The scales of every group, [N, groups], in the order that the groups lie in."""

@@ -49,6 +49,8 @@ CHOICE_ELEMENTS = 1 << 27
 """Elements of the Cholesky factors, 1 GiB in float64, for dampings that are tried side by side."""
 RETRIES = 6
 SMALL_TRIANGLE = 128
+RUN = 16
+"""Columns of a block that are rounded before the rest of the block makes up for them."""
 SNAPSHOTS, SNAPSHOT_ROWS = 12, 24
 KEPT_ELEMENTS = 1 << 27
 """Elements of matrices that ``same_inputs`` keeps at most, 1 GiB in float64."""
@@ -276,11 +278,10 @@ class Columns:
         dampings: Sequence[float],
         largest: Tensor,
     ) -> None:
-        h = _kept((inputs.place, "hessian"), lambda: hessian(inputs.seen)).clone()
+        h = _kept((inputs.place, "hessian"), lambda: hessian(inputs.seen))
         energy = torch.diagonal(h).clone()
         dead = energy == 0
         mean = float(energy.sum() / (~dead).sum()) if not bool(dead.all()) else 1.0
-        h[dead, dead] = mean
         weight = torch.where(dead, 0.0, weight)
 
         group = scheme.block[1] or weight.shape[1]
@@ -292,9 +293,12 @@ class Columns:
         key = inputs.place, order, group if order is Order.GROUPS else None
 
         def factor(damping: float) -> Tensor:
-            return _inverse_factor(self._ordered(h), damping, mean)
+            alive = h.clone()
+            alive[dead, dead] = mean
+            return _inverse_factor(self._ordered(alive), damping, mean)
 
-        self.inverse = torch.stack([_kept((*key, one), partial(factor, one)) for one in dampings])
+        factors = [_kept((*key, one), partial(factor, one)) for one in dampings]
+        self.inverse = torch.stack(factors) if len(factors) > 1 else factors[0][None]
         asymmetry, self.pull = inputs.asymmetry(), None
         if asymmetry is not None:
             self.pull = (self._ordered(asymmetry) @ self.inverse.mT).triu(1) @ self.inverse
@@ -304,10 +308,33 @@ class Columns:
     def _ordered(self, matrix: Tensor) -> Tensor:
         return matrix[self.order][:, self.order]
 
-    def round(self, j: int) -> None:
-        """Column j, and its error."""
-        self.q[:, j] = self.scales.round(self.w[:, j], j)
-        self.errors[:, j] = (self.w[:, j] - self.q[:, j]) / self.inverse[:, j, j, None]
+    def round_run(self, run: slice, block: slice) -> None:
+        """The columns ``run`` of a ``block`` one after another, and their errors; each is made up for by the
+        rest of the run."""
+        # Rows of U, and of P, above the diagonal alone, as [dampings, columns, 1]: a product with a whole
+        # column of errors changes nothing left of it, and no view has to be cut for each.
+        inverse, pull = self._above_diagonal(self.inverse, run), None
+        if self.pull is not None:
+            pull = self._above_diagonal(self.pull, run)
+        diagonal = torch.diagonal(self.inverse[:, run, run], dim1=1, dim2=2)[:, :, None].unbind(1)
+        w = self.w[:, run]
+        errors = self.errors[:, run]
+        columns = zip(
+            w.unbind(1), self.q[:, run].unbind(1), errors.unbind(1), errors.split(1, 1), strict=True
+        )
+        for i, (column, rounded, error, as_row) in enumerate(columns):
+            j = run.start + i
+            if width := self.scales.due(j):
+                self.scales.add(j, self._group_at(j, width, (run, block)))
+            rounded.copy_(self.scales.round(column, j))
+            torch.sub(column, rounded, out=error).div_(diagonal[i])
+            w.baddbmm_(inverse[i], as_row, alpha=-1)
+            if pull is not None:
+                w.baddbmm_(pull[i], column[:, None].clone())
+
+    @staticmethod
+    def _above_diagonal(matrix: Tensor, run: slice) -> tuple[Tensor, ...]:
+        return matrix[:, run, run].triu(1).mT[..., None].unbind(2)
 
     def compensate(self, w: Tensor, columns: slice, by: slice) -> None:
         """Let ``w``, which holds ``columns``, make up for the rounding of the columns ``by`` before them."""
@@ -315,14 +342,18 @@ class Columns:
         if self.pull is not None:
             w.baddbmm_(self.pull[:, by, columns].mT, self.w[:, by])
 
-    def group_at(self, j: int, width: int, block: slice) -> Tensor:
-        """[dampings, width, N]: the weights of the group that begins at column j of ``block``, as updated.
+    def _group_at(self, j: int, width: int, within: Sequence[slice]) -> Tensor:
+        """[dampings, width, N]: the weights of the group that begins at column j, as updated.
 
-        Columns past the block have not yet received what its columns left: it is added to a copy here.
+        Columns past the end of a run or block that j is ``within``, innermost first, have not yet received
+        what its columns before j left: it is added to a copy here.
         """
-        weights = self.w[:, j : j + width].clone()
-        if j + width > block.stop:
-            self.compensate(weights[:, block.stop - j :], slice(block.stop, j + width), slice(block.start, j))
+        weights, done = self.w[:, j : j + width].clone(), j
+        for part in within:
+            if j + width > part.stop and part.start < done:
+                late = weights[:, part.stop - j :]
+                self.compensate(late, slice(part.stop, j + width), slice(part.start, done))
+            done = part.start
         return weights
 
     def rounded(self) -> Tensor:
@@ -337,18 +368,23 @@ AfterBlock = Callable[[Columns, int], None]
 
 
 def round_columns(columns: Columns, block: int, after: AfterBlock) -> None:
-    """Algorithm 1: ``columns.q`` and the scales, ``block`` columns at a time."""
+    """Algorithm 1: ``columns.q`` and the scales, ``block`` columns at a time.
+
+    Inside a block the same is done once more, with runs of ``RUN`` columns: what a run leaves for the rest of
+    its block is one product, and not one for each column.
+    """
     k = columns.w.shape[1]
     for start in range(0, k, block):
         checkpoint()
-        stop = min(start + block, k)
-        for j in range(start, stop):
-            if width := columns.scales.due(j):
-                columns.scales.add(j, columns.group_at(j, width, slice(start, stop)))
-            columns.round(j)
-            columns.compensate(columns.w[:, j + 1 : stop], slice(j + 1, stop), by=slice(j, j + 1))
-        columns.compensate(columns.w[:, stop:], slice(stop, k), by=slice(start, stop))
-        after(columns, stop)
+        whole = slice(start, min(start + block, k))
+        for first in range(start, whole.stop, RUN):
+            run = slice(first, min(first + RUN, whole.stop))
+            columns.round_run(run, whole)
+            rest = slice(run.stop, whole.stop)
+            columns.compensate(columns.w[:, rest], rest, by=run)
+        rest = slice(whole.stop, k)
+        columns.compensate(columns.w[:, rest], rest, by=whole)
+        after(columns, whole.stop)
 
 
 def _inverse_factor(h: Tensor, damping: float, mean: float) -> Tensor:
@@ -356,9 +392,10 @@ def _inverse_factor(h: Tensor, damping: float, mean: float) -> Tensor:
 
     With H's rows and columns reversed, H = LLᵀ; U is L⁻¹, reversed.
     """
-    eye = torch.eye(len(h), dtype=h.dtype, device=h.device)
     for _ in range(RETRIES):
-        factor, failed = torch.linalg.cholesky_ex(h.flip(0, 1) + damping * mean * eye)
+        damped = h.flip(0, 1)
+        torch.diagonal(damped).add_(damping * mean)
+        factor, failed = torch.linalg.cholesky_ex(damped)
         if not int(failed):
             return _lower_inverse(factor).flip(0, 1)
         damping = max(damping, 1e-4) * 10

@@ -110,7 +110,7 @@ def round_scale(raw: Tensor, rule: ScaleRule) -> Tensor:
     """``raw`` rounded to the scale format, as float32; its magnitude is at least ``rule.smallest``."""
     size = raw.abs().clamp(rule.smallest, rule.format.max)
     if rule.format is not FLOAT32:
-        size = rule.format.decode(rule.format.encode_unchecked(size))
+        size = rule.format.nearest(size)
     if rule.convention is Convention.COMPRESSED_TENSORS:
         size = torch.where(size == 0, torch.full_like(size, rule.format.eps), size)
     return size.copysign(raw)

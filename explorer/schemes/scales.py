@@ -326,4 +326,4 @@ def _offsets(clip_range: Range, raw: Tensor, stored: Tensor, scheme: Scheme) -> 
     if scheme.mapping is MappingType.MIDPOINT:
         offset = offset - (raw if scheme.codes.unrounded else stored) * fmt.qmin
     size = offset.abs().clamp(max=rule.format.max)
-    return rule.format.decode(rule.format.encode_unchecked(size)).copysign(offset)
+    return rule.format.nearest(size).copysign(offset)

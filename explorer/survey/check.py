@@ -68,8 +68,8 @@ class Check:
     ``inputs``: the scheme that layers' inputs were quantized by in all models but that of "weights alone", ""
     where they were not; ``cache``: how these models stored keys and values, in words, "" for exactly.
     ``calibrated``: the texts are those that the survey, or a method, was calibrated by. ``refused``: single
-    schemes that the recipe's methods do not serve -> why. ``time``: of a step, predicted and measured, of a
-    recipe that predicts one (``explorer.bench.layers.checked_time``)."""
+    schemes, and signals that choose one, that the recipe's methods do not serve -> why. ``time``: of a step,
+    predicted and measured, of a recipe that predicts one (``explorer.bench.layers.checked_time``)."""
 
     rows: tuple[Checked, ...]
     texts_sha256: str
@@ -148,7 +148,7 @@ def check_recipe(
             weighed = _importances(imatrix, model, layers, shapes)
             assembled = assemble_recipe(recipe, model, calibration, layers, seen, importances=weighed)
         except ValueError as error:
-            if what != ONE_SCHEME:
+            if what not in (BY_SIGNAL, ONE_SCHEME):
                 raise
             refused[name] = str(error)
             continue

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,8 @@ TOKENS = 512
 HELD_OUT = 1024
 """Rows of other tokens that the share is taken over: at least so many, and fewer than twice as many, where
 the texts have them."""
+MOST_ROWS = TOKENS + 2 * HELD_OUT
+"""Rows of each layer's inputs that are kept at most."""
 ROWS = 128
 """Rows of each weight that a share is taken over."""
 FEWEST = 16
@@ -63,7 +66,7 @@ def check_method(name: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class MethodEvidence:
-    """What methods see of a layer [N, K], and what their result is weighed by; all on the CPU.
+    """What methods see of a layer [N, K], and what their result is weighed by; on the CPU, unless moved.
 
     inputs    float32 [tokens, K], the first of the calibration texts, as ``assemble`` gives them to methods
     held_out  float32 [others, K], of later tokens
@@ -76,13 +79,24 @@ class MethodEvidence:
     tokens: Tensor
     outputs: Tensor
 
+    def on(self, device: torch.device) -> MethodEvidence:
+        """A copy on ``device``, for one layer's schemes: what ``loss`` keeps goes with it."""
+        inputs, held_out, tokens, outputs = (
+            part.to(device) for part in (self.inputs, self.held_out, self.tokens, self.outputs)
+        )
+        return replace(self, inputs=inputs, held_out=held_out, tokens=tokens, outputs=outputs)
+
+    @cached_property
+    def _weighed(self) -> Tensor:
+        """float32 [K, others]: held-out rows, each times its gradient's size."""
+        return (self.held_out * self.tokens.sqrt()[:, None]).t()
+
     def loss(self, error: Tensor, rows: Tensor | None = None) -> float:
-        """k of ``error`` [N, K], on its device: see this module. With ``rows`` it has these rows alone."""
-        tokens = (self.held_out * self.tokens.sqrt()[:, None]).to(error.device)
-        of_outputs = (error.float() @ tokens.t()).square().sum(1, dtype=torch.float64)
+        """k of ``error`` [N, K], on the evidence's device: see this module. With ``rows`` it has these rows
+        alone."""
+        of_outputs = (error.float() @ self._weighed).square().sum(1, dtype=torch.float64)
         shares = self.outputs.double() / self.outputs.sum(dtype=torch.float64)
-        shares = shares.to(of_outputs.device)
-        return float(0.5 * ((shares if rows is None else shares[rows]) @ of_outputs) / len(tokens))
+        return float(0.5 * ((shares if rows is None else shares[rows]) @ of_outputs) / len(self.held_out))
 
     @property
     def known(self) -> bool:
@@ -142,20 +156,20 @@ def shares_of(
     lacks the schemes that it does not serve. Where rounding costs nothing, the share is 1. GPTQ's damping is
     chosen once for all schemes (``same_inputs``).
     """
-    inputs = evidence.inputs.to(weight.device)
+    here = evidence.on(weight.device)
     found: dict[str, dict[str, float]] = {method: {} for method in methods}
     with same_inputs():
         for text, scheme in schemes.items():
             rows = _rows_for(scheme, weight)
             part = weight[rows].float()
-            rounded = evidence.loss(part - quantize(part, scheme).dequantize(), rows)
+            rounded = here.loss(part - quantize(part, scheme).dequantize(), rows)
             for method in methods:
                 checkpoint()
                 try:
-                    codes = apply(method, part, scheme, inputs).q
+                    codes = apply(method, part, scheme, here.inputs).q
                 except ValueError:  # the method does not serve the scheme: it is rounded
                     continue
-                left = evidence.loss(part - codes.dequantize(), rows)
+                left = here.loss(part - codes.dequantize(), rows)
                 share = left / rounded if rounded else 1.0
                 if math.isfinite(share):
                     found[method][text] = share

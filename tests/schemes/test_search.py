@@ -12,6 +12,7 @@ from torch import Tensor
 from explorer import Scheme
 from explorer.core import ranges
 from explorer.core.blocks import rectangles
+from explorer.core.encode import UnderScales
 from explorer.core.ranges import find_ranges
 from explorer.schemes import calibrators
 from explorer.schemes.calibrators import CalibrationContext, Range, minmax_range
@@ -90,13 +91,13 @@ def test_the_search_finds_what_the_plain_loop_finds(text: str, monkeypatch: pyte
 def test_the_search_computes_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, the bounds rule nothing out, and a search takes as long as all its candidates."""
     x, scheme, restored = torch.randn(32, 512), Scheme.parse("int4~1x32~minimum~super6~mse~fit"), 0
-    kept = ranges.restore_blocks
+    kept = UnderScales.rounded
 
-    def counted(part: object, values: Tensor, scales: object) -> Tensor:
+    def counted(under: UnderScales, values: Tensor) -> Tensor:
         nonlocal restored
         restored += values.numel()
-        return kept(part, values, scales)  # type: ignore[arg-type]
+        return kept(under, values)
 
-    monkeypatch.setattr(ranges, "restore_blocks", counted)
+    monkeypatch.setattr(UnderScales, "rounded", counted)
     find_ranges(x, scheme)
     assert restored < 0.4 * 240 * x.numel()

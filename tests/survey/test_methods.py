@@ -18,9 +18,18 @@ from explorer.methods import METHODS, apply, has_factor
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, capture
 from explorer.schemes import SCHEMES, Scheme
+from explorer.sources.base import SourceError
 from explorer.survey import Constraints, Survey, frontier, load_survey, recipe_of
+from explorer.survey import run as running
 from explorer.survey.apply import codes_of
-from explorer.survey.check import ONE_SCHEME, _methods_beside, _predicted, assemble_recipe, check_recipe
+from explorer.survey.check import (
+    ONE_SCHEME,
+    RECIPE,
+    _methods_beside,
+    _predicted,
+    assemble_recipe,
+    check_recipe,
+)
 from explorer.survey.kinds import Role
 from explorer.survey.methods import FEWEST, HeldOutRows, MethodEvidence, check_method, rows_of, shares_of
 from explorer.survey.recipe import ModelRecipe
@@ -264,6 +273,55 @@ def test_a_check_runs_the_methods(survey: Survey, llama: Model) -> None:
     assert {name: row.predicted for name, row in singles.items()} == pytest.approx(
         {name: front[name] for name in singles}
     )
+
+
+def test_a_choice_by_another_signal_that_the_method_refuses_is_left_out(survey: Survey, llama: Model) -> None:
+    """The weight error buys INT8 with one scale of the tensor, which GPTQ refuses: else nothing is
+    checked."""
+    layers = {x.name: Recipe(Scheme.parse("nvfp4"), "gptq") for x in survey.linear if x.role is Role.LINEAR}
+    head = survey.head
+    recipe = ModelRecipe(head.model, None, head.weights_sha256, layers, bits=9.0, signal=head.default)
+    found = check_recipe(recipe, llama, SENTENCES, survey, TEXTS)
+    assert found.rows[0].what == RECIPE and "GPTQ quantizes rows" in found.refused["weight"]
+
+
+def test_the_order_of_methods_does_not_matter(survey: Survey, tiny_llama: Path, tmp_path: Path) -> None:
+    """A survey goes on whichever was named first, with what its first line says; also where none is named,
+    and one without methods stays without."""
+    head = replace(survey.head, methods=("gptq", "gptq_order"))
+    for methods, named in (
+        (head.methods, ("gptq_order", "gptq")),
+        (head.methods, None),
+        ((), None),
+    ):
+        out = tmp_path / "s.jsonl"
+        out.write_text(line_of(replace(head, methods=methods)))
+        found = survey_model(SurveyPlan(str(tiny_llama), None, NAMES, None, TEXTS, methods=named), out)
+        assert found.head.methods == methods and found.complete
+        assert {tuple(x.methods) for x in found.linear if not x.is_table} == {methods}
+    out.write_text(line_of(head))
+    with pytest.raises(ValueError, match="the methods"):
+        survey_model(SurveyPlan(str(tiny_llama), None, NAMES, None, TEXTS, methods=("gptq",)), out)
+
+
+def test_gptq_is_surveyed_where_nothing_is_said(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a signal predicts a loss, layers are on the CPU, and there is memory for the rows that it keeps:
+    by default it is left out then, and asked for it is refused in words."""
+    plan = SurveyPlan(str(tiny_llama), None, NAMES[:1], texts=TEXTS, methods=None)
+    assert survey_model(plan, tmp_path / "a.jsonl").head.methods == ("gptq",)
+    weight = survey_model(replace(plan, signals=("weight",)), tmp_path / "b.jsonl")
+    assert weight.head.methods == () and not weight.head.loss
+    assert replace(plan, signals=("output",)).wanted_methods == ()
+    parameters = weight.head.parameters
+    monkeypatch.setattr(running, "_memory", lambda: (12 * parameters + 1000, "a small machine"))
+    small = survey_model(plan, tmp_path / "c.jsonl")
+    assert small.head.methods == () and small.head.signals[-1] == "fisher_diagonal"
+    with pytest.raises(SourceError, match="of layers' inputs for methods"):
+        survey_model(replace(plan, methods=("gptq",)), tmp_path / "d.jsonl")
+    monkeypatch.setattr(running, "work_device", lambda: torch.device("cuda"))
+    assert plan.wanted_methods == () and replace(plan, methods=("gptq",)).wanted_methods == ("gptq",)
 
 
 def test_commands_carry_methods(survey: Survey, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from explorer.survey import Choice, Survey, frontier
 from explorer.survey.assemble import assemble
 from explorer.survey.evidence import loss_with, weights_of
 from explorer.survey.loss import EMBEDDING, LossReference, reference_for
-from explorer.survey.methods import TOKENS
+from explorer.survey.methods import tokens_for, widths_of
 from explorer.survey.run import SurveyPlan, calibration_sentences, survey_model
 from lab.intervals import spearman, spearman_interval
 from lab.recipes import CAUSAL_SCHEMES, PACKAGES, SHIPPED, passages
@@ -192,7 +192,8 @@ def _alone(
     names = [layer.name for layer in survey.linear if layer.methods][::SAMPLED] if schemes else []
     held = weights_of(model.network, dict.fromkeys(names))
     layers = {held[name].module: name for name in names}
-    for captured in capture(model, seen, list(layers), TOKENS) if layers else ():
+    tokens = tokens_for(widths_of(model.network, layers))
+    for captured in capture(model, seen, list(layers), tokens) if layers else ():
         name, signal = layers[captured.name], survey.head.default
         for text in schemes:
             scheme = Scheme.parse(text)

@@ -420,7 +420,9 @@ def _checkpoints() -> Iterator[QualityCandidate]:
     ):
         full = f"{CHECKPOINT}-{name}"
         yield _checkpoint_row(
-            full, f"{sized}, {label}", lambda shop, n=full, m=method: shop.checkpoint_of_recipe(n, m)
+            full,
+            f"{sized}, {label}",
+            lambda shop, n=full, m=method: shop.checkpoint_of_recipe(n, m),  # type: ignore[misc]
         )
     without = "" if find_spec("bitsandbytes") else "not measured: pip install bitsandbytes"
     yield _as_large_as(NF4, "bitsandbytes' NF4", Workshop.checkpoint_of_bitsandbytes, without)

@@ -23,7 +23,7 @@ from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 from explorer.survey.evidence import weights_of
 from explorer.survey.folding import Folding, fold_factors
-from explorer.survey.methods import TOKENS
+from explorer.survey.methods import tokens_for, widths_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ def assemble(
     model: Model,
     recipes: Mapping[str, Recipe],
     texts: AnyTexts,
-    tokens: int = TOKENS,
+    tokens: int | None = None,
     progress: Progress | None = None,
     fused: bool = False,
     inputs: QuantizedInputs | None = None,
@@ -69,6 +69,7 @@ def assemble(
     modules = {name: one.module for name, one in held.items()}
     by_method = {modules[n]: (n, r) for n, r in recipes.items() if r.method and needs_inputs(r.method)}
     by_module = {modules[name]: recipe for name, recipe in recipes.items() if modules[name]}
+    tokens = tokens or tokens_for(widths_of(network, [module for module in by_method if module]))
     if folded:
         _check_biases(network, by_module)
     folding = fold_factors(model, network, by_module, texts, tokens, of_inputs) if folded else Folding()

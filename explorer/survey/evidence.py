@@ -17,7 +17,7 @@ from explorer.progress import Progress
 from explorer.sources.base import SourceError
 from explorer.survey.interval import fold_count
 from explorer.survey.loss import DRAWS, LossReference, each_objective
-from explorer.survey.methods import HeldOutRows, MethodEvidence, rows_of
+from explorer.survey.methods import HeldOutRows, MethodEvidence, rows_of, tokens_for, widths_of
 from explorer.survey.sensitivities import SENSITIVITIES, Evidence, Needs
 
 TOKENS = 256
@@ -58,8 +58,10 @@ def gather(
     stacked = [layer for layer, held in weights.items() if held.expert is not None]
     if Needs.INPUTS in needs and stacked:
         raise SourceError(f"{stacked[0]} is one of several stacked experts, whose inputs are not captured")
-    seen, stride = rows_of(reference.tokens)
-    held_out = {h.module: HeldOutRows(seen, stride) for h in weights.values() if methods and h.module}
+    modules = [held.module for held in weights.values() if held.module]
+    most = tokens_for(widths_of(model.network, modules))
+    seen, stride = rows_of(reference.tokens, most)
+    held_out = {name: HeldOutRows(seen, stride) for name in modules if methods}
     with _watched(model.network, held_out):
         squares = _squared_gradients(model, reference, weights, "fisher_diagonal" in signals, progress)
     skeleton = Skeleton(model.network)

@@ -16,7 +16,7 @@ would promise more than methods give.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -29,13 +29,13 @@ from explorer.methods.gptq import same_inputs
 from explorer.progress import checkpoint
 from explorer.schemes import Scheme
 
-TOKENS = 512
-"""Rows of each layer's inputs that methods see."""
+TOKENS, FEW_TOKENS = 4096, 512
+"""Rows of each layer's inputs that methods see: the first, and the second where more do not fit ``ROOM``."""
+ROOM = 1 << 31
+"""Bytes of the inputs of all layers that methods see at once."""
 HELD_OUT = 1024
 """Rows of other tokens that the share is taken over: at least so many, and fewer than twice as many, where
 the texts have them."""
-MOST_ROWS = TOKENS + 2 * HELD_OUT
-"""Rows of each layer's inputs that are kept at most."""
 ROWS = 128
 """Rows of each weight that a share is taken over."""
 FEWEST = 16
@@ -141,10 +141,25 @@ class HeldOutRows:
         return found if found.known else None
 
 
-def rows_of(tokens: int) -> tuple[int, int]:
-    """Of so many calibration tokens: how many methods see, and the stride of the others."""
-    seen = min(TOKENS, tokens // 2)
+def widths_of(network: nn.Module, modules: Iterable[str]) -> list[int]:
+    """K of each of the linear layers ``modules``."""
+    return [network.get_parameter(f"{module}.weight").shape[1] for module in modules]
+
+
+def tokens_for(widths: Sequence[int]) -> int:
+    """Rows of inputs that methods see of layers with so many inputs, where all are held at once."""
+    return max(FEW_TOKENS, min(TOKENS, ROOM // (4 * max(1, sum(widths)))))
+
+
+def rows_of(tokens: int, most: int) -> tuple[int, int]:
+    """Of so many calibration tokens: how many methods see, at most ``most``, and the stride of the others."""
+    seen = min(most, tokens // 2)
     return seen, max(1, (tokens - seen) // HELD_OUT)
+
+
+def bytes_of_rows(widths: Sequence[int]) -> int:
+    """At most so many bytes of inputs are kept of layers with so many inputs."""
+    return 4 * sum(widths) * (tokens_for(widths) + 2 * HELD_OUT)
 
 
 def shares_of(

@@ -42,7 +42,7 @@ from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.survey.evidence import gather, weights_of
 from explorer.survey.kinds import SUFFIX, Role, itemsize, matches, role_of
 from explorer.survey.loss import NEXT_TOKEN, hash_of, reference_for
-from explorer.survey.methods import MOST_ROWS, check_method, shares_of
+from explorer.survey.methods import bytes_of_rows, check_method, shares_of
 from explorer.survey.rows import FIRST, Head, Layer, Survey, head_differs, line_of, load_survey, parsed_json
 from explorer.survey.sensitivities import DEFAULT, SENSITIVITIES, Evidence, Needs, squares
 from explorer.version import __version__
@@ -485,7 +485,7 @@ def _that_fit(
     """Signals and methods: those asked for, else the best, of ``DEFAULT`` and ``METHODS``, that fit into the
     memory of the device that the model is run on, and into main memory, where methods keep rows of inputs."""
     available, name = _memory()
-    rows = 4 * MOST_ROWS * sum(info.shape[1] for info, role in layers.items() if role is not Role.EMBEDDING)
+    rows = bytes_of_rows([info.shape[1] for info, role in layers.items() if role is not Role.EMBEDDING])
     own = work_device().type != "cpu"
     wanted = plan.wanted_methods
     for signals in [plan.signals] if plan.signals else [DEFAULT, DEFAULT[:-1]]:

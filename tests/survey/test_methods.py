@@ -31,7 +31,17 @@ from explorer.survey.check import (
     check_recipe,
 )
 from explorer.survey.kinds import Role
-from explorer.survey.methods import FEWEST, HeldOutRows, MethodEvidence, check_method, rows_of, shares_of
+from explorer.survey.methods import (
+    FEW_TOKENS,
+    FEWEST,
+    TOKENS,
+    HeldOutRows,
+    MethodEvidence,
+    check_method,
+    rows_of,
+    shares_of,
+    tokens_for,
+)
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import line_of
 from explorer.survey.run import SurveyPlan, survey_model
@@ -76,8 +86,17 @@ def test_rows_and_gradients_of_a_layer_are_gathered() -> None:
     ("tokens", "seen", "stride"), [(0, 0, 1), (100, 50, 1), (1983, 512, 1), (9000, 512, 8)]
 )
 def test_methods_see_the_first_tokens(tokens: int, seen: int, stride: int) -> None:
-    """As many as ``assemble`` gives them; of few texts half, so that others are left to judge by."""
-    assert rows_of(tokens) == (seen, stride)
+    """Of few texts half, so that others are left to judge by."""
+    assert rows_of(tokens, 512) == (seen, stride)
+
+
+@pytest.mark.parametrize(
+    ("widths", "tokens"),
+    [([], TOKENS), ([4096] * 32, TOKENS), ([4096] * 64, 2048), ([4096] * 1000, FEW_TOKENS)],
+)
+def test_inputs_of_all_layers_fit_into_their_room(widths: list[int], tokens: int) -> None:
+    """Else a large model's inputs take more memory than its weights."""
+    assert tokens_for(widths) == tokens
 
 
 @pytest.mark.parametrize("name", [*METHODS, "rotation+gptq", "gptq+lqer", "gptq+bias_correction"])

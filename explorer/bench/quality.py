@@ -75,9 +75,8 @@ IN_CHECKPOINTS = (
 checkpoints with several schemes, compressed-tensors restores them in bfloat16 alone."""
 SIGNAL, GGUF, CHECKPOINT = "fisher_diagonal", "gguf", "compressed-tensors"
 WEIGHED, GPTQ = "-imatrix", "-gptq"
-METHOD = "gptq_sequential"
-"""Of the recipes whose codes a method chooses: GPTQ by falling energy, on what the quantized layers before
-give."""
+METHOD = "gptq_order"
+"""Of the recipes whose codes a method chooses: GPTQ by falling energy of the inputs."""
 NF4, NF4_SCHEME = "bitsandbytes-nf4", "nf4_block64_double"
 LENGTH = 128
 """Tokens of a text."""

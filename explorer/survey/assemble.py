@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 
 from explorer.checkpoints.export import plain_dtype
-from explorer.methods import BIAS_CORRECTION, corrects_bias, label_of
+from explorer.methods import BIAS_CORRECTION, corrects_bias, label_of, rounding_in
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Captured, Model, capture
@@ -23,7 +23,7 @@ from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 from explorer.survey.evidence import weights_of
 from explorer.survey.folding import Folding, fold_factors
-from explorer.survey.methods import tokens_for, widths_of
+from explorer.survey.methods import FEW_TOKENS, tokens_for, widths_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +188,9 @@ def _by_method(
     folded: bool,
 ) -> QuantizedLayer:
     """The layer by its method, put into the network of ``now``."""
+    if rounding_in(recipe.method).sequential:  # the model runs once for each layer
+        tokens = min(tokens, FEW_TOKENS)
+        captured = replace(captured, activations=captured.activations[:tokens])
 
     def inputs_now(name: str) -> Tensor:
         return capture(now, texts, [name], tokens)[0].activations

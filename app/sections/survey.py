@@ -46,7 +46,6 @@ from explorer.checkpoints import EXPORTS, write_checkpoint
 from explorer.checkpoints.inputs import INPUTS, inputs_of
 from explorer.figures.style import empty, file_name
 from explorer.figures.survey import budget_figure, heat_figure, strip_figure
-from explorer.methods import RTN
 from explorer.models.capture import Model
 from explorer.progress import Progress
 from explorer.reports import survey_report
@@ -461,7 +460,8 @@ def _commands(recipe: str, asked: Budget, head: Head, choice: Choice) -> list[st
     if asked.fuse:
         words.insert(3, "--fuse")
     by = "" if set(schemes) == set(SCHEMES) else f" --schemes {shlex.quote(','.join(schemes))}"
-    by += f" --methods {','.join(methods or (RTN.name,))}"
+    if methods:
+        by += f" --methods {','.join(methods)}"
     lines = [
         f"explorer survey {shlex.quote(model)}{by} --out {shlex.quote(found)}",
         " ".join(words),
@@ -509,7 +509,7 @@ def run(where: str, unfinished: list[str] | None) -> Iterator[SurveyRunView]:
     going_on = out.exists()
     begun = [where, str(out)]
     yield SurveyRunView.unchanged(status=html.status(f"Opening {where} …"), unfinished=begun)
-    plan, what = SurveyPlan(where, methods=None), ["layers"]
+    plan, what = SurveyPlan(where), ["layers"]
 
     def compute(progress: Progress) -> Survey:
         def ran(done: int, total: int) -> None:

@@ -100,7 +100,7 @@ Rotated = Annotated[
     rich_help_panel=MODELS,
     epilog=examples(
         "survey path/to/model --text text.txt --out model.jsonl",
-        "survey path/to/model --methods gptq_sequential --out model.jsonl",
+        "survey path/to/model --methods gptq --out model.jsonl",
         "survey path/to/model --schemes nvfp4,mxfp4,int8_row --signal weight",
     ),
 )
@@ -144,14 +144,14 @@ def survey(
         ),
     ] = True,
     methods: Annotated[
-        str | None,
+        str,
         typer.Option(
             help="Also predict what these methods leave of each layer's loss: then a recipe chooses a "
             "method for each layer. Comma-separated, of those that choose codes alone: gptq, gptq_order, "
-            "gptq_sequential, autoround, …; rtn rounds to nearest alone.",
-            show_default="gptq where layers are quantized on the CPU, else rtn",
+            "gptq_sequential, autoround, …",
+            show_default="round to nearest alone",
         ),
-    ] = None,
+    ] = "",
     ray: Annotated[
         str | None,
         typer.Option(
@@ -187,7 +187,7 @@ def survey(
         tuple(split(include)) if include else (),
         tuple(split(exclude)) if exclude else (),
         embeddings,
-        None if methods is None else tuple(split(methods)),
+        tuple(split(methods)) if methods else (),
     )
     use_device(device)
     rows = on_ray(ray) if ray else in_this_process

@@ -95,7 +95,7 @@ def _answer(ray: Any, one: Any) -> Layer:
 def layer_there(plan: SurveyPlan, job: SurveyJob, signals: tuple[str, ...]) -> Layer:
     """One task: the row of ``job``."""
     schemes = {text: Scheme.parse(text) for text in plan.schemes}
-    return survey_layer(_source(plan.model, plan.revision), job, schemes, signals, plan.methods or ())
+    return survey_layer(_source(plan.model, plan.revision), job, schemes, signals, plan.methods)
 
 
 @cache

@@ -54,10 +54,6 @@ SCHEMES = (
 )  # fmt: skip
 """What is surveyed if nothing is said: from 2.3 to 8 bits, integers with and without zero points, and
 floating point."""
-METHODS = ("gptq",)
-"""What is surveyed beside rounding if nothing is said, where layers are quantized on the CPU: GPTQ takes a
-fraction of a survey's time there. On a GPU, which waits for the host at every column, it takes several times
-the survey."""
 WEIGHTS_ALONE = "weight"
 MOST_UNMATCHED = 0.2
 """Of the weights of linear layers: a few layers that the network lacks are heads of tasks."""
@@ -70,8 +66,7 @@ class SurveyPlan:
     ``texts``: to calibrate by, the built-in ones if empty. ``exclude``: patterns (``matches``) of layers that
     stay as they are; ``include``: of linear layers beside the language part that are surveyed too.
     ``embeddings``: the table of tokens' embeddings is surveyed, else it is listed. ``methods`` of codes
-    alone, beside rounding, whose shares of the loss are predicted (``explorer.survey.methods``); None for
-    ``METHODS`` where they can be had, and in a survey that goes on for what it has."""
+    alone, beside rounding, whose shares of the loss are predicted (``explorer.survey.methods``)."""
 
     model: str
     revision: str | None = None
@@ -81,7 +76,7 @@ class SurveyPlan:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     embeddings: bool = True
-    methods: tuple[str, ...] | None = ()
+    methods: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.schemes:
@@ -95,22 +90,13 @@ class SurveyPlan:
             # The weight error is always there: it costs nothing more.
             signals = tuple(s for s in SENSITIVITIES if s in self.signals or s == WEIGHTS_ALONE)
             object.__setattr__(self, "signals", signals)
-        if self.methods is None:
-            return
         methods = tuple(dict.fromkeys(filter(None, map(check_method, self.methods))))
         object.__setattr__(self, "methods", methods)
-        if methods and not _predict_loss(self.signals):
+        if methods and self.signals is not None and not any(SENSITIVITIES[s].is_loss for s in self.signals):
             raise ValueError(
                 "methods leave a share of a predicted loss: survey by a signal that predicts one, such as "
                 f"{DEFAULT[-1]}"
             )
-
-    @property
-    def wanted_methods(self) -> tuple[str, ...]:
-        """The methods to survey if there is room for what they need."""
-        if self.methods is not None:
-            return self.methods
-        return METHODS if _predict_loss(self.signals) and work_device().type == "cpu" else ()
 
     def surveys(self, role: Role | None) -> bool:
         """Whether layers of ``role`` get costs."""
@@ -119,11 +105,6 @@ class SurveyPlan:
     def calibration(self, causal: bool) -> AnyTexts:
         """The texts that are run: the built-in ones depend on whether the model predicts the next token."""
         return self.texts or built_in_texts(causal)
-
-
-def _predict_loss(signals: Sequence[str] | None) -> bool:
-    """Whether one of ``signals`` predicts a loss, as the best that can be had do (None)."""
-    return signals is None or any(SENSITIVITIES[signal].is_loss for signal in signals)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +175,6 @@ def survey_model(
     parameters = sum(info.elements for info, _ in infos)
     matrices = {info: role for info, role in listed if plan.surveys(role)}
     ran = _run(plan, matrices, parameters, limits, run_progress)
-    plan = replace(plan, methods=ran.methods)
     head = found.head if found else _head_of(plan, ran, sha256, infos, network)
     done = {layer.name for layer in found.layers} if found else set()
     jobs = [
@@ -313,7 +293,7 @@ def _head_of(
         include=plan.include,
         exclude=plan.exclude,
         embeddings=plan.embeddings,
-        methods=ran.methods,
+        methods=plan.methods,
         loss=ran.loss,
         why=ran.why,
         texts=ran.texts,
@@ -332,7 +312,7 @@ def in_this_process(
     schemes = {text: Scheme.parse(text) for text in plan.schemes}
     for job in jobs:
         checkpoint()
-        yield survey_layer(source, job, schemes, signals, plan.methods or ())
+        yield survey_layer(source, job, schemes, signals, plan.methods)
 
 
 def survey_layer(
@@ -408,12 +388,10 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True, eq=False)
 class _Ran:
-    """What running the model gave: ``loss`` is empty, and ``why`` set, if it was not run; ``methods`` are
-    those that there is evidence for."""
+    """What running the model gave: ``loss`` is empty, and ``why`` set, if it was not run."""
 
     signals: tuple[str, ...]
     evidence: Mapping[str, Evidence]
-    methods: tuple[str, ...] = ()
     loss: str = ""
     why: str = ""
     texts: int = 0
@@ -437,7 +415,7 @@ def _run(
             raise SourceError(
                 "a GGUF file is not run here; its layers are surveyed as their codes restore them"
             )
-        signals, methods = _that_fit(plan, parameters, layers)
+        signals = _that_fit(plan, parameters, layers)
         model = load_model(plan.model, plan.revision, work_device(), limits, head=True)
         reference = reference_for(model, plan.calibration(model.causal))
         weights = _weights(model, layers)
@@ -445,21 +423,14 @@ def _run(
         if plan.signals is not None or plan.methods:
             raise
         return _Ran((WEIGHTS_ALONE,), {}, why=str(error))
-    evidence = gather(model, reference, weights, signals, progress, bool(methods))
+    evidence = gather(model, reference, weights, signals, progress, bool(plan.methods))
     if not evidence:
         raise SourceError(
             f"{plan.model}: its loss on text depends on none of its {len(layers)} linear layers"
         )
+    texts = len(reference.sequences)
     return _Ran(
-        signals,
-        evidence,
-        methods,
-        reference.kind,
-        "",
-        len(reference.sequences),
-        reference.tokens,
-        reference.left_out,
-        model.part,
+        signals, evidence, reference.kind, "", texts, reference.tokens, reference.left_out, model.part
     )
 
 
@@ -479,24 +450,21 @@ def _weights(model: Model, layers: Mapping[TensorInfo, Role]) -> dict[str, HeldW
     return found
 
 
-def _that_fit(
-    plan: SurveyPlan, parameters: int, layers: Mapping[TensorInfo, Role]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Signals and methods: those asked for, else the best, of ``DEFAULT`` and ``METHODS``, that fit into the
-    memory of the device that the model is run on, and into main memory, where methods keep rows of inputs."""
+def _that_fit(plan: SurveyPlan, parameters: int, layers: Mapping[TensorInfo, Role]) -> tuple[str, ...]:
+    """The signals asked for, else those of ``DEFAULT`` whose runs fit into the memory of the device that the
+    model is run on. ``SourceError`` if none do, or if the rows of inputs that methods keep, beside a network
+    that is run on the CPU, do not fit into main memory."""
     available, name = _memory()
-    rows = bytes_of_rows([info.shape[1] for info, role in layers.items() if role is not Role.EMBEDDING])
-    own = work_device().type != "cpu"
-    wanted = plan.wanted_methods
+    widths = [info.shape[1] for info, role in layers.items() if role is not Role.EMBEDDING]
+    kept = bytes_of_rows(widths) if plan.methods else 0
+    beside = kept if work_device().type == "cpu" else 0
     for signals in [plan.signals] if plan.signals else [DEFAULT, DEFAULT[:-1]]:
         network = 0.0 if plan.signals else 4 * parameters * (3 if signals == DEFAULT else 1.5)
-        for methods in (wanted, ()) if plan.methods is None else (wanted,):
-            kept = rows if methods else 0
-            if network + (0 if own else kept) <= available and kept <= _main_memory():
-                return signals, methods
+        if network + beside <= available and kept <= _main_memory():
+            return signals
     what = f"{words.count(parameters)} weights in float32 and what a backward pass adds"
-    if wanted and plan.methods is not None:
-        what += f", or {words.bytes_(rows)} of layers' inputs for methods in main memory,"
+    if kept:
+        what += f", or {words.bytes_(kept)} of layers' inputs for methods in main memory,"
     raise SourceError(f"{what} do not fit into the {words.bytes_(available)} of {name}")
 
 
@@ -514,7 +482,6 @@ def _main_memory() -> float:
 
 def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: int) -> None:
     """``ValueError`` unless the file ``out`` is of what is to be surveyed now."""
-    methods = found.methods if plan.methods is None else plan.methods
     wanted = replace(
         found,
         model=plan.model,
@@ -525,7 +492,7 @@ def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: i
         include=plan.include,
         exclude=plan.exclude,
         embeddings=plan.embeddings,
-        methods=found.methods if set(methods) == set(found.methods) else methods,
+        methods=found.methods if set(plan.methods) == set(found.methods) else plan.methods,
         signals=plan.signals or found.signals,
         texts_sha256=hash_of(plan.calibration(found.loss == NEXT_TOKEN)) if found.loss else "",
         versions={**found.versions, "explorer": __version__},

@@ -101,7 +101,7 @@ def test_the_recipe_shows_each_layers_method(tmp_path: Path) -> None:
     assert len(hatches) == 2 and len(dict(hatches)) == 2
     count = sum(map(bool, by.values()))
     assert f"GPTQ for {count} layers" in out.sentence and "each by its best method" in out.sentence
-    assert "--methods gptq" in out.command and "--methods rtn" in bought(4.0).command
+    assert "--methods gptq" in out.command and "--methods" not in bought(4.0).command
 
 
 @pytest.mark.parametrize("bits", [-1.0, 0.0, 99.0, None])
@@ -289,9 +289,7 @@ def test_another_recipe_is_not_checked_yet() -> None:
 def test_a_stopped_survey_goes_on(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the same file, of the same model only; what it says has a rate and the time left."""
     plan, few = survey.SurveyPlan, ("int2_group64_asym", "int4_group32_asym", "mxfp4", "nvfp4", "int8_row")
-    monkeypatch.setattr(
-        survey, "SurveyPlan", lambda where, methods: plan(where, None, few, ("weight",), methods=methods)
-    )
+    monkeypatch.setattr(survey, "SurveyPlan", lambda where: plan(where, None, few, ("weight",)))
     surveyed, go_on, ended = survey.survey_model, threading.Event(), threading.Event()
 
     def held(*job: Any) -> Iterator[Any]:

@@ -305,42 +305,28 @@ def test_a_choice_by_another_signal_that_the_method_refuses_is_left_out(survey: 
 
 
 def test_the_order_of_methods_does_not_matter(survey: Survey, tiny_llama: Path, tmp_path: Path) -> None:
-    """A survey goes on whichever was named first, with what its first line says; also where none is named,
-    and one without methods stays without."""
-    head = replace(survey.head, methods=("gptq", "gptq_order"))
-    for methods, named in (
-        (head.methods, ("gptq_order", "gptq")),
-        (head.methods, None),
-        ((), None),
-    ):
-        out = tmp_path / "s.jsonl"
-        out.write_text(line_of(replace(head, methods=methods)))
-        found = survey_model(SurveyPlan(str(tiny_llama), None, NAMES, None, TEXTS, methods=named), out)
-        assert found.head.methods == methods and found.complete
-        assert {tuple(x.methods) for x in found.linear if not x.is_table} == {methods}
+    """A survey goes on whichever was named first, with what its first line says; not with fewer."""
+    head, out = replace(survey.head, methods=("gptq", "gptq_order")), tmp_path / "s.jsonl"
+    plan = SurveyPlan(str(tiny_llama), None, NAMES, None, TEXTS, methods=head.methods[::-1])
+    out.write_text(line_of(head))
+    found = survey_model(plan, out)
+    assert found.head.methods == head.methods and found.complete
+    assert {tuple(x.methods) for x in found.linear if not x.is_table} == {head.methods}
     out.write_text(line_of(head))
     with pytest.raises(ValueError, match="the methods"):
-        survey_model(SurveyPlan(str(tiny_llama), None, NAMES, None, TEXTS, methods=("gptq",)), out)
+        survey_model(replace(plan, methods=("gptq",)), out)
 
 
-def test_gptq_is_surveyed_where_nothing_is_said(
-    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_rows_that_methods_keep_have_to_fit(
+    survey: Survey, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a signal predicts a loss, layers are on the CPU, and there is memory for the rows that it keeps:
-    by default it is left out then, and asked for it is refused in words."""
-    plan = SurveyPlan(str(tiny_llama), None, NAMES[:1], texts=TEXTS, methods=None)
-    assert survey_model(plan, tmp_path / "a.jsonl").head.methods == ("gptq",)
-    weight = survey_model(replace(plan, signals=("weight",)), tmp_path / "b.jsonl")
-    assert weight.head.methods == () and not weight.head.loss
-    assert replace(plan, signals=("output",)).wanted_methods == ()
-    parameters = weight.head.parameters
-    monkeypatch.setattr(running, "_memory", lambda: (12 * parameters + 1000, "a small machine"))
-    small = survey_model(plan, tmp_path / "c.jsonl")
-    assert small.head.methods == () and small.head.signals[-1] == "fisher_diagonal"
+    """Beside a network that fits alone: else main memory runs out while the model is run."""
+    room = 12 * survey.head.parameters + 1000
+    monkeypatch.setattr(running, "_memory", lambda: (room, "a small machine"))
+    plan = SurveyPlan(str(tiny_llama), None, NAMES[:1], texts=TEXTS)
+    assert survey_model(plan, tmp_path / "a.jsonl").head.signals[-1] == "fisher_diagonal"
     with pytest.raises(SourceError, match="of layers' inputs for methods"):
-        survey_model(replace(plan, methods=("gptq",)), tmp_path / "d.jsonl")
-    monkeypatch.setattr(running, "work_device", lambda: torch.device("cuda"))
-    assert plan.wanted_methods == () and replace(plan, methods=("gptq",)).wanted_methods == ("gptq",)
+        survey_model(replace(plan, methods=("gptq",)), tmp_path / "b.jsonl")
 
 
 def test_commands_carry_methods(survey: Survey, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,6 +101,7 @@ Rotated = Annotated[
     epilog=examples(
         "survey path/to/model --text text.txt --out model.jsonl",
         "survey path/to/model --methods gptq --out model.jsonl",
+        "survey path/to/model --inputs int8_row,fp8_e4m3_row --out model.jsonl",
         "survey path/to/model --schemes nvfp4,mxfp4,int8_row --signal weight",
     ),
 )
@@ -152,6 +153,14 @@ def survey(
             show_default="round to nearest alone",
         ),
     ] = "",
+    inputs: Annotated[
+        str,
+        typer.Option(
+            help="Also predict what quantizing each layer's inputs by these schemes adds to the loss: then a "
+            f"recipe chooses whose inputs are quantized. Comma-separated: {', '.join(INPUTS)}.",
+            show_default="not predicted",
+        ),
+    ] = "",
     ray: Annotated[
         str | None,
         typer.Option(
@@ -171,6 +180,8 @@ def survey(
     for name in split(signal) if signal is not None else ():
         if name not in SIGNALS:
             raise ValueError(f"no signal {name!r}; there are {', '.join(SIGNALS)}")
+    for name in split(inputs) if inputs else ():
+        check_inputs(name)
     path = _survey_file(model, out)
     check_readable(text)
     (texts,) = read_files(text, column=column, sequence_length=sequence_length, samples=samples)
@@ -188,6 +199,7 @@ def survey(
         tuple(split(exclude)) if exclude else (),
         embeddings,
         tuple(split(methods)) if methods else (),
+        tuple(split(inputs)) if inputs else (),
     )
     use_device(device)
     rows = on_ray(ray) if ray else in_this_process
@@ -332,7 +344,7 @@ def recipe(
         str,
         typer.Option(
             help=f"Also quantize the layers' inputs, by {', '.join(INPUTS)}: only schemes that are "
-            "multiplied with such. The last two have one fixed scale a layer, which texts are run for.",
+            "multiplied with such. The last three have one fixed scale a layer, which texts are run for.",
             show_default="not quantized",
         ),
     ] = "",

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from explorer.core.quantize import quantize
+from explorer.formats import E4M3
 from explorer.models.capture import Model, watch
 from explorer.models.quantize import MethodLinear
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress
-from explorer.schemes import Scheme, scale_for
+from explorer.schemes import Scheme, scale_for, tensor_scale_for
 from explorer.schemes.observer import Observer
 
 
@@ -29,11 +30,17 @@ class QuantizedInputs:
 
 def quantized_inputs(x: Tensor, scheme: Scheme, scale: float | None = None) -> Tensor:
     """Inputs [..., K] as a layer sees them: rounded to the codes of ``scheme``, in float32, by the fixed
-    ``scale`` if given, beyond which values saturate."""
-    if scale is not None:
-        codes = scheme.format
+    ``scale`` if given, beyond which values saturate. NVFP4's is that of its block scales."""
+    if scale is None:
+        return quantize(x.reshape(-1, x.shape[-1]), scheme).dequantize().reshape(x.shape)
+    codes = scheme.format
+    if scheme.block == (None, None):
         return codes.decode(codes.encode(x.float() / scale)) * scale
-    return quantize(x.reshape(-1, x.shape[-1]), scheme).dequantize().reshape(x.shape)
+    # A row more that holds the largest value sets the scale of the tensor.
+    largest = scale * codes.max * E4M3.max
+    rows = x.float().reshape(-1, x.shape[-1]).clamp(-largest, largest)
+    rows = torch.cat([rows, torch.full_like(rows[:1], largest)])
+    return quantize(rows, scheme).dequantize()[:-1].reshape(x.shape)
 
 
 def quantize_inputs(network: nn.Module, modules: Mapping[str, str], inputs: QuantizedInputs) -> None:
@@ -74,10 +81,8 @@ def find_input_scales(
     ``SourceError`` for a layer that no text reaches, and where there is no text; ``ValueError`` for inputs
     that are NaN or Inf.
     """
-    observers = {name: Observer() for name in modules}
-    watch(model, texts, {path: observers[name].add for name, path in modules.items()}, progress)
     found = {}
-    for name, observer in observers.items():
+    for name, observer in observed_inputs(model, modules, texts, progress).items():
         if not observer.batches:
             raise ValueError(
                 f"no text reached {name}: the fixed scale of its inputs is not known; keep it, or quantize "
@@ -87,8 +92,20 @@ def find_input_scales(
     return found
 
 
+def observed_inputs(
+    model: Model, modules: Mapping[str, str], texts: AnyTexts, progress: Progress | None = None
+) -> dict[str, Observer]:
+    """What ``texts`` give each layer (name -> module) as inputs; ``progress`` counts texts. Errors as
+    ``find_input_scales``, but for layers that no text reaches: their observers saw nothing."""
+    observers = {name: Observer() for name in modules}
+    watch(model, texts, {path: observers[name].add for name, path in modules.items()}, progress)
+    return observers
+
+
 def fixed_scale(observer: Observer, scheme: Scheme) -> float:
-    """The scale of the whole tensor, by the range that ``scheme``'s calibrator finds in all that ``observer``
-    saw."""
+    """The scale that ``scheme`` has fixed, by the range that its calibrator finds in all that ``observer``
+    saw: that of the whole tensor, or of NVFP4's block scales."""
     clip = observer.clip_range(scheme.calibrator.name, 1 << (scheme.format.bits - 1))
+    if scheme.block != (None, None):
+        return float(tensor_scale_for(clip.amax, scheme))
     return float(scale_for(clip, scheme).scale.to(torch.float32))

@@ -116,6 +116,19 @@ def test_inputs_beyond_a_fixed_scale_saturate() -> None:
     assert FORMATS["int8"].qmin == -128
 
 
+def test_nvfp4_has_a_fixed_scale_of_its_scales() -> None:
+    """A batch is rounded as if it had the largest value that was seen, and saturates beyond that: whatever
+    else comes with it, a token is rounded alike."""
+    torch.manual_seed(0)
+    x, scheme = torch.randn(6, 64), SCHEMES["nvfp4"]
+    scale = float(x.abs().max()) / (6 * 448)
+    seen = quantized_inputs(x, scheme, scale)
+    assert torch.equal(seen, quantize(x, scheme).dequantize())
+    few = quantized_inputs(x[None, 2:4], scheme, scale)
+    assert torch.equal(few[0], seen[2:4]) and not torch.equal(few[0], quantize(x[2:4], scheme).dequantize())
+    assert float(quantized_inputs(100 * x, scheme, scale).abs().max()) == pytest.approx(2688 * scale)
+
+
 def test_methods_keep_their_codes(llama: Model) -> None:
     """Codes are those without quantized inputs; a method that changes inputs has no fixed scale of them."""
     plain = recipe("int8_row", "int8_row+gptq")
@@ -151,8 +164,8 @@ def test_files_keep_the_inputs() -> None:
     about = json.loads(chosen.to_json())
     old = {key: value for key, value in about.items() if key != "inputs"}
     assert ModelRecipe.from_json(json.dumps(old)).inputs is None
-    with pytest.raises(ValueError, match="not by 'nvfp4'"):
-        ModelRecipe.from_json(json.dumps(about | {"inputs": "nvfp4"}))
+    with pytest.raises(ValueError, match="not by 'mxfp4'"):
+        ModelRecipe.from_json(json.dumps(about | {"inputs": "mxfp4"}))
 
 
 @pytest.fixture(scope="module")

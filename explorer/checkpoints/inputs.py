@@ -92,8 +92,9 @@ def product_refusal(inputs: Scheme, scheme: Scheme) -> str:
     alike = scheme.format.name == inputs.format.name and scheme.block in blocks and not scheme.asymmetric
     if alike and not scheme.mapping.has_offset and _two_levels(scheme) == _two_levels(inputs):
         return ""
-    named = {_TILES: "in tiles of 128 x 128", _BLOCKS: "in blocks of 16"}
-    where = named.get(blocks, "by row or tensor")
+    where = "by row or tensor"
+    if blocks in (_TILES, _BLOCKS):
+        where = "in tiles of 128 x 128" if blocks == _TILES else "in blocks of 16"
     return (
         f"it multiplies inputs by {inputs.label} with symmetric {inputs.format.label} weights {where}, not "
         f"with {scheme.label}"

@@ -9,6 +9,7 @@ They are narrower than those of the layout (vLLM 0.32, ``quantization/compressed
                                        loader compares None with False there
     NVFP4, MXFP4, MXFP8                weights alone
     INT8 x INT8, FP8 x FP8             with quantized inputs, by row or tensor
+    NVFP4 x NVFP4                      with quantized inputs
 
 Query, key and value are one matrix there, and so are gate and up: their parts need one scheme. Scales are
 cast to the model's dtype.
@@ -35,6 +36,7 @@ from explorer.schemes import Scheme
 NAME = "vllm"
 VERSION = "0.32.0"
 GROUPS = (None, 32, 64, 128)
+_WITH_INPUTS = ("int-quantized", "float-quantized", "nvfp4-pack-quantized")
 KERNELS = {4: (True, False), 8: (True,)}
 """Bits of an integer -> whether symmetric and asymmetric codes have a kernel: Marlin's on GPUs."""
 
@@ -46,7 +48,7 @@ def layout_of(scheme: Scheme, inputs: bool = False) -> CompressedLayout | None:
     if found is None or found.format == "mxfp6-pack-quantized":
         return None
     if inputs:
-        return found if found.format in ("int-quantized", "float-quantized") else None
+        return found if found.format in _WITH_INPUTS else None
     if not isinstance(scheme.format, IntegerFormat):
         return None if found.weights["strategy"] == "block" else found
     if scheme.block[0] is None or scheme.block[1] not in GROUPS:
@@ -72,12 +74,11 @@ def together(plan: Plan) -> str:
     """Reason why these layers, or these inputs, cannot be combined, or an empty text."""
     if why := layouts.experts_refusal(plan) or layouts.inputs_refusal(plan):
         return why
-    wanted = plan.inputs is not None
-    for scheme, names in plan.schemes.items():
-        if layout_of(scheme, wanted) is None:
-            what = "with quantized inputs" if wanted else "unless inputs are quantized too"
+    for (scheme, inputs), names in plan.groups.items():
+        if layout_of(scheme, inputs is not None) is None:
+            what = "unless inputs are quantized too" if inputs is None else "with quantized inputs"
             return f"it does not load {names[0]} by {scheme.label} {what}"
-        if plan.inputs is not None and (why := product_refusal(plan.inputs, scheme)):
+        if inputs is not None and (why := product_refusal(inputs, scheme)):
             return why
     return _fused_refusal(plan)
 
@@ -96,11 +97,13 @@ def _fused_refusal(plan: Plan) -> str:
                 f"{label_of(plan.coded[by_method[0]].method)}: take a scheme without one"
             )
         schemes = {plan.coded[name].scheme.text if name in plan.coded else "" for name in group}
-        if len(schemes) > 1:
+        inputs = {plan.input_schemes.get(name) for name in group}
+        if len(schemes) > 1 or len(inputs) > 1:
             first, *more = sorted(group)
             parts = [first, *(name.rpartition(".")[2] for name in more)]
             joined = f"{', '.join(parts[:-1])} and {parts[-1]}"
-            return f"it multiplies {joined} as one matrix: they need one scheme (--fuse)"
+            what = "one scheme" if len(schemes) > 1 else "one way of quantizing inputs"
+            return f"it multiplies {joined} as one matrix: they need {what} (--fuse)"
     return ""
 
 
@@ -113,13 +116,13 @@ def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
 
 def write(job: ExportJob) -> None:
     """Write all tensors of the model and its changed configuration."""
-    chosen = partial(layout_of, inputs=job.plan.inputs is not None)
-    safetensors_folder.write_model(
-        job,
-        layer=partial(layouts.layer, layout_of=chosen),
-        settings=partial(layouts.settings, layout_of=chosen),
-        more=cache_scales.tensors(job.plan),
-    )
+
+    def own(name: str) -> safetensors_folder.Layer:
+        chosen = partial(layout_of, inputs=name in job.plan.input_schemes)
+        return partial(layouts.layer, layout_of=chosen)
+
+    settings = partial(layouts.settings, layout=layout_of)
+    safetensors_folder.write_model(job, layer, settings, cache_scales.tensors(job.plan), own)
 
 
 def layer(q: QuantizedTensor, dtype: torch.dtype) -> layouts.Parts:

@@ -4,7 +4,7 @@ calibration texts are run for."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -22,10 +22,10 @@ from explorer.schemes.observer import Observer
 
 @dataclass(frozen=True)
 class QuantizedInputs:
-    """``scheme`` of the layers' inputs; ``scales``: layer -> the fixed scale of its inputs, if it has one."""
+    """``scheme`` of a layer's inputs; ``scale``: the fixed one, if it has one."""
 
     scheme: Scheme
-    scales: Mapping[str, float] = field(default_factory=dict)
+    scale: float | None = None
 
 
 def quantized_inputs(x: Tensor, scheme: Scheme, scale: float | None = None) -> Tensor:
@@ -43,23 +43,28 @@ def quantized_inputs(x: Tensor, scheme: Scheme, scale: float | None = None) -> T
     return quantize(rows, scheme).dequantize()[:-1].reshape(x.shape)
 
 
-def quantize_inputs(network: nn.Module, modules: Mapping[str, str], inputs: QuantizedInputs) -> None:
-    """From now on the layers ``modules`` (name -> module of ``network``) see quantized inputs.
+def quantize_inputs(
+    network: nn.Module, modules: Mapping[str, str], inputs: Mapping[str, QuantizedInputs]
+) -> None:
+    """From now on those of the layers ``modules`` (name -> module of ``network``) that ``inputs`` names see
+    quantized inputs.
 
     A layer by a method that transforms its inputs rounds them after that. ``ValueError`` for such a layer
     with a fixed scale, which would be one of the untransformed inputs.
     """
     for name, path in modules.items():
-        module, scale = network.get_submodule(path), inputs.scales.get(name)
+        if name not in inputs:
+            continue
+        module, scheme, scale = network.get_submodule(path), inputs[name].scheme, inputs[name].scale
         if isinstance(module, MethodLinear) and not module.layer.plain:
             if scale is not None:
                 raise ValueError(
                     f"{name}: its method changes its inputs or adds to its product; fixed scales are of "
                     "inputs as they are: quantize inputs per token"
                 )
-            module.activations = inputs.scheme
+            module.activations = scheme
         else:
-            module.register_forward_pre_hook(partial(_round, scheme=inputs.scheme, scale=scale))
+            module.register_forward_pre_hook(partial(_round, scheme=scheme, scale=scale))
 
 
 def _round(
@@ -71,12 +76,12 @@ def _round(
 def find_input_scales(
     model: Model,
     modules: Mapping[str, str],
-    scheme: Scheme,
+    schemes: Mapping[str, Scheme],
     texts: AnyTexts,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """The fixed scale of the inputs of each layer (name -> module), by the range that ``scheme``'s calibrator
-    finds in all that ``texts`` give it. ``progress`` counts texts.
+    """The fixed scale of the inputs of each layer (name -> module), by the range that the calibrator of its
+    scheme finds in all that ``texts`` give it. ``progress`` counts texts.
 
     ``SourceError`` for a layer that no text reaches, and where there is no text; ``ValueError`` for inputs
     that are NaN or Inf.
@@ -88,7 +93,7 @@ def find_input_scales(
                 f"no text reached {name}: the fixed scale of its inputs is not known; keep it, or quantize "
                 "inputs per token"
             )
-        found[name] = fixed_scale(observer, scheme)
+        found[name] = fixed_scale(observer, schemes[name])
     return found
 
 

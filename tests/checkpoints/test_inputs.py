@@ -12,7 +12,7 @@ import pytest
 
 from explorer import SCHEMES
 from explorer.checkpoints import EXPORTS, write_checkpoint
-from explorer.checkpoints.inputs import INPUTS, check_scheme, inputs_of, product_refusal
+from explorer.checkpoints.inputs import INPUTS, check_scheme, inputs_of, is_fixed, product_refusal
 from tests.checkpoints.reading import uniform
 
 PRODUCTS = {
@@ -21,6 +21,7 @@ PRODUCTS = {
     "fp8_e4m3_row": {"fp8_e4m3_row", "fp8_e4m3_tensor"},
     "fp8_e4m3_tensor": {"fp8_e4m3_row", "fp8_e4m3_tensor"},
     "fp8_e4m3_1x128": {"fp8_e4m3_128x128"},
+    "nvfp4": {"nvfp4", "nvfp4_four_over_six", "nvfp4_vllm"},
 }
 """Schemes of inputs -> the named schemes of weights that vLLM 0.32 multiplies them with."""
 
@@ -44,14 +45,16 @@ def test_the_reader_rounds_inputs_as_we_do(
     inputs: str, weights: str, llama: Path, layers: list[str], tmp_path: Path
 ) -> None:
     """transformers opens the folder, and every layer's own product is that of rounded weights and inputs."""
-    scales = dict.fromkeys(layers, 0.02) if inputs.endswith("_tensor") else None
+    scales = dict.fromkeys(layers, 0.02 if inputs.endswith("_tensor") else 0.002)
+    scales = scales if is_fixed(SCHEMES[inputs]) else None
     asked = {"inputs": SCHEMES[inputs], "input_scales": scales, "verified": True}
     written = write_checkpoint(
         "compressed-tensors", llama, uniform(layers, weights), tmp_path / "out", **asked
     )
     seen = written.verified
     assert seen is not None and seen.layers == len(layers) and seen.inputs
-    assert seen.difference < 1e-5 and "weights and inputs" in str(seen)
+    bound = 2**-7 if inputs == "nvfp4" else 1e-5  # which its reader restores in bfloat16
+    assert seen.difference < bound and "weights and inputs" in str(seen)
     assert write_checkpoint(
         "vllm", llama, uniform(layers, weights), tmp_path / "v", **asked | {"verified": False}
     )
@@ -90,7 +93,7 @@ def test_schemes_of_inputs_in_files_are_checked() -> None:
     check_scheme(inputs_of("fp8_e4m3_tensor", "percentile"))
     for text, words in (
         ("int8~row~symmetric~float32~mse", "by minmax, not mse"),
-        ("nvfp4", "not by 'nvfp4'"),
+        ("mxfp4", "not by 'mxfp4'"),
     ):
         with pytest.raises(ValueError, match=words):
             check_scheme(SCHEMES["int8_row"].parse(text))

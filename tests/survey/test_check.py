@@ -179,7 +179,7 @@ def test_another_signal_has_the_same_time(survey: Survey, monkeypatch: pytest.Mo
     """Beside a recipe for a budget of time stands what another signal gives within that time and its bits;
     nothing, where the times are not recorded here."""
 
-    def product(scheme: Scheme, shape: tuple[int, int]) -> ShapeTime:
+    def product(scheme: Scheme, shape: tuple[int, int], inputs: Scheme | None) -> ShapeTime:
         return ShapeTime((8, *shape), "measured", seconds=1e-9 * scheme.format.bits * math.prod(shape))
 
     times = StepTimes("NVIDIA H200", 8, product)

@@ -45,7 +45,7 @@ def fixed_scales(model: Model, layers: tuple[str, ...], scheme: str) -> dict[str
     """Of each layer, for schemes that have any."""
     if scheme.endswith("_row"):
         return {}
-    return find_input_scales(model, {name: name for name in layers}, SCHEMES[scheme], TEXTS)
+    return find_input_scales(model, {x: x for x in layers}, dict.fromkeys(layers, SCHEMES[scheme]), TEXTS)
 
 
 @pytest.mark.parametrize(("model", "layers"), [("tiny_llama", OF_LLAMA[:5]), ("tiny_bert", OF_BERT)])

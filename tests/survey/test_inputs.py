@@ -132,7 +132,7 @@ def test_nvfp4_has_a_fixed_scale_of_its_scales() -> None:
 def test_methods_keep_their_codes(llama: Model) -> None:
     """Codes are those without quantized inputs; a method that changes inputs has no fixed scale of them."""
     plain = recipe("int8_row", "int8_row+gptq")
-    made = assemble(llama, plain.layers, TEXTS, of_inputs=plain.inputs)
+    made = assemble(llama, plain.layers, TEXTS, of_inputs=plain.input_schemes)
     alone = assemble(llama, plain.layers, TEXTS)
     assert torch.equal(made.layers[UP].q.packed, alone.layers[UP].q.packed)
     with pytest.raises(ValueError, match="quantize inputs per token"):
@@ -147,7 +147,7 @@ def test_only_schemes_that_are_multiplied_are_chosen(survey: Survey, target: str
     front = frontier(survey, "", kept_to)
     choice = front.at(9)
     chosen = recipe_of(survey, choice, constraints=kept_to)
-    assert set(map(str, chosen.layers.values())) == {"fp8_e4m3_row"} and chosen.inputs == kept_to.inputs
+    assert set(map(str, chosen.layers.values())) == {"fp8_e4m3_row"} and kept_to.inputs == (chosen.inputs,)
     assert "INT8 per row" in front.refused["int8_row"]
     assert "of the weights; quantized inputs add to it" in verdict(front, choice)
     assert "Inputs of these layers are quantized too: FP8 per token" in card_of(chosen)

@@ -3,7 +3,8 @@
 Engines multiply codes by codes only where both have one format: INT8 inputs with INT8 weights, FP8 inputs
 with FP8 weights, NVFP4 inputs with NVFP4 weights. Scales stand outside the product, so that they may not
 change within a row, but for tiles of 128 x 128 with inputs in blocks of 128, and for NVFP4's blocks of 16,
-whose scales the product itself takes.
+whose scales the product itself takes. INT4 in groups of 128 is restored to FP8 on its way into the product
+with FP8 inputs per token (W4A8), by kernels for Hopper.
 """
 
 from __future__ import annotations
@@ -88,9 +89,11 @@ def label_of_inputs(scheme: Scheme) -> str:
 
 def product_refusal(inputs: Scheme, scheme: Scheme) -> str:
     """Why engines have no product of ``inputs`` with weights by ``scheme``, in words; empty if they have."""
-    blocks = _WEIGHTS.get(inputs.block, ())
-    alike = scheme.format.name == inputs.format.name and scheme.block in blocks and not scheme.asymmetric
-    if alike and not scheme.mapping.has_offset and _two_levels(scheme) == _two_levels(inputs):
+    blocks, offset = _WEIGHTS.get(inputs.block, ()), scheme.asymmetric or scheme.mapping.has_offset
+    if (inputs.name, scheme.format.name, scheme.block) == ("fp8_e4m3_row", "int4", (1, 128)) and not offset:
+        return ""
+    alike = scheme.format.name == inputs.format.name and scheme.block in blocks and not offset
+    if alike and _two_levels(scheme) == _two_levels(inputs):
         return ""
     where = "by row or tensor"
     if blocks in (_TILES, _BLOCKS):

@@ -10,6 +10,7 @@ They are narrower than those of the layout (vLLM 0.32, ``quantization/compressed
     NVFP4, MXFP4, MXFP8                weights alone
     INT8 x INT8, FP8 x FP8             with quantized inputs, by row or tensor
     NVFP4 x NVFP4                      with quantized inputs
+    INT4 in groups of 128 x FP8        with inputs by row, on Hopper
 
 Query, key and value are one matrix there, and so are gate and up: their parts need one scheme. Scales are
 cast to the model's dtype.
@@ -48,7 +49,8 @@ def layout_of(scheme: Scheme, inputs: bool = False) -> CompressedLayout | None:
     if found is None or found.format == "mxfp6-pack-quantized":
         return None
     if inputs:
-        return found if found.format in _WITH_INPUTS else None
+        packed = scheme.format.bits == 4 and scheme.block == (1, 128)
+        return found if found.format in _WITH_INPUTS or (packed and not is_asymmetric(scheme)) else None
     if not isinstance(scheme.format, IntegerFormat):
         return None if found.weights["strategy"] == "block" else found
     if scheme.block[0] is None or scheme.block[1] not in GROUPS:

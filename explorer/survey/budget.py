@@ -335,6 +335,7 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     """
     constraints, signal = constraints or Constraints(), signal or survey.head.default
     _check_asked(survey, signal, constraints)
+    predicted = _inputs_predicted(survey, signal, constraints)
     layers = [layer for layer in survey.linear if not constraints.keeps(layer)]
     if not layers:
         raise ValueError(f"no layer of {survey.head.model} is left to choose a scheme for")
@@ -370,7 +371,6 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     asked_for = survey.head.methods if constraints.methods is None else constraints.methods
     methods = best_methods(survey, layers, signal, asked_for, constraints.fuse)
     layers = [_by_methods(layer, signal, methods.get(layer.name, {})) for layer in layers]
-    predicted = _inputs_predicted(survey, layers, signal, constraints)
     if not predicted:
         layers = [dataclasses.replace(layer, inputs={}) for layer in layers]
     allowed = _options(layers, names, refusals, constraints)

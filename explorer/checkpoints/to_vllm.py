@@ -9,8 +9,6 @@ They are narrower than those of the layout (vLLM 0.32, ``quantization/compressed
                                        loader compares None with False there
     NVFP4, MXFP4, MXFP8                weights alone
     INT8 x INT8, FP8 x FP8             with quantized inputs, by row or tensor
-    NVFP4 x NVFP4                      with quantized inputs
-    INT4 in groups of 128 x FP8        with inputs by row, on Hopper
 
 Query, key and value are one matrix there, and so are gate and up: their parts need one scheme. Scales are
 cast to the model's dtype.
@@ -37,7 +35,6 @@ from explorer.schemes import Scheme
 NAME = "vllm"
 VERSION = "0.32.0"
 GROUPS = (None, 32, 64, 128)
-_WITH_INPUTS = ("int-quantized", "float-quantized", "nvfp4-pack-quantized")
 KERNELS = {4: (True, False), 8: (True,)}
 """Bits of an integer -> whether symmetric and asymmetric codes have a kernel: Marlin's on GPUs."""
 
@@ -49,8 +46,7 @@ def layout_of(scheme: Scheme, inputs: bool = False) -> CompressedLayout | None:
     if found is None or found.format == "mxfp6-pack-quantized":
         return None
     if inputs:
-        packed = scheme.format.bits == 4 and scheme.block == (1, 128)
-        return found if found.format in _WITH_INPUTS or (packed and not is_asymmetric(scheme)) else None
+        return found if found.format in ("int-quantized", "float-quantized") else None
     if not isinstance(scheme.format, IntegerFormat):
         return None if found.weights["strategy"] == "block" else found
     if scheme.block[0] is None or scheme.block[1] not in GROUPS:
@@ -72,6 +68,16 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
     return ""
 
 
+def multiplies(inputs: Scheme, scheme: Scheme) -> str:
+    """Reason why vLLM has no product of ``inputs`` with weights by ``scheme``, or an empty text. NVFP4 inputs
+    and W4A8, which its sources have for some GPUs, were not tried."""
+    if why := product_refusal(inputs, scheme):
+        return why
+    if layout_of(scheme, inputs=True) is None:
+        return f"its products of {scheme.label} with inputs by {inputs.label} were not tried here"
+    return ""
+
+
 def together(plan: Plan) -> str:
     """Reason why these layers, or these inputs, cannot be combined, or an empty text."""
     if why := layouts.experts_refusal(plan) or layouts.inputs_refusal(plan):
@@ -80,7 +86,7 @@ def together(plan: Plan) -> str:
         if layout_of(scheme, inputs is not None) is None:
             what = "unless inputs are quantized too" if inputs is None else "with quantized inputs"
             return f"it does not load {names[0]} by {scheme.label} {what}"
-        if inputs is not None and (why := product_refusal(inputs, scheme)):
+        if inputs is not None and (why := multiplies(inputs, scheme)):
             return why
     return _fused_refusal(plan)
 
@@ -153,7 +159,7 @@ EXPORT = Export(
     bits=stored_bits,
     fused=True,
     usual=("int4_group128", "int4_group64", "int4_group32"),
-    multiplies=product_refusal,
+    multiplies=multiplies,
     around=safetensors_folder.around,
     against_cache=cache_scales.refusal,
 )

@@ -403,7 +403,7 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     )
 
 
-def _inputs_predicted(survey: Survey, layers: Sequence[Layer], signal: str, constraints: Constraints) -> bool:
+def _inputs_predicted(survey: Survey, signal: str, constraints: Constraints) -> bool:
     """Whether losses by ``signal`` have what quantized inputs add. ``ValueError`` where a layer's inputs are
     to be chosen and that is not known."""
     several = any(len(x) > 1 for x in (constraints.inputs, *constraints.own_inputs.values()))

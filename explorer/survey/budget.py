@@ -706,8 +706,9 @@ def _refusals(
                 why = of_experts(scheme)
             if not why:
                 choices = constraints.inputs_of(layer.name, scheme)
-                reasons = [_pair_refusal(constraints, layer, scheme, one) for one in choices]
-                why = reasons[0] if all(reasons) else ""
+                reasons = {one: _pair_refusal(constraints, layer, scheme, one) for one in choices}
+                # Where none can be had, it is that of inputs as they are, if they may be.
+                why = reasons.get(None, next(iter(reasons.values()))) if all(reasons.values()) else ""
             if why:
                 found[layer.name][name] = why
     return found

@@ -7,8 +7,9 @@ With x_t the layer's input at token t, Δ_t what rounding changes of it, and g_t
     L ≈ ½ E[Σ_t (g_t · Δ_t)²]
 
 in the unit of the weights' losses. Products of two tokens are left out: their rounding errors are taken to be
-independent, and a sum over a text that has them would be known far less well from as many texts. Products of
-two channels of a token are in: those of outliers cancel or add up.
+independent, and a sum over a text that has them would be known far less well from as many texts. Where errors
+of tokens add up, as in the mean that an embedding is, that predicts too little. Products of two channels of a
+token are in: those of outliers cancel or add up.
 """
 
 from __future__ import annotations

@@ -606,7 +606,7 @@ def export(asked: Budget, where: str, run: Run | None = None) -> Iterator[Export
             recipe.layers,
             folder / name,
             quantized=codes,
-            inputs=recipe.inputs,
+            inputs=recipe.input_schemes,
             input_scales=scales,
             card=_card(recipe, run),
             progress=progress,

@@ -28,7 +28,7 @@ _DEVIATION = 0.02
 """Of the random weights: times do not depend on values."""
 
 
-def times_here(batch: int, inputs: Scheme | None = None, restored: bool = False) -> StepTimes:
+def times_here(batch: int, restored: bool = False) -> StepTimes:
     """Times of products with ``batch`` tokens on this machine's GPU, each measured when it is asked for.
 
     A scheme that no kernel takes here has no time; with ``restored`` it has that of dequantizing it and of
@@ -38,7 +38,7 @@ def times_here(batch: int, inputs: Scheme | None = None, restored: bool = False)
     if batch < 1:
         raise ValueError(f"a step multiplies at least 1 token, not {batch}")
 
-    def product(scheme: Scheme, shape: Weight) -> ShapeTime:
+    def product(scheme: Scheme, shape: Weight, inputs: Scheme | None) -> ShapeTime:
         checkpoint()
         return _measured(scheme, (batch, *shape), inputs, device, restored)
 
@@ -56,8 +56,9 @@ def checked_time(recipe: ModelRecipe, model: Model) -> CheckedTime | None:
     if gpu_device() is None:
         return CheckedTime(predicted, None, f"it is predicted only: {gpu_status().reason}")
     layers, kept = shapes_of(model, recipe.layers), shapes_of(model, predicted.kept)
-    times = times_here(predicted.batch, recipe.inputs, restored=True)
-    return CheckedTime(predicted, times.of_recipe(recipe.layers, layers, kept, recipe.fused))
+    times = times_here(predicted.batch, restored=True)
+    measured = times.of_recipe(recipe.layers, layers, kept, recipe.fused, recipe.input_schemes)
+    return CheckedTime(predicted, measured)
 
 
 def _measured(

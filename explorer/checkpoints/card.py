@@ -132,6 +132,10 @@ def least_bytes(plan: Plan) -> int:
 
 
 def _inputs(plan: Plan) -> str:
-    if plan.inputs is None:
-        return "not quantized"
-    return f"{plan.inputs.label}, {'fixed scales' if plan.input_scales else 'scales found as they come'}"
+    said = []
+    for scheme in dict.fromkeys(plan.input_schemes.values()):
+        names = [name for name, own in plan.input_schemes.items() if own == scheme]
+        scales = "fixed scales" if plan.input_scales.keys() & set(names) else "scales found as they come"
+        some = "" if len(names) == len(plan.coded) else f", in {len(names)} of {len(plan.coded)} layers"
+        said.append(f"{scheme.label}, {scales}{some}")
+    return "; ".join(said) or "not quantized"

@@ -34,7 +34,8 @@ class Plan:
     """A model and what becomes of its layers: all that is known before a tensor is read.
 
     layers        name of a layer (that of its weight without ".weight") -> scheme and method
-    inputs        how the layers' inputs are quantized; None where they are not
+    inputs        how the layers' inputs are quantized: one scheme for all layers of codes, or by layer, of
+                  those that it names; None where they are not
     input_scales  layer -> the one scale of its inputs, where it is fixed (static); else found as they come
     shard_bytes   of a file of tensors, at most (one tensor may be larger)
     cache         how keys and values are stored; None where the files do not say it
@@ -43,7 +44,7 @@ class Plan:
 
     model: ModelFolder
     layers: Mapping[str, Recipe]
-    inputs: Scheme | None = None
+    inputs: Scheme | Mapping[str, Scheme] | None = None
     input_scales: Mapping[str, float] = field(default_factory=dict)
     shard_bytes: float = SHARD_BYTES
     cache: CachePlan | None = None
@@ -60,6 +61,22 @@ class Plan:
     def coded(self) -> dict[str, Recipe]:
         """The layers that are stored as codes: all but casts."""
         return {name: recipe for name, recipe in self.layers.items() if plain_dtype(recipe.scheme) is None}
+
+    @cached_property
+    def input_schemes(self) -> dict[str, Scheme]:
+        """The layers of ``coded`` whose inputs are quantized -> how."""
+        if self.inputs is None or isinstance(self.inputs, Scheme):
+            return {} if self.inputs is None else dict.fromkeys(self.coded, self.inputs)
+        return {name: self.inputs[name] for name in self.coded if name in self.inputs}
+
+    @property
+    def groups(self) -> dict[tuple[Scheme, Scheme | None], list[str]]:
+        """The pairs of a scheme and how inputs are quantized (None: not), and the layers of each, in the
+        order of the model."""
+        found: dict[tuple[Scheme, Scheme | None], list[str]] = {}
+        for name, recipe in self.coded.items():
+            found.setdefault((recipe.scheme, self.input_schemes.get(name)), []).append(name)
+        return found
 
     @property
     def schemes(self) -> dict[Scheme, list[str]]:

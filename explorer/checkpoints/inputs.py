@@ -1,8 +1,10 @@
 """How the inputs of layers are quantized when a model runs, and the weights that they are multiplied with.
 
 Engines multiply codes by codes only where both have one format: INT8 inputs with INT8 weights, FP8 inputs
-with FP8 weights. Scales stand outside the product, so that they may not change within a row, but for tiles of
-128 x 128 with inputs in blocks of 128.
+with FP8 weights, NVFP4 inputs with NVFP4 weights. Scales stand outside the product, so that they may not
+change within a row, but for tiles of 128 x 128 with inputs in blocks of 128, and for NVFP4's blocks of 16,
+whose scales the product itself takes. INT4 in groups of 128 is restored to FP8 on its way into the product
+with FP8 inputs per token (W4A8), by kernels for Hopper.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ INPUTS = {
     "fp8_e4m3_1x128": "FP8 in blocks of 128",
     "int8_tensor": "INT8, one fixed scale a layer",
     "fp8_e4m3_tensor": "FP8, one fixed scale a layer",
+    "nvfp4": "NVFP4, one fixed scale over the blocks of a layer",
 }
-"""Schemes of inputs -> words for them. The last two have fixed scales, which texts are run for."""
+"""Schemes of inputs -> words for them. The last three have fixed scales, which texts are run for."""
 RANGES = {"max": "minmax", "percentile": "percentile"}
 """Which range of the inputs a fixed scale spans -> the calibrator: all of it, or 99.99 % of the values."""
-_ROWS, _TILES = ((1, None), (None, None)), ((128, 128),)
-_WEIGHTS = {(1, None): _ROWS, (None, None): _ROWS, (1, 128): _TILES}
+_ROWS, _TILES, _BLOCKS = ((1, None), (None, None)), ((128, 128),), ((1, 16),)
+_WEIGHTS = {(1, None): _ROWS, (None, None): _ROWS, (1, 128): _TILES, (1, 16): _BLOCKS}
 """Block of the inputs -> blocks of weights that engines multiply them with."""
 
 
@@ -58,15 +61,20 @@ def with_calibrator(scheme: Scheme, name: str) -> Scheme:
 
 
 def is_fixed(scheme: Scheme) -> bool:
-    """Whether inputs by ``scheme`` have one scale that is fixed beforehand."""
-    return scheme.block == (None, None)
+    """Whether inputs by ``scheme`` have one scale that is fixed beforehand: of all values, or of NVFP4's
+    block scales."""
+    return scheme.block == (None, None) or _two_levels(scheme)
+
+
+def _two_levels(scheme: Scheme) -> bool:
+    return scheme.scale is not None and scheme.scale.per_tensor
 
 
 def check_scheme(scheme: Scheme) -> None:
     """``ValueError`` if no target quantizes inputs by ``scheme``."""
     name, calibrator = str(with_calibrator(scheme, "minmax")), scheme.calibrator.name
     check_inputs(name)
-    accepted = tuple(RANGES.values()) if is_fixed(scheme) else ("minmax",)
+    accepted = tuple(RANGES.values()) if scheme.block == (None, None) else ("minmax",)
     if calibrator not in accepted:
         raise ValueError(
             f"the range of inputs by {name} is found by {' or '.join(accepted)}, not {calibrator}"
@@ -81,11 +89,15 @@ def label_of_inputs(scheme: Scheme) -> str:
 
 def product_refusal(inputs: Scheme, scheme: Scheme) -> str:
     """Why engines have no product of ``inputs`` with weights by ``scheme``, in words; empty if they have."""
-    blocks = _WEIGHTS.get(inputs.block, ())
-    alike = scheme.format.name == inputs.format.name and scheme.block in blocks and not scheme.asymmetric
-    if alike and not scheme.mapping.has_offset:
+    blocks, offset = _WEIGHTS.get(inputs.block, ()), scheme.asymmetric or scheme.mapping.has_offset
+    if (inputs.name, scheme.format.name, scheme.block) == ("fp8_e4m3_row", "int4", (1, 128)) and not offset:
         return ""
-    where = "in tiles of 128 x 128" if blocks == _TILES else "by row or tensor"
+    alike = scheme.format.name == inputs.format.name and scheme.block in blocks and not offset
+    if alike and _two_levels(scheme) == _two_levels(inputs):
+        return ""
+    where = "by row or tensor"
+    if blocks in (_TILES, _BLOCKS):
+        where = "in tiles of 128 x 128" if blocks == _TILES else "in blocks of 16"
     return (
         f"it multiplies inputs by {inputs.label} with symmetric {inputs.format.label} weights {where}, not "
         f"with {scheme.label}"

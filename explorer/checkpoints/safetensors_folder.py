@@ -15,6 +15,8 @@ from explorer.checkpoints.folder import Shards, room_of
 from explorer.checkpoints.model import CONFIG
 from explorer.core.quantize import QuantizedTensor
 from explorer.export.files import write_tensors
+from explorer.formats import E4M3
+from explorer.schemes import SCHEMES, Scheme, tensor_scale_for
 from explorer.sources.base import TensorInfo
 from explorer.sources.safetensors_header import NAMES
 
@@ -28,14 +30,19 @@ _HEADER_ENTRY, _PARTS = 130, 8
 
 
 def write_model(
-    job: ExportJob, layer: Layer, settings: Settings, more: Mapping[str, Tensor] | None = None
+    job: ExportJob,
+    layer: Layer,
+    settings: Settings,
+    more: Mapping[str, Tensor] | None = None,
+    own: Callable[[str], Layer] | None = None,
 ) -> None:
     """Write all tensors of the model, ``more`` of other names, and its changed configuration into the job's
-    folder."""
+    folder. ``own``: what writes a layer by its name, in place of ``layer``."""
     model = job.plan.model
     shards = Shards(job.folder, job.plan.shard_bytes, _header_bytes(job.plan))
     for info in model.infos:
-        for name, tensor in _tensors_of(info.name, job, layer).items():
+        writer = own(info.name.removesuffix(".weight")) if own else layer
+        for name, tensor in _tensors_of(info.name, job, writer).items():
             shards.add(name, tensor)
         job.step()
     for name, tensor in (more or {}).items():
@@ -78,8 +85,17 @@ def _tensors_of(tensor: str, job: ExportJob, layer: Layer) -> dict[str, Tensor]:
         return {tensor: q.dequantize(dtype)}
     parts = {name + suffix: part for suffix, part in layer(q, plan.model.dtype).items()}
     if name in plan.input_scales:
-        parts[f"{name}.input_scale"] = torch.tensor([plan.input_scales[name]])
+        parts |= _input_scale(name, plan.input_schemes[name], plan.input_scales[name])
     return parts
+
+
+def _input_scale(name: str, inputs: Scheme, scale: float) -> dict[str, Tensor]:
+    """The fixed scale of a layer's inputs as compressed-tensors names it; that of block scales divides, and
+    is rounded as its library does in models of 16 bits."""
+    if inputs.block == (None, None):
+        return {f"{name}.input_scale": torch.tensor([scale])}
+    largest = torch.tensor(scale * inputs.format.max * E4M3.max)
+    return {f"{name}.input_global_scale": tensor_scale_for(largest, SCHEMES["nvfp4_vllm"]).reshape(1)}
 
 
 def one(layer: Layer) -> Callable[[QuantizedTensor, str, Path], None]:

@@ -45,7 +45,7 @@ def family(scheme: Scheme) -> str:
 
 def together(plan: Plan) -> str:
     """Reason why these layers cannot form an AWQ model, or an empty text: all need one group size."""
-    if plan.inputs is not None:
+    if plan.input_schemes:
         return "its inputs are not quantized"
     sizes = set(map(family, plan.schemes))
     return "" if len(sizes) < 2 else f"it has one group size for all layers, not {sorted(sizes)}"

@@ -60,7 +60,7 @@ def family(scheme: Scheme) -> str:
 def together(plan: Plan) -> str:
     """Reason why these layers cannot form one model, or an empty text: all need one type, and one kind of
     scales."""
-    if plan.inputs is not None:
+    if plan.input_schemes:
         return "its inputs are not quantized"
     kinds = set(map(family, plan.schemes))
     return "" if len(kinds) < 2 else "it has one type and one kind of scales for all layers"

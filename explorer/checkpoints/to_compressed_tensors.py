@@ -35,7 +35,7 @@ from explorer.core.lowering import raw_scales
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import E8M0, IntegerFormat
 from explorer.models.skeleton import LayerPlace
-from explorer.schemes import MappingType, Scheme
+from explorer.schemes import SCHEMES, MappingType, Scheme
 
 NAME = "compressed-tensors"
 VERSION = "0.20.0"
@@ -212,21 +212,20 @@ _MX = {
         "mxfp8-quantized", _args(8, "float") | _E8M0, partial(_mx, weight=".weight"), True
     ),
 }
-_NVFP4 = CompressedLayout(
-    "nvfp4-pack-quantized",
-    _args(4, "float") | {
-        "strategy": "tensor_group", "group_size": 16,
-        "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn",
-    },
-    _nvfp4,
-    True,
-)  # fmt: skip
+_TWO_LEVELS: dict[str, Any] = {
+    "strategy": "tensor_group",
+    "group_size": 16,
+    "scale_dtype": "torch.float8_e4m3fn",
+    "zp_dtype": "torch.float8_e4m3fn",
+}
+_NVFP4 = CompressedLayout("nvfp4-pack-quantized", _args(4, "float") | _TWO_LEVELS, _nvfp4, True)
 _INPUTS: dict[tuple[str, tuple[int | None, int | None]], dict[str, Any]] = {
     ("int8", (1, None)): {"strategy": "token"},
     ("int8", (None, None)): {"strategy": "tensor"},
     ("float8_e4m3fn", (1, None)): {"strategy": "token"},
     ("float8_e4m3fn", (None, None)): {"strategy": "tensor"},
     ("float8_e4m3fn", (1, TILE)): {"strategy": "group", "group_size": TILE},
+    ("float4_e2m1fn", (1, 16)): _TWO_LEVELS | {"dynamic": "local"},
 }
 """Format and block of the inputs' scheme -> its description in compressed-tensors."""
 
@@ -260,7 +259,7 @@ def together(plan: Plan) -> str:
     """Reason why layers of different schemes, or these inputs, cannot be combined, or an empty text."""
     if why := experts_refusal(plan):
         return why
-    if len(plan.schemes) > 1 and (packed := _packed_zeros(plan)):
+    if len(plan.groups) > 1 and (packed := _packed_zeros(plan)):
         return f"transformers loads no packed zero points ({packed[0]}) in mixed recipes: take symmetric ones"
     if plan.cache is not None and (packed := _packed_zeros(plan)):
         return (
@@ -272,12 +271,10 @@ def together(plan: Plan) -> str:
 
 def inputs_refusal(plan: Plan) -> str:
     """Reason why the layers' inputs cannot be quantized so, or an empty text."""
-    if plan.inputs is None:
-        return ""
-    if _input_args(plan) is None:
-        return f"it has no way to say inputs by {plan.inputs.label}"
-    for name in plan.coded:
-        if why := ragged(plan.shape(name)[1], plan.inputs.block[1] or 1):
+    for name, inputs in plan.input_schemes.items():
+        if _input_args(inputs) is None:
+            return f"it has no way to say inputs by {inputs.label}"
+        if why := ragged(plan.shape(name)[1], inputs.block[1] or 1):
             return f"of the inputs of {name} {why}"
     return _static_refusal(plan)
 
@@ -309,6 +306,8 @@ def experts_refusal(plan: Plan) -> str:
             f"{len(experts)} layers of experts have none, such as {left[0]}"
         )
     schemes = {plan.layers[name].scheme for name in experts if name in plan.coded}
+    if len({plan.input_schemes.get(name) for name in experts if name in plan.coded}) > 1:
+        return "transformers finds all experts by one pattern: their inputs are quantized alike, or none"
     if len(schemes) > 1:
         names = ", ".join(sorted(str(scheme) for scheme in schemes))
         return f"transformers reads all experts by one scheme, not by {names}"
@@ -330,48 +329,54 @@ def _packed_zeros(plan: Plan) -> list[Scheme]:
 
 
 def _static_refusal(plan: Plan) -> str:
-    static = plan.inputs is not None and plan.inputs.block == (None, None)
-    missing = [name for name in plan.coded if static and name not in plan.input_scales]
+    fixed = [name for name, inputs in plan.input_schemes.items() if is_fixed(inputs)]
+    missing = [name for name in fixed if name not in plan.input_scales]
     if missing:
         return f"one scale for all inputs is fixed beforehand: {missing[0]} has none"
-    if plan.input_scales and not static:
+    if plan.input_scales.keys() - set(fixed):
         return "inputs with fixed scales have one for the whole tensor"
     return ""
 
 
-def _input_args(plan: Plan) -> dict[str, Any] | None:
-    """Config entry for the layers' inputs; None if the config cannot describe them."""
-    scheme = plan.inputs
-    if scheme is None or scheme.scale is None or is_asymmetric(scheme):
+def _input_args(scheme: Scheme) -> dict[str, Any] | None:
+    """Config entry for inputs by ``scheme``; None if the config cannot describe them."""
+    if scheme.scale is None or is_asymmetric(scheme):
         return None
     strategy = _INPUTS.get((scheme.format.name, scheme.block))
     if strategy is None:
         return None
     kind = "int" if isinstance(scheme.format, IntegerFormat) else "float"
-    return _args(8, kind) | strategy | {"dynamic": scheme.block != (None, None)}
+    dynamic = {"dynamic": scheme.block != (None, None)}
+    return _args(scheme.format.bits, kind) | dynamic | strategy
 
 
 def _as_read(inputs: Scheme) -> Scheme:
-    """Inputs as compressed-tensors rounds them: INT8 that is found as it comes spans 127.5 steps a side."""
+    """Inputs as compressed-tensors rounds them: INT8 that is found as it comes spans 127.5 steps a side, and
+    NVFP4 has scales that are computed in bfloat16, in which its reader runs."""
+    if inputs.block == (1, 16):
+        return SCHEMES["nvfp4_vllm"]
     if isinstance(inputs.format, IntegerFormat) and not is_fixed(inputs):
         return Scheme.parse(replace(inputs, mapping=MappingType.FULL).text)
     return inputs
 
 
-def settings(plan: Plan, layout_of: Layouts = layout_of) -> dict[str, Any]:
-    """config.json's entry: one group a scheme, its layers by name, all others ignored."""
+def settings(
+    plan: Plan,
+    layout: Callable[[Scheme, bool], CompressedLayout | None] = lambda scheme, _: layout_of(scheme),
+) -> dict[str, Any]:
+    """config.json's entry: one group for each scheme and way of quantizing inputs, its layers by name, all
+    others ignored. ``layout`` is asked for a scheme, and whether inputs are quantized."""
     groups, bfloat16 = {}, False
-    inputs = _input_args(plan)
-    for number, (scheme, names) in enumerate(plan.schemes.items()):
-        layout = layout_of(scheme)
-        assert layout is not None
-        bfloat16 |= layout.bfloat16
+    for number, ((scheme, inputs), names) in enumerate(plan.groups.items()):
+        found = layout(scheme, inputs is not None)
+        assert found is not None
+        bfloat16 |= found.bfloat16
         groups[f"group_{number}"] = {
             "targets": _targets(plan, names),
-            "weights": layout.weights,
-            "input_activations": inputs,
+            "weights": found.weights,
+            "input_activations": None if inputs is None else _input_args(inputs),
             "output_activations": None,
-            "format": layout.format,
+            "format": found.format,
         }
     formats = {str(group["format"]) for group in groups.values()}
     cache = {"kv_cache_scheme": cache_scales.settings(plan)} if plan.cache else {}
@@ -417,7 +422,7 @@ def load(plan: Plan) -> str:
     auto = plan.model.auto_class
     lines = [f"from transformers import {auto}  # pip install compressed-tensors", ""]
     # Weights that are decoded as they are loaded have exact scales; the scales of a cache are left out then.
-    exact = len(plan.schemes) == 1 and plan.cache is None and not _keeps_scales(plan)
+    exact = len(plan.groups) == 1 and plan.cache is None and not _keeps_scales(plan)
     if exact or _packed_zeros(plan):
         lines[0] += "\nfrom transformers import CompressedTensorsConfig"
         argument = ", quantization_config=CompressedTensorsConfig(dequantize=True)"

@@ -50,7 +50,7 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
 def together(plan: Plan) -> str:
     """Reason why the file cannot hold this model, its tokenizer or one of its tensors, or an empty text."""
     config = plan.model.config
-    if plan.inputs is not None:
+    if plan.input_schemes:
         return _INPUTS
     if why := gguf_models.refusal(config):
         return why

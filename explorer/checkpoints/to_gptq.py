@@ -54,7 +54,7 @@ def family(scheme: Scheme) -> str:
 def together(plan: Plan) -> str:
     """Reason why these layers cannot form a GPTQ model, or an empty text: it needs one scheme, and all
     layers of the blocks."""
-    if plan.inputs is not None:
+    if plan.input_schemes:
         return "its inputs are not quantized"
     if len(set(map(family, plan.schemes))) > 1:
         return f"it has one width and one group size for all layers: {' and '.join(map(str, plan.schemes))}"

@@ -95,7 +95,7 @@ class _Tensors:
 
 def together(plan: Plan) -> str:
     """Reason why no graph can be built of this model or one of its layers, or an empty text."""
-    if plan.inputs is not None:
+    if plan.input_schemes:
         return "inputs are not quantized in its graphs"
     kind, config = plan.model.type, plan.model.settings
     if kind not in MODELS:

@@ -68,16 +68,25 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
     return ""
 
 
+def multiplies(inputs: Scheme, scheme: Scheme) -> str:
+    """Reason why vLLM has no product of ``inputs`` with weights by ``scheme``, or an empty text. NVFP4 inputs
+    and W4A8, which its sources have for some GPUs, were not tried."""
+    if why := product_refusal(inputs, scheme):
+        return why
+    if layout_of(scheme, inputs=True) is None:
+        return f"its products of {scheme.label} with inputs by {inputs.label} were not tried here"
+    return ""
+
+
 def together(plan: Plan) -> str:
     """Reason why these layers, or these inputs, cannot be combined, or an empty text."""
     if why := layouts.experts_refusal(plan) or layouts.inputs_refusal(plan):
         return why
-    wanted = plan.inputs is not None
-    for scheme, names in plan.schemes.items():
-        if layout_of(scheme, wanted) is None:
-            what = "with quantized inputs" if wanted else "unless inputs are quantized too"
+    for (scheme, inputs), names in plan.groups.items():
+        if layout_of(scheme, inputs is not None) is None:
+            what = "unless inputs are quantized too" if inputs is None else "with quantized inputs"
             return f"it does not load {names[0]} by {scheme.label} {what}"
-        if plan.inputs is not None and (why := product_refusal(plan.inputs, scheme)):
+        if inputs is not None and (why := multiplies(inputs, scheme)):
             return why
     return _fused_refusal(plan)
 
@@ -96,11 +105,13 @@ def _fused_refusal(plan: Plan) -> str:
                 f"{label_of(plan.coded[by_method[0]].method)}: take a scheme without one"
             )
         schemes = {plan.coded[name].scheme.text if name in plan.coded else "" for name in group}
-        if len(schemes) > 1:
+        inputs = {plan.input_schemes.get(name) for name in group}
+        if len(schemes) > 1 or len(inputs) > 1:
             first, *more = sorted(group)
             parts = [first, *(name.rpartition(".")[2] for name in more)]
             joined = f"{', '.join(parts[:-1])} and {parts[-1]}"
-            return f"it multiplies {joined} as one matrix: they need one scheme (--fuse)"
+            what = "one scheme" if len(schemes) > 1 else "one way of quantizing inputs"
+            return f"it multiplies {joined} as one matrix: they need {what} (--fuse)"
     return ""
 
 
@@ -113,13 +124,13 @@ def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
 
 def write(job: ExportJob) -> None:
     """Write all tensors of the model and its changed configuration."""
-    chosen = partial(layout_of, inputs=job.plan.inputs is not None)
-    safetensors_folder.write_model(
-        job,
-        layer=partial(layouts.layer, layout_of=chosen),
-        settings=partial(layouts.settings, layout_of=chosen),
-        more=cache_scales.tensors(job.plan),
-    )
+
+    def own(name: str) -> safetensors_folder.Layer:
+        chosen = partial(layout_of, inputs=name in job.plan.input_schemes)
+        return partial(layouts.layer, layout_of=chosen)
+
+    settings = partial(layouts.settings, layout=layout_of)
+    safetensors_folder.write_model(job, layer, settings, cache_scales.tensors(job.plan), own)
 
 
 def layer(q: QuantizedTensor, dtype: torch.dtype) -> layouts.Parts:
@@ -148,7 +159,7 @@ EXPORT = Export(
     bits=stored_bits,
     fused=True,
     usual=("int4_group128", "int4_group64", "int4_group32"),
-    multiplies=product_refusal,
+    multiplies=multiplies,
     around=safetensors_folder.around,
     against_cache=cache_scales.refusal,
 )

@@ -82,9 +82,9 @@ def probe(layer: str, columns: int) -> Tensor:
 def seen_probe(export: Export, plan: Plan, layer: str, columns: int) -> Tensor:
     """float32 [columns]: ``probe`` as the layer sees it, by the reader's rule where inputs are quantized."""
     x = probe(layer, columns)
-    if plan.inputs is None:
+    if layer not in plan.input_schemes:
         return x
-    return quantized_inputs(x, export.as_read(plan.inputs), plan.input_scales.get(layer))
+    return quantized_inputs(x, export.as_read(plan.input_schemes[layer]), plan.input_scales.get(layer))
 
 
 def obstacle(export: Export, plan: Plan) -> str:
@@ -126,7 +126,7 @@ def verify(
             if name not in experts:
                 path = export.place(plan.model, name, plan.layers[name].scheme).module
                 differences.append(
-                    _difference(network.get_submodule(path), name, expected, plan.inputs is not None)
+                    _difference(network.get_submodule(path), name, expected, name in plan.input_schemes)
                 )
                 _check_difference(export, name, differences[-1], accepted)
     same = _compare_plain(export, plan, network)
@@ -141,7 +141,7 @@ def verify(
         max(differences),
         same,
         left,
-        inputs=plan.inputs is not None,
+        inputs=bool(plan.input_schemes),
         changed=changed,
     )
 
@@ -169,7 +169,7 @@ def _verify_by_vllm(export: Export, plan: Plan, folder: Path, outputs: Mapping[s
         same,
         left,
         f"kernel: {kernels}",
-        plan.inputs is not None,
+        bool(plan.input_schemes),
         changed,
     )
 
@@ -272,6 +272,7 @@ def _compare_plain(export: Export, plan: Plan, network: nn.Module) -> int:
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
-    """The dtype of the first floating parameter or buffer that is no code."""
-    floats = (p.dtype for p in (*module.parameters(), *module.buffers()) if p.dtype in LARGEST)
+    """The dtype of the first floating parameter or buffer that is no code; of a weight before all others."""
+    weight = [own] if isinstance(own := getattr(module, "weight", None), Tensor) else []
+    floats = (p.dtype for p in (*weight, *module.parameters(), *module.buffers()) if p.dtype in LARGEST)
     return next(floats, torch.float32)

@@ -66,7 +66,7 @@ def write_checkpoint(
     out: Path,
     *,
     quantized: Quantized = rounded,
-    inputs: Scheme | None = None,
+    inputs: Scheme | Mapping[str, Scheme] | None = None,
     input_scales: Mapping[str, float] | None = None,
     card: str = "",
     progress: Progress | None = None,
@@ -80,19 +80,19 @@ def write_checkpoint(
 ) -> Written:
     """Write the folder ``model`` with ``layers`` quantized as a checkpoint in ``out``, whole or not at all.
 
-    Layers are named as their weights are, without ".weight"; what is not named stays as it is.
-    ``quantized`` gives the codes of one layer; nothing is rounded after it. Rounding to nearest for an engine
-    that multiplies several layers as one matrix gives these one scale of the whole tensor. ``inputs`` says
-    how the layers' inputs are quantized when the model runs, with the fixed ``input_scales`` for schemes of
-    the whole tensor. ``cache`` says how keys and values are stored, with its fixed ``cache_scales``.
-    ``card`` is added to the model card: how the model measured. If ``verified``, the folder is opened by the
-    code on its card and compared before it is put in place (``verify``), and the card says so; None does
-    that where its reader is here and the model fits into memory (``obstacle``). ``shard_bytes``: of a
-    file of tensors, at most (5 GB if None). ``beside``: texts by the names of files that they are written to.
-    ``changed``: tensors in place of the model's own, by name: layers that took in factors of the others, and
-    corrected biases.
-    ``measure`` gives more text for the card: it is asked after the folder was verified, with the network that
-    the reader opened, or None. ``progress`` counts tensors of the model.
+    Layers are named as their weights are, without ".weight"; what is not named stays as it is. ``quantized``
+    gives the codes of one layer; nothing is rounded after it. Rounding to nearest for an engine that
+    multiplies several layers as one matrix gives these one scale of the whole tensor. ``inputs`` says how the
+    layers' inputs are quantized when the model runs, of all layers or by layer, with the ``input_scales`` of
+    schemes that have fixed ones. ``cache`` says how keys and values are stored, with its fixed
+    ``cache_scales``. ``card`` is added to the model card: how the model measured. If ``verified``, the folder
+    is opened by the code on its card and compared before it is put in place (``verify``), and the card says
+    so; None does that where its reader is here and the model fits into memory (``obstacle``).
+    ``shard_bytes``: of a file of tensors, at most (5 GB if None). ``beside``: texts by the names of files
+    that they are written to. ``changed``: tensors in place of the model's own, by name: layers that took in
+    factors of the others, and corrected biases. ``measure`` gives more text for the card: it is asked after
+    the folder was verified, with the network that the reader opened, or None. ``progress`` counts tensors of
+    the model.
 
     ``ValueError`` that names the first layer that the target can't carry and why, and ``SourceError`` for a
     model that is broken, before anything is written; ``OSError`` where the folder can't be written. In every
@@ -181,7 +181,7 @@ def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
                 f"{name}: {label_of(recipe.method)} needs inputs; only rounding to nearest is given"
             )
     check_schemes(export, plan)
-    strange = [name for name in plan.input_scales if plan.inputs is None or name not in plan.layers]
+    strange = [name for name in plan.input_scales if name not in plan.input_schemes]
     if strange:
         raise ValueError(f"a scale was given for inputs of {strange[0]}, which are not quantized")
     if why := export.together(plan):

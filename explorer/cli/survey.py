@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from explorer.checkpoints.inputs import INPUTS, RANGES, check_inputs, inputs_of, is_fixed, label_of_inputs
+from explorer.checkpoints.inputs import INPUTS, RANGES, check_inputs, inputs_of, is_fixed
 from explorer.checkpoints.table import check_target
 from explorer.cli.device import Device, use_device
 from explorer.cli.options import (
@@ -48,12 +48,13 @@ if TYPE_CHECKING:
     from explorer.checkpoints.write import Written
     from explorer.models.capture import Model
     from explorer.models.texts import AnyTexts
-    from explorer.schemes import Scheme
     from explorer.survey import Choice, Frontier, ModelRecipe, Survey
     from explorer.survey.check import Check
     from explorer.survey.times import StepTimes
 
 app = typer.Typer()
+AS_THEY_ARE = "none"
+"""Of the ways of quantizing inputs: not."""
 SIGNALS = ("weight", "output", "fisher", "fisher_diagonal", "measured")
 """The rows of ``SENSITIVITIES``, whose module imports torch."""
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="A file that `explorer recipe` wrote.")]
@@ -101,6 +102,7 @@ Rotated = Annotated[
     epilog=examples(
         "survey path/to/model --text text.txt --out model.jsonl",
         "survey path/to/model --methods gptq --out model.jsonl",
+        "survey path/to/model --inputs int8_row,fp8_e4m3_row --out model.jsonl",
         "survey path/to/model --schemes nvfp4,mxfp4,int8_row --signal weight",
     ),
 )
@@ -152,6 +154,14 @@ def survey(
             show_default="round to nearest alone",
         ),
     ] = "",
+    inputs: Annotated[
+        str,
+        typer.Option(
+            help="Also predict what quantizing each layer's inputs by these schemes adds to the loss: then a "
+            f"recipe chooses whose inputs are quantized. Comma-separated: {', '.join(INPUTS)}.",
+            show_default="not predicted",
+        ),
+    ] = "",
     ray: Annotated[
         str | None,
         typer.Option(
@@ -171,6 +181,8 @@ def survey(
     for name in split(signal) if signal is not None else ():
         if name not in SIGNALS:
             raise ValueError(f"no signal {name!r}; there are {', '.join(SIGNALS)}")
+    for name in split(inputs) if inputs else ():
+        check_inputs(name)
     path = _survey_file(model, out)
     check_readable(text)
     (texts,) = read_files(text, column=column, sequence_length=sequence_length, samples=samples)
@@ -188,6 +200,7 @@ def survey(
         tuple(split(exclude)) if exclude else (),
         embeddings,
         tuple(split(methods)) if methods else (),
+        tuple(split(inputs)) if inputs else (),
     )
     use_device(device)
     rows = on_ray(ray) if ray else in_this_process
@@ -253,6 +266,7 @@ def _loss_words(found: Survey, is_loss: bool) -> str:
         "recipe model.jsonl --bits 4.5 --out recipe.json",
         "recipe model.jsonl --size 3.2GB --keep down_proj --for compressed-tensors --fuse",
         "recipe model.jsonl --bits 8.1 --for vllm --inputs int8_row --out w8a8.json",
+        "recipe model.jsonl --bits 6 --for vllm --inputs int8_row --inputs-loss 0.001 --out some.json",
         "recipe model.jsonl --bits 4.5 --cache fp8_e4m3_tensor/fp8_e4m3_tensor --out recipe.json",
         "recipe model.jsonl --time 12ms --batch 16 --on h200 --fuse --out fast.json",
     ),
@@ -332,10 +346,22 @@ def recipe(
         str,
         typer.Option(
             help=f"Also quantize the layers' inputs, by {', '.join(INPUTS)}: only schemes that are "
-            "multiplied with such. The last two have one fixed scale a layer, which texts are run for.",
+            "multiplied with such. The last three have one fixed scale a layer, which texts are run for. Of "
+            f"several, comma-separated, each layer has one; {AS_THEY_ARE} among them leaves inputs as they "
+            "are.",
             show_default="not quantized",
         ),
     ] = "",
+    inputs_loss: Annotated[
+        float | None,
+        typer.Option(
+            "--inputs-loss",
+            min=0,
+            help="The most predicted loss that quantized inputs may add: those of the layers that lose most "
+            "by it stay as they are.",
+            show_default="no limit",
+        ),
+    ] = None,
     input_range: Annotated[
         str,
         typer.Option(
@@ -354,24 +380,20 @@ def recipe(
     check_readable(survey)
     if target:
         check_target(target)
-    if input_range and not inputs:
-        raise ValueError("--input-range is of the fixed scales that --inputs asks for")
-    if inputs:
-        check_inputs(inputs, input_range)
+    ways = _check_inputs(inputs, input_range, inputs_loss, seconds)
     if out is not None:
         _check_out_file(Path(out))
     cached = _cache_plan(cache, recent, rotated)
     from explorer.survey import frontier, load_survey, recipe_of
     from explorer.survey.apply import constraints_of, unplaced
-    from explorer.survey.budget import kept_words
+    from explorer.survey.budget import keeping_inputs, kept_words
     from explorer.survey.loss import EMBEDDING
 
     found = load_survey(survey)
     if cached is not None and found.head.loss == EMBEDDING:
         raise ValueError(f"{found.head.model} predicts no tokens: it keeps no keys and values")
     left = unplaced(target, found) if target else {}
-    of_inputs = inputs_of(inputs, input_range) if inputs else None
-    times = _times(on, batch or 1, of_inputs) if seconds is not None else None
+    times = _times(on, batch or 1) if seconds is not None else None
     constraints = constraints_of(
         target or "",
         found,
@@ -380,10 +402,12 @@ def recipe(
         fuse=fuse,
         head=head or None,
         embeddings=embeddings or None,
-        inputs=of_inputs,
+        inputs=tuple(inputs_of(x, _span_of(x, input_range)) if x != AS_THEY_ARE else None for x in ways),
         times=times,
         methods=() if method else None,
     )
+    if inputs_loss is not None:
+        constraints = keeping_inputs(found, constraints, inputs_loss)
     front = frontier(found, signal, constraints)
     _hint_at_schemes(target, found, front)
     left |= front.left
@@ -431,6 +455,7 @@ def _check_together(target: str, chosen: ModelRecipe, schemes: Sequence[str]) ->
     from explorer.methods.recipe import Recipe
     from explorer.schemes import Scheme
     from explorer.survey.apply import folder_of
+    from explorer.survey.check import asked_inputs
 
     try:
         folder = ModelFolder(folder_of(chosen.model, chosen.revision))
@@ -439,15 +464,40 @@ def _check_together(target: str, chosen: ModelRecipe, schemes: Sequence[str]) ->
         return
 
     def together(layers: Mapping[str, Recipe]) -> str:
-        fixed = chosen.inputs is not None and is_fixed(chosen.inputs)
-        unknown = dict.fromkeys(layers, 1.0) if fixed else {}  # until texts are run
-        return EXPORTS[target].together(Plan(folder, layers, chosen.inputs, unknown))
+        asked = asked_inputs(chosen)
+        coded = Plan(folder, layers, asked).input_schemes.items()
+        unknown = {name: 1.0 for name, inputs in coded if is_fixed(inputs)}  # until texts are run
+        return EXPORTS[target].together(Plan(folder, layers, asked, unknown))
 
     if why := together(chosen.layers):
         alone = (dict.fromkeys(chosen.layers, Recipe(Scheme.parse(text))) for text in schemes)
         helped = any(not together(layers) for layers in alone)
         hint = " (--schemes names those to choose from)" if helped else ""
         raise ValueError(f"{target}: {why}{hint}")
+
+
+def _check_inputs(names: str, span: str, limit: float | None, seconds: float | None) -> tuple[str, ...]:
+    """The ways of quantizing inputs that --inputs names; ``ValueError`` for what does not go together."""
+    ways = tuple(dict.fromkeys(split(names))) if names else (AS_THEY_ARE,)
+    quantized = [name for name in ways if name != AS_THEY_ARE]
+    for name in quantized:
+        check_inputs(name, _span_of(name, span))
+    if span and not any(_span_of(name, span) for name in quantized):
+        if quantized:
+            check_inputs(quantized[0], span)
+        raise ValueError("--input-range is of the fixed scales that --inputs asks for")
+    if limit is not None and not quantized:
+        raise ValueError("--inputs-loss is of inputs that --inputs quantizes: name their scheme")
+    if len(ways) > len(quantized) > 0 and limit is None and seconds is None:
+        raise ValueError(
+            "inputs as they are lose least, and take no more bits: give a budget of time, or --inputs-loss"
+        )
+    return ways
+
+
+def _span_of(name: str, span: str) -> str:
+    """The range that --input-range gives inputs by the scheme ``name``: it is of those of one scale."""
+    return span if name.endswith("_tensor") else ""
 
 
 def _check_budget(
@@ -485,15 +535,15 @@ def _check_budget(
     return None if rate is None else 1 / rate
 
 
-def _times(on: str | None, batch: int, inputs: Scheme | None) -> StepTimes:
+def _times(on: str | None, batch: int) -> StepTimes:
     """Times of products on the machine ``on``; ``ValueError`` with the machines there are."""
     from explorer.survey.times import HERE, recorded_times
 
     if on is None or on.strip().lower() != HERE:
-        return recorded_times(on or "", batch, inputs)
+        return recorded_times(on or "", batch)
     from explorer.bench.layers import times_here
 
-    return times_here(batch, inputs)
+    return times_here(batch)
 
 
 def _choice(
@@ -509,7 +559,10 @@ def _choice(
 def _record(chosen: ModelRecipe) -> dict[str, object]:
     layers = {name: str(one) for name, one in chosen.layers.items()}
     cache = {"cache": chosen.cache.described if chosen.cache else ""}
-    return {**vars(chosen), "layers": layers, "inputs": str(chosen.inputs or ""), **cache}
+    own = {name: str(inputs or "") for name, inputs in chosen.own_inputs.items()}
+    inputs = {"inputs": str(chosen.inputs or ""), "own_inputs": own}
+    kept = {name: value for name, value in vars(chosen).items() if name != "input_schemes"}
+    return {**kept, "layers": layers, **inputs, **cache}
 
 
 def _cache_plan(pair: str | None, recent: int, rotated: bool) -> CachePlan | None:
@@ -525,7 +578,7 @@ def _cache_plan(pair: str | None, recent: int, rotated: bool) -> CachePlan | Non
 
 def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelRecipe) -> None:
     from explorer.survey import SENSITIVITIES
-    from explorer.survey.apply import weights_alone
+    from explorer.survey.apply import inputs_words, weights_alone
     from explorer.survey.verdict import between_words
     from explorer.words import bytes_
 
@@ -533,11 +586,13 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
     for name, one in chosen.layers.items():
         layer, scheme = found.layer(name), choice.schemes[name]
         cost = layer.cost(front.signal, scheme, choice.methods.get(name, ""))
-        rows.append(
-            (name, str(one), layer.bits[scheme], cost, f"{100 * cost / max(choice.loss, 1e-300):.1f} %")
-        )
-    row = SENSITIVITIES[front.signal]
-    print_table(PrintedTable(("layer", "recipe", "bits", "cost", "share"), rows))
+        if not front.weights_alone:
+            cost += layer.inputs.get(choice.inputs.get(name, ""), 0.0)
+        share = f"{100 * cost / max(choice.loss, 1e-300):.1f} %"
+        inputs = [choice.inputs.get(name, "")] if chosen.own_inputs else []
+        rows.append((name, str(one), *inputs, layer.bits[scheme], cost, share))
+    row, columns = SENSITIVITIES[front.signal], ["inputs"] if chosen.own_inputs else []
+    print_table(PrintedTable(("layer", "recipe", *columns, "bits", "cost", "share"), rows))
     for name, why in front.refused.items():
         say(f"left out: {name}: {why}", error=True)
     total = bytes_(front.kept_bytes + choice.bytes)
@@ -548,13 +603,15 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
         other = f"{bytes_(front.kept_bytes)} are of other tensors and headers"
         rest = f"in files of at most that size: {other}{', its codes restored to 16 bits' if grown else ''}"
     say(f"{size}; the model {total}, {rest}")
-    between, alone = between_words(chosen.predicted_interval), weights_alone(chosen.inputs, chosen.cache)
+    between, known = between_words(chosen.predicted_interval), chosen.predicted_inputs is not None
+    alone = weights_alone(chosen.of_weights_alone, chosen.cache, known)
     say(
         f"{_loss_words(found, row.is_loss)} by {front.signal}: {choice.loss:.4g}{between}{alone}; "
         f"no choice of this size has less than {choice.loss - choice.gap:.4g}"
     )
-    if chosen.inputs is not None:
-        say(f"inputs: {label_of_inputs(chosen.inputs)}")
+    if chosen.input_schemes:
+        added = f"; they add {chosen.predicted_inputs:.3g} of the loss" if known else ""
+        say(f"inputs: {inputs_words(chosen)}{added}")
     if chosen.cache is not None:
         say(f"cache: {chosen.cache.described}")
     if chosen.predicted_time is not None:
@@ -643,7 +700,8 @@ def check(
         for row in checked.rows
     ]
     scores = (name.replace("_", " ") for name in checked.rows[0].loss.scores)
-    predicted = "predicted, weights" if checked.weights_alone else "predicted"
+    alone = checked.weights_alone and not checked.predicts_inputs
+    predicted = "predicted, weights" if alone else "predicted"
     columns = ("", "by", "bits", predicted, "from", "to", "loss", "from", "to", *scores)
     emit(as_json, checked, PrintedTable(columns, rows))
     if as_json:
@@ -867,7 +925,7 @@ def _from_folder(
             chosen.layers,
             Path(out),
             quantized=codes,
-            inputs=chosen.inputs,
+            inputs=chosen.input_schemes,
             input_scales=scales,
             card=card_of(chosen, measure is not None, Path(imatrix).name if imatrix else "", unsaid),
             progress=progress,

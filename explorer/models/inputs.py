@@ -4,55 +4,67 @@ calibration texts are run for."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from explorer.core.quantize import quantize
+from explorer.formats import E4M3
 from explorer.models.capture import Model, watch
 from explorer.models.quantize import MethodLinear
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress
-from explorer.schemes import Scheme, scale_for
+from explorer.schemes import Scheme, scale_for, tensor_scale_for
 from explorer.schemes.observer import Observer
 
 
 @dataclass(frozen=True)
 class QuantizedInputs:
-    """``scheme`` of the layers' inputs; ``scales``: layer -> the fixed scale of its inputs, if it has one."""
+    """``scheme`` of a layer's inputs; ``scale``: the fixed one, if it has one."""
 
     scheme: Scheme
-    scales: Mapping[str, float] = field(default_factory=dict)
+    scale: float | None = None
 
 
 def quantized_inputs(x: Tensor, scheme: Scheme, scale: float | None = None) -> Tensor:
     """Inputs [..., K] as a layer sees them: rounded to the codes of ``scheme``, in float32, by the fixed
-    ``scale`` if given, beyond which values saturate."""
-    if scale is not None:
-        codes = scheme.format
+    ``scale`` if given, beyond which values saturate. NVFP4's is that of its block scales."""
+    if scale is None:
+        return quantize(x.reshape(-1, x.shape[-1]), scheme).dequantize().reshape(x.shape)
+    codes = scheme.format
+    if scheme.block == (None, None):
         return codes.decode(codes.encode(x.float() / scale)) * scale
-    return quantize(x.reshape(-1, x.shape[-1]), scheme).dequantize().reshape(x.shape)
+    # A row more that holds the largest value sets the scale of the tensor.
+    largest = scale * codes.max * E4M3.max
+    rows = x.float().reshape(-1, x.shape[-1]).clamp(-largest, largest)
+    rows = torch.cat([rows, torch.full_like(rows[:1], largest)])
+    return quantize(rows, scheme).dequantize()[:-1].reshape(x.shape)
 
 
-def quantize_inputs(network: nn.Module, modules: Mapping[str, str], inputs: QuantizedInputs) -> None:
-    """From now on the layers ``modules`` (name -> module of ``network``) see quantized inputs.
+def quantize_inputs(
+    network: nn.Module, modules: Mapping[str, str], inputs: Mapping[str, QuantizedInputs]
+) -> None:
+    """From now on those of the layers ``modules`` (name -> module of ``network``) that ``inputs`` names see
+    quantized inputs.
 
     A layer by a method that transforms its inputs rounds them after that. ``ValueError`` for such a layer
     with a fixed scale, which would be one of the untransformed inputs.
     """
     for name, path in modules.items():
-        module, scale = network.get_submodule(path), inputs.scales.get(name)
+        if name not in inputs:
+            continue
+        module, scheme, scale = network.get_submodule(path), inputs[name].scheme, inputs[name].scale
         if isinstance(module, MethodLinear) and not module.layer.plain:
             if scale is not None:
                 raise ValueError(
                     f"{name}: its method changes its inputs or adds to its product; fixed scales are of "
                     "inputs as they are: quantize inputs per token"
                 )
-            module.activations = inputs.scheme
+            module.activations = scheme
         else:
-            module.register_forward_pre_hook(partial(_round, scheme=inputs.scheme, scale=scale))
+            module.register_forward_pre_hook(partial(_round, scheme=scheme, scale=scale))
 
 
 def _round(
@@ -64,31 +76,41 @@ def _round(
 def find_input_scales(
     model: Model,
     modules: Mapping[str, str],
-    scheme: Scheme,
+    schemes: Mapping[str, Scheme],
     texts: AnyTexts,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """The fixed scale of the inputs of each layer (name -> module), by the range that ``scheme``'s calibrator
-    finds in all that ``texts`` give it. ``progress`` counts texts.
+    """The fixed scale of the inputs of each layer (name -> module), by the range that the calibrator of its
+    scheme finds in all that ``texts`` give it. ``progress`` counts texts.
 
     ``SourceError`` for a layer that no text reaches, and where there is no text; ``ValueError`` for inputs
     that are NaN or Inf.
     """
-    observers = {name: Observer() for name in modules}
-    watch(model, texts, {path: observers[name].add for name, path in modules.items()}, progress)
     found = {}
-    for name, observer in observers.items():
+    for name, observer in observed_inputs(model, modules, texts, progress).items():
         if not observer.batches:
             raise ValueError(
                 f"no text reached {name}: the fixed scale of its inputs is not known; keep it, or quantize "
                 "inputs per token"
             )
-        found[name] = fixed_scale(observer, scheme)
+        found[name] = fixed_scale(observer, schemes[name])
     return found
 
 
+def observed_inputs(
+    model: Model, modules: Mapping[str, str], texts: AnyTexts, progress: Progress | None = None
+) -> dict[str, Observer]:
+    """What ``texts`` give each layer (name -> module) as inputs; ``progress`` counts texts. Errors as
+    ``find_input_scales``, but for layers that no text reaches: their observers saw nothing."""
+    observers = {name: Observer() for name in modules}
+    watch(model, texts, {path: observers[name].add for name, path in modules.items()}, progress)
+    return observers
+
+
 def fixed_scale(observer: Observer, scheme: Scheme) -> float:
-    """The scale of the whole tensor, by the range that ``scheme``'s calibrator finds in all that ``observer``
-    saw."""
+    """The scale that ``scheme`` has fixed, by the range that its calibrator finds in all that ``observer``
+    saw: that of the whole tensor, or of NVFP4's block scales."""
     clip = observer.clip_range(scheme.calibrator.name, 1 << (scheme.format.bits - 1))
+    if scheme.block != (None, None):
+        return float(tensor_scale_for(clip.amax, scheme))
     return float(scale_for(clip, scheme).scale.to(torch.float32))

@@ -23,7 +23,7 @@ class RecipeOfLayers(Protocol):
     def layers(self) -> Mapping[str, Recipe]: ...
 
     @property
-    def inputs(self) -> Scheme | None: ...
+    def input_schemes(self) -> Mapping[str, Scheme]: ...
 
     @property
     def fused(self) -> bool: ...
@@ -49,7 +49,6 @@ def quantize_model(
     a weight, after the layers before it were replaced.
     """
     chosen, inputs, fused = _chosen(model, recipe)
-    inputs = x_scheme or inputs
     _check(chosen, dict(model.named_modules()))
     if isinstance(recipe, str | Scheme):
         _warn_of_others(model, chosen)
@@ -68,7 +67,8 @@ def quantize_model(
             q = rounded(name)
         except ValueError as error:
             raise ValueError(f"{name}: {error}; the layers before it are quantized") from error
-        layer = QuantizedLinear(q, linear.bias, inputs, kernels).train(linear.training)
+        seen = x_scheme or inputs.get(name)
+        layer = QuantizedLinear(q, linear.bias, seen, kernels).train(linear.training)
         layer.dtype = linear.weight.dtype
         for known in (name, *others.get(name, ())):
             parent, _, last = known.rpartition(".")
@@ -81,16 +81,16 @@ def quantize_model(
 
 def _chosen(
     model: nn.Module, recipe: RecipeOfLayers | Mapping[str, Scheme | Recipe | str] | Scheme | str
-) -> tuple[dict[str, Recipe], Scheme | None, bool]:
+) -> tuple[dict[str, Recipe], Mapping[str, Scheme], bool]:
     if isinstance(recipe, Path) or (isinstance(recipe, str) and recipe.endswith(".json")):
         raise ValueError(f"read the recipe first: explorer.survey.ModelRecipe.load({str(recipe)!r})")
     if isinstance(recipe, str):
         recipe = Scheme.parse(recipe)
     if isinstance(recipe, Scheme):
-        return {name: Recipe(recipe) for name in linear_layers(model)}, None, False
+        return {name: Recipe(recipe) for name in linear_layers(model)}, {}, False
     if isinstance(recipe, Mapping):
-        return {name: _recipe(one) for name, one in recipe.items()}, None, False
-    return dict(recipe.layers), recipe.inputs, recipe.fused
+        return {name: _recipe(one) for name, one in recipe.items()}, {}, False
+    return dict(recipe.layers), recipe.input_schemes, recipe.fused
 
 
 def _recipe(one: Scheme | Recipe | str) -> Recipe:

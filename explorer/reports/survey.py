@@ -69,7 +69,7 @@ def bought(found: Survey, asked: Asked) -> Bought:
     """Return the recipe for a budget, limited to the frontier's ends. ``ValueError`` for entries missing
     in the survey."""
     inputs = inputs_of(asked.inputs) if asked.inputs else None
-    times = recorded_times("", asked.batch, inputs) if asked.batch is not None else None
+    times = recorded_times("", asked.batch) if asked.batch is not None else None
     constraints = constraints_of(
         asked.target, found, keep=asked.keep, fuse=asked.fuse, inputs=inputs, times=times
     )
@@ -321,6 +321,7 @@ def _checked(check: Check) -> Part:
 def _method(one: Bought) -> Sequence[str]:
     row = SENSITIVITIES[one.front.signal]
     codes = "the codes that each layer's method chooses" if one.choice.methods else "rounding to nearest"
+    alone = weights_alone(one.recipe.of_weights_alone)
     return (
         "Every surveyed layer was rounded to nearest by every scheme of the survey. What that costs the "
         f"model is estimated by one number for each layer and scheme, {row.label}: {row.why}. {row.trust}",
@@ -328,7 +329,7 @@ def _method(one: Bought) -> Sequence[str]:
         "solves it for every budget at once, and bounds what any other choice of the size could reach.",
         "Bits per weight are of codes, scales and zero points, over the layers that schemes are chosen for; "
         "all else stays as it is stored.",
-        f"The predicted loss is of {codes}{weights_alone(one.recipe.inputs)} and is no measurement.",
+        f"The predicted loss is of {codes}{alone} and is no measurement.",
     )
 
 

@@ -86,7 +86,7 @@ class LlamaEngine(Engine):
             return "the codes of this checkpoint are in no GGUF file"
         try:
             folder = folder_of(subject.place, subject.revision)
-            inputs = subject.recipe.inputs if subject.recipe else None
+            inputs = subject.recipe.input_schemes if subject.recipe else None
             checked(NAME, Plan(ModelFolder(folder), _layers(subject), inputs), needs_inputs=False)
         except (ValueError, SourceError) as error:
             return str(error)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from explorer.checkpoints.inputs import is_fixed
 from explorer.models.capture import Model
 from explorer.models.serve import quantize_model
 from explorer.models.texts import AnyTexts, positions
@@ -117,16 +118,16 @@ def _placed_on_gpu(
     model: Model, recipe: ModelRecipe | None, calibration: AnyTexts, progress: Progress | None, room: int
 ) -> Placed:
     """In bfloat16, steps captured in a CUDA graph. Layers that are rounded to nearest multiply by their codes
-    (``QuantizedLinear``); what else a recipe names, and all layers where it fixes the scales of inputs, hold
+    (``QuantizedLinear``); what else a recipe names, and layers where it fixes the scales of inputs, hold
     the weights that their codes restore."""
     network, words = model.network, [BF16]
     if recipe is not None:
         modules = dict(network.named_modules())
-        fixed = recipe.inputs is not None and recipe.inputs.block == (None, None)
+        fixed = {name for name, scheme in recipe.input_schemes.items() if is_fixed(scheme)}
         coded = {
             name: one
             for name, one in recipe.layers.items()
-            if not one.method and isinstance(modules.get(name), nn.Linear) and not fixed
+            if not one.method and isinstance(modules.get(name), nn.Linear) and name not in fixed
         }
         others = {name: one for name, one in recipe.layers.items() if name not in coded}
         if others:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from explorer.sources.gguf_file import SUFFIX
 from explorer.sources.safetensors_header import NAMES
 from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.survey.assemble import assemble, input_scales
-from explorer.survey.budget import Around, Constraints, Refusal
+from explorer.survey.budget import Around, Constraints, InputChoices, Refusal
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Survey
 from explorer.survey.run import built_in_texts, weights_sha256
@@ -84,21 +85,27 @@ def constraints_of(
     survey: Survey | None = None,
     *,
     fuse: bool = False,
-    inputs: Scheme | None = None,
+    inputs: Scheme | InputChoices | None = None,
     head: bool | None = None,
     embeddings: bool | None = None,
     **more: Any,
 ) -> Constraints:
     """``Constraints`` to the schemes that the checkpoint format ``target`` carries together, in the bits that
-    its files take for the model of ``survey``; to none of a format if empty. With ``inputs`` also to those
-    that the target, or any, multiplies with such inputs. Schemes are chosen for ``head`` and ``embeddings``
-    too where the target's users quantize both (None; ``Export.tables``): whether embeddings would be, and why
-    they are not, is said of every target. ``ValueError`` with the names there are."""
-    refusal = refusal_of(target, inputs)
+    its files take for the model of ``survey``; to none of a format if empty. With ``inputs``, one for all
+    layers or several to choose from, also to pairs that the target, or any, multiplies. Schemes are chosen
+    for ``head`` and ``embeddings`` too where the target's users quantize both (None; ``Export.tables``):
+    whether embeddings would be, and why they are not, is said of every target. ``ValueError`` with the names
+    there are."""
+    choices = inputs if isinstance(inputs, tuple) else (inputs,)
+    ways = dict.fromkeys((*choices, *(one for own in more.get("own_inputs", {}).values() for one in own)))
+    products = {one: _product_refusal(target, one) for one in ways if one is not None}
+
+    def product_refusal(inputs: Scheme, scheme: Scheme) -> str:
+        return products[inputs](scheme)
+
+    more |= {"inputs": choices, "product_refusal": product_refusal, "fuse": fuse}
     if not target:
-        return Constraints(
-            refusal=refusal, fuse=fuse, inputs=inputs, head=bool(head), embeddings=bool(embeddings), **more
-        )
+        return Constraints(head=bool(head), embeddings=bool(embeddings), **more)
     export, kept = export_of(target), torch.bfloat16
     if embeddings is None:
         embeddings = more.get("times") is None
@@ -107,8 +114,7 @@ def constraints_of(
         kept = next((dtype for dtype, name in NAMES.items() if name in named), kept)
     model, revision = (survey.head.model, survey.head.revision) if survey else ("", None)
     return Constraints(
-        refusal=refusal,
-        inputs=inputs,
+        refusal=export.refusal,
         expert_refusal=export.expert_refusal,
         family=export.family,
         table_refusal="" if export.tables else f"{export.label} has codes of linear layers alone",
@@ -116,10 +122,9 @@ def constraints_of(
         embeddings=embeddings,
         bits=stored_bits(target, model, revision, kept),
         around=_around(export, model, revision),
-        fuse=fuse or export.fused,
         target=target,
         usual=export.usual,
-        **more,
+        **more | {"fuse": fuse or export.fused},
     )
 
 
@@ -147,6 +152,17 @@ def refusal_of(target: str, inputs: Scheme | None) -> Refusal | None:
     carried = export_of(target).refusal if target else None
     if inputs is None:
         return carried
+    product = _product_refusal(target, inputs)
+
+    def refusal(scheme: Scheme, shape: Shape) -> str:
+        return (carried(scheme, shape) if carried else "") or product(scheme)
+
+    return refusal
+
+
+def _product_refusal(target: str, inputs: Scheme) -> Callable[[Scheme], str]:
+    """Why ``target``, or if empty every one that quantizes inputs, has no product of ``inputs`` with weights
+    by a scheme. ``ValueError`` for a target that quantizes no inputs, with those that do."""
     able = targets_with(inputs)
     if target and target not in able:
         why = export_of(target).multiplies(inputs, inputs)
@@ -154,9 +170,7 @@ def refusal_of(target: str, inputs: Scheme | None) -> Refusal | None:
         raise ValueError(f"{target}: {why}; {label_of_inputs(inputs)} is for {others}")
     products = [EXPORTS[name].multiplies for name in ([target] if target else able)]
 
-    def refusal(scheme: Scheme, shape: Shape) -> str:
-        if why := carried(scheme, shape) if carried else "":
-            return why
+    def refusal(scheme: Scheme) -> str:
         if plain_dtype(scheme) is not None:
             return ""
         reasons = [multiplies(inputs, scheme) for multiplies in products]
@@ -167,7 +181,8 @@ def refusal_of(target: str, inputs: Scheme | None) -> Refusal | None:
 
 def check_target_inputs(recipe: ModelRecipe, target: str) -> None:
     """``ValueError`` if the recipe quantizes inputs and ``target`` has no way to, with those that have."""
-    refusal_of(target, recipe.inputs)
+    for inputs in dict.fromkeys(recipe.input_schemes.values()):
+        refusal_of(target, inputs)
 
 
 def targets_with(inputs: Scheme | None) -> tuple[str, ...]:
@@ -271,7 +286,7 @@ def codes_of(
             texts,
             progress=progress,
             fused=fused or recipe.fused,
-            of_inputs=recipe.inputs,
+            of_inputs=recipe.input_schemes,
             folded=True,
             importances=importances,
         )
@@ -330,16 +345,18 @@ def input_scales_of(
     """The fixed scales of the inputs of a recipe's layers, found by running the original model on ``texts``
     (built-in ones if empty); none, and no model is loaded, where inputs have none. ``progress`` counts
     texts. ``ValueError`` for layers whose inputs a method's factor changes."""
-    if recipe.inputs is None or not is_fixed(recipe.inputs):
+    fixed = {name: scheme for name, scheme in recipe.input_schemes.items() if is_fixed(scheme)}
+    if not fixed:
         return {}
-    for name, one in recipe.layers.items():
+    for name in fixed:
+        one = recipe.layers[name]
         if one.method and has_factor(one.method):
             raise ValueError(
                 f"{name}: fixed scales are found in the original model, and the factor of "
                 f"{label_of(one.method)} changes these inputs: quantize inputs per token"
             )
     model = load()
-    return input_scales(model, recipe.layers, recipe.inputs, texts or built_in_texts(model.causal), progress)
+    return input_scales(model, recipe.layers, fixed, texts or built_in_texts(model.causal), progress)
 
 
 def cache_scales_of(recipe: ModelRecipe, load: Callable[[], Model], texts: AnyTexts = ()) -> dict[str, float]:
@@ -361,14 +378,29 @@ def beside(recipe: ModelRecipe) -> dict[str, str]:
     return {RECIPE: dataclasses.replace(recipe, model=model).to_json()}
 
 
-def weights_alone(inputs: Scheme | None, cache: CachePlan | None = None) -> str:
-    """What is said beside a prediction of a model whose inputs or cache are quantized; empty if neither
-    is."""
-    if inputs is None and cache is None:
+def weights_alone(inputs: bool, cache: CachePlan | None = None, predicted: bool = False) -> str:
+    """What is said beside a prediction that lacks what quantized ``inputs`` or a quantized ``cache`` add;
+    empty if it lacks nothing. ``predicted``: it has that of inputs."""
+    if not inputs and cache is None:
         return ""
     adding = {(True, True): "quantized inputs and cache add", (True, False): "quantized inputs add"}
-    what = adding.get((inputs is not None, cache is not None), "a quantized cache adds")
-    return f" (of the weights; {what} to it: `explorer check`)"
+    what = adding.get((inputs, cache is not None), "a quantized cache adds")
+    return f" (of the weights{' and inputs' if predicted else ''}; {what} to it: `explorer check`)"
+
+
+def inputs_words(recipe: ModelRecipe) -> str:
+    """How a recipe's layers have their inputs quantized, and where they differ how many have which."""
+    counts = Counter(recipe.input_schemes.values())
+    coded = sum(plain_dtype(one.scheme) is None for one in recipe.layers.values())
+    if len(counts) == 1 and len(recipe.input_schemes) == coded:
+        return label_of_inputs(next(iter(counts)))
+    said = [f"{label_of_inputs(scheme)} for {_layers(count)}" for scheme, count in counts.most_common()]
+    left = coded - len(recipe.input_schemes)
+    return "; ".join([*said, *[f"as they are for {_layers(left)}"] * bool(left)])
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer{'' if count == 1 else 's'}"
 
 
 def against_cache(recipe: ModelRecipe, target: str, folder: Path | None) -> str:
@@ -394,14 +426,15 @@ def card_of(recipe: ModelRecipe, measured: bool = False, imatrix: str = "", agai
         lines.append(f"Chosen by {known.label if known else code(recipe.signal)}.")
     if imatrix:
         lines.append(f"Rounded under the importances of {code(imatrix)}, as llama.cpp does.")
-    if recipe.inputs is not None:
-        lines.append(f"Inputs of these layers are quantized too: {label_of_inputs(recipe.inputs)}.")
+    if recipe.input_schemes:
+        lines.append(f"Inputs of these layers are quantized too: {inputs_words(recipe)}.")
     if recipe.cache is not None:
         stored = f"Keys and values are stored so: {recipe.cache.described}."
         lines.append(f"{stored} These files do not say so: {against_cache}." if against_cache else stored)
     if recipe.predicted_loss is not None:
-        adding = [name for name in ("inputs", "cache") if getattr(recipe, name) is not None]
-        of = f" of the weights, to which {' and '.join(adding)} add" if adding else ""
+        adding = ["inputs"] * recipe.of_weights_alone + ["cache"] * (recipe.cache is not None)
+        alone = "weights" if recipe.predicted_inputs is None else "weights and inputs"
+        of = f" of the {alone}, to which {' and '.join(adding)} add" if adding else ""
         more = "" if measured else "; run `explorer check` for the true one"
         lines.append(f"Predicted loss {recipe.predicted_loss:.3g}{of}{more}.")
     return "\n".join(lines)

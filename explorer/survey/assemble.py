@@ -45,8 +45,8 @@ def assemble(
     tokens: int | None = None,
     progress: Progress | None = None,
     fused: bool = False,
-    inputs: QuantizedInputs | None = None,
-    of_inputs: Scheme | None = None,
+    inputs: Mapping[str, QuantizedInputs] | None = None,
+    of_inputs: Mapping[str, Scheme] | None = None,
     folded: bool = False,
     importances: Mapping[str, Tensor] | None = None,
 ) -> Assembled:
@@ -56,13 +56,14 @@ def assemble(
 
     Layers by methods come after those rounded to nearest, in the order that the network runs them; their
     inputs are those of the original model for ``texts``, except by sequential methods, which see what the
-    layers quantized before give. With ``inputs`` the layers of codes see quantized inputs; methods that
-    search take those by ``of_inputs`` (that of ``inputs`` if None) into account. ``importances`` [K] of
+    layers quantized before give. With ``inputs`` the layers of codes that it names see quantized inputs;
+    methods that search take those by ``of_inputs`` (those of ``inputs`` if None) into account, which also
+    names layers. ``importances`` [K] of
     columns, by layer, weigh the rounding of those that have any (``quantize``). ``ValueError`` for layers
     that the network has not, where a method cannot serve its scheme, its layer or fixed scales of inputs, and
     with ``folded`` where a factor cannot be folded, or a bias is corrected that the layer has not.
     """
-    of_inputs = inputs.scheme if inputs else of_inputs
+    of_inputs = {name: one.scheme for name, one in inputs.items()} if inputs else of_inputs or {}
     network = copy.deepcopy(model.network)
     held = _held(model, recipes)
     _check_stacked(held, recipes, of_inputs)
@@ -72,7 +73,8 @@ def assemble(
     tokens = tokens or tokens_for(widths_of(network, [module for module in by_method if module]))
     if folded:
         _check_biases(network, by_module)
-    folding = fold_factors(model, network, by_module, texts, tokens, of_inputs) if folded else Folding()
+    by_input = {modules[name]: scheme for name, scheme in of_inputs.items() if modules.get(name)}
+    folding = fold_factors(model, network, by_module, texts, tokens, by_input) if folded else Folding()
     stored, weights, done = 0.0, 0, 0
     rounded = rounding(recipes, fused, lambda name: _view(network, held[name]).float(), importances)
     for name in recipes:
@@ -92,7 +94,8 @@ def assemble(
         name, recipe = by_method[captured.name]
         if folded:
             captured = _folded(captured, network, folding)
-        layers[name] = layer = _by_method(now, captured, recipe, texts, tokens, of_inputs, folded)
+        seen = of_inputs.get(name)
+        layers[name] = layer = _by_method(now, captured, recipe, texts, tokens, seen, folded)
         if corrects_bias(recipe.method):
             corrected |= _corrected_bias(now, captured.name, folded)
         stored += layer.bits_per_weight * captured.weight.numel()
@@ -127,7 +130,7 @@ def _corrected_bias(now: Model, module: str, folded: bool) -> dict[str, Tensor]:
 
 
 def _check_stacked(
-    held: Mapping[str, HeldWeight], recipes: Mapping[str, Recipe], of_inputs: Scheme | None
+    held: Mapping[str, HeldWeight], recipes: Mapping[str, Recipe], of_inputs: Mapping[str, Scheme]
 ) -> None:
     """``ValueError`` for experts that transformers stacks by a method, or with quantized inputs: their inputs
     are not seen; and for a table of embeddings by a method."""
@@ -138,7 +141,7 @@ def _check_stacked(
             raise ValueError(f"{name}: {label_of(method)} needs its inputs, and {why} to nearest")
         if table:
             continue
-        if of_inputs is not None and plain_dtype(recipes[name].scheme) is None:
+        if name in of_inputs and plain_dtype(recipes[name].scheme) is None:
             raise ValueError(
                 f"{name}: inputs of stacked experts are not quantized by transformers, so that the loss "
                 "would be of another model: keep them (--keep experts), or leave inputs as they are"
@@ -156,15 +159,16 @@ def _folded(captured: Captured, network: nn.Module, folding: Folding) -> Capture
 def input_scales(
     model: Model,
     recipes: Mapping[str, Recipe],
-    scheme: Scheme,
+    schemes: Mapping[str, Scheme],
     texts: AnyTexts,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """The fixed scales of the inputs of all layers of codes in the original model (``find_input_scales``)."""
-    held = _held(model, _coded(recipes))
-    _check_stacked(held, recipes, scheme)
+    """The fixed scales of the inputs of those layers of codes that ``schemes`` names, in the original model
+    (``find_input_scales``)."""
+    held = _held(model, [name for name in _coded(recipes) if name in schemes])
+    _check_stacked(held, recipes, schemes)
     modules = {name: one.module for name, one in held.items() if one.module}
-    return find_input_scales(model, modules, scheme, texts, progress)
+    return find_input_scales(model, modules, schemes, texts, progress)
 
 
 def _coded(recipes: Mapping[str, Recipe]) -> list[str]:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from explorer import words
+from explorer.checkpoints.export import plain_dtype
 from explorer.methods.recipe import Recipe
 from explorer.models.kinds import fused_groups, has_one_scale, scheme_groups
 from explorer.models.skeleton import is_expert
@@ -41,6 +42,13 @@ from explorer.survey.times import PredictedTime, StepTimes
 _BITS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:bits?(?: per weight)?|bpw)?\s*", re.IGNORECASE)
 Refusal = Callable[[Scheme, tuple[int, int]], str]
 """Why a target cannot carry a scheme for a weight of that shape, "" if it can: ``Export.refusal``."""
+ProductRefusal = Callable[[Scheme, Scheme], str]
+"""Why inputs by the first are not multiplied with weights by the second, "" if they are."""
+InputChoices = tuple[Scheme | None, ...]
+"""How a layer's inputs may be quantized; None: they stay as they are."""
+AS_THEY_ARE: InputChoices = (None,)
+Option = tuple[str, str]
+"""A scheme of weights and one of inputs, "" for inputs as they are."""
 Around = Callable[[Sequence[str]], int | None]
 """Bytes that a target's files take beside the codes of these layers (``Export.around``); None: not known."""
 Family = Callable[[Scheme], str]
@@ -65,7 +73,9 @@ class Constraints:
     usual    schemes that the target's users take, for advice
     head     choose for the head too
     embeddings  choose for the table of tokens' embeddings too
-    inputs   how the layers' inputs are quantized; the refusals are of schemes that are multiplied with such
+    inputs   how the inputs of a layer of codes may be quantized, of which each layer has one; and in
+             ``own_inputs`` those of single layers
+    product_refusal  see ``ProductRefusal``; None: every pair can be had
     only     if given, the layers to choose for, whatever ``keep`` and ``head`` say
     around   see ``Around``; where it is not known, what is kept counts as it is stored, and files have more
     times    what products take: only schemes that have a time, and the frontier knows budgets of time
@@ -85,13 +95,27 @@ class Constraints:
     head: bool = False
     embeddings: bool = False
     only: tuple[str, ...] = ()
-    inputs: Scheme | None = None
+    inputs: InputChoices = AS_THEY_ARE
     times: StepTimes | None = None
     around: Around | None = None
     methods: tuple[str, ...] | None = None
+    own_inputs: Mapping[str, InputChoices] = field(default_factory=dict)
+    product_refusal: ProductRefusal | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schemes", tuple(dict.fromkeys(todays_text(text) for text in self.schemes)))
+
+    def inputs_of(self, layer: str, scheme: Scheme) -> InputChoices:
+        """How the inputs of ``layer`` may be quantized under ``scheme``; those of a cast stay as they are."""
+        if plain_dtype(scheme) is not None:
+            return AS_THEY_ARE
+        return self.own_inputs.get(layer, self.inputs)
+
+    @property
+    def all_inputs(self) -> tuple[Scheme, ...]:
+        """Every way in which some layer's inputs may be quantized."""
+        every = (one for choices in (self.inputs, *self.own_inputs.values()) for one in choices)
+        return tuple(dict.fromkeys(one for one in every if one is not None))
 
     def keeps(self, layer: Layer) -> bool:
         """Whether ``layer`` stays as it is."""
@@ -105,7 +129,8 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Choice:
-    """A scheme for each layer, and in ``methods`` the method of each that is not rounded to nearest.
+    """A scheme for each layer, in ``methods`` the method of each that is not rounded to nearest, and in
+    ``inputs`` how the inputs of those are quantized whose are.
     ``bits``: mean bits per weight over these layers; ``bytes`` that they take;
     ``loss``: the sum of their costs. No choice within the same budget costs less than ``loss - gap``.
     ``time``: of all linear layers in one step, where the frontier was asked for with times."""
@@ -117,6 +142,7 @@ class Choice:
     gap: float
     time: PredictedTime | None = None
     methods: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     def recipe(self, layer: str) -> Recipe:
         """The scheme and the method of ``layer``."""
@@ -125,12 +151,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Uniform:
-    """One scheme for all layers, each by its best method. ``seconds``: as those of ``Frontier``."""
+    """One scheme for all layers, each by its best method. ``seconds``: as those of ``Frontier``.
+    ``inputs``: how all layers' are quantized, where that was chosen; empty for as they are, and where each
+    layer's own are."""
 
     scheme: str
     bits: float
     loss: float
     seconds: float | None = None
+    inputs: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,10 +190,11 @@ class Frontier:
     ``uniform``: single schemes that all layers can have; ``refused``: schemes that a layer cannot have ->
     why; ``left``: layers that no scheme serves, and that stay as they are -> why; ``kept_bytes``: of all
     tensors that no scheme is chosen for, as they are stored, or ``in_files`` all that the target's files take
-    beside the codes. ``at`` answers in about a millisecond. Of
-    schemes that may not stand side by side each family has a table. ``inputs``: of the constraints; losses
-    are of weights alone. ``by_time``: the same for budgets of time, where the constraints have times.
-    ``methods``: layer -> scheme -> the method with the least predicted loss, where that is not rounding.
+    beside the codes. ``at`` answers in about a millisecond. Of schemes that may not stand side by side each
+    family has a table. ``inputs``: every way in which layers' inputs may be quantized; ``weights_alone``:
+    there is one, and losses are without it. ``by_time``: the same for budgets of time, where the constraints
+    have times. ``methods``: layer -> scheme -> the method with the least predicted loss, where that is not
+    rounding.
     """
 
     signal: str
@@ -175,12 +205,13 @@ class Frontier:
     left: Mapping[str, str]
     kept_bytes: int
     _tables: tuple[_Table, ...]
-    inputs: Scheme | None = None
+    inputs: tuple[Scheme, ...] = ()
     by_time: TimeFrontier | None = None
     _shapes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     _fused: bool = False
     in_files: bool = False
     methods: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    weights_alone: bool = False
 
     @property
     def least(self) -> float:
@@ -238,15 +269,17 @@ class Frontier:
         """``choice`` with its gap, its time and its methods."""
         methods = {x: self.methods.get(x, {}).get(scheme, "") for x, scheme in choice.schemes.items()}
         by_method = {name: method for name, method in methods.items() if method}
-        time = self._time_of(choice.schemes)
+        time = self._time_of(choice)
         return dataclasses.replace(choice, gap=gap, time=time, methods=by_method)
 
-    def _time_of(self, schemes: Mapping[str, str]) -> PredictedTime | None:
+    def _time_of(self, choice: Choice) -> PredictedTime | None:
         """What the linear layers take by a choice; None without times."""
         if self.by_time is None:
             return None
-        recipes = {name: Recipe(Scheme.parse(text)) for name, text in schemes.items()}
-        return self.by_time.times.of_recipe(recipes, self._shapes, self.by_time.kept, self._fused)
+        recipes = {name: Recipe(Scheme.parse(text)) for name, text in choice.schemes.items()}
+        inputs = {name: Scheme.parse(text) for name, text in choice.inputs.items()}
+        front = self.by_time
+        return front.times.of_recipe(recipes, self._shapes, front.kept, self._fused, inputs)
 
     def at_bytes(self, size: float) -> Choice:
         """The best choice with which the whole model, what is kept as it is included, takes at most
@@ -302,6 +335,7 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     """
     constraints, signal = constraints or Constraints(), signal or survey.head.default
     _check_asked(survey, signal, constraints)
+    predicted = _inputs_predicted(survey, signal, constraints)
     layers = [layer for layer in survey.linear if not constraints.keeps(layer)]
     if not layers:
         raise ValueError(f"no layer of {survey.head.model} is left to choose a scheme for")
@@ -337,7 +371,9 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     asked_for = survey.head.methods if constraints.methods is None else constraints.methods
     methods = best_methods(survey, layers, signal, asked_for, constraints.fuse)
     layers = [_by_methods(layer, signal, methods.get(layer.name, {})) for layer in layers]
-    allowed = {layer.name: set(names) - set(refusals[layer.name]) for layer in layers}
+    if not predicted:
+        layers = [dataclasses.replace(layer, inputs={}) for layer in layers]
+    allowed = _options(layers, names, refusals, constraints)
     tables = _tables_of(layers, groups, families, allowed, signal, constraints.times)
     bits, loss = _best_points([table.by_bits for table in tables])
     refused = _refused(layers, names, refusals)
@@ -357,13 +393,90 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
         left,
         kept,
         tables,
-        constraints.inputs,
+        constraints.all_inputs,
         by_time,
         {layer.name: layer.shape for layer in layers},
         constraints.fuse,
         around is not None,
         methods,
+        bool(constraints.all_inputs) and not predicted,
     )
+
+
+def _inputs_predicted(survey: Survey, signal: str, constraints: Constraints) -> bool:
+    """Whether losses by ``signal`` have what quantized inputs add. ``ValueError`` where a layer's inputs are
+    to be chosen and that is not known."""
+    several = any(len(x) > 1 for x in (constraints.inputs, *constraints.own_inputs.values()))
+    wanted = constraints.all_inputs
+    missing = next((one for one in wanted if str(one) not in survey.head.inputs), None)
+    if missing is None and SENSITIVITIES[signal].is_loss:
+        return bool(wanted)
+    if not several:
+        return False
+    if missing is not None:
+        raise ValueError(
+            f"the survey does not predict what inputs by {missing} add to the loss: survey the model with "
+            f"--inputs {','.join(map(str, wanted))}"
+        )
+    raise ValueError(f"inputs are chosen by what they add to the loss, and {signal} predicts none")
+
+
+def _options(
+    layers: Sequence[Layer],
+    names: Sequence[str],
+    refusals: Mapping[str, Mapping[str, str]],
+    constraints: Constraints,
+) -> dict[str, set[Option]]:
+    """The pairs of schemes of weights and inputs that each layer can have."""
+    schemes = {name: Scheme.parse(name) for name in names}
+    found: dict[str, set[Option]] = {}
+    for layer in layers:
+        found[layer.name] = {
+            (name, str(inputs or ""))
+            for name, scheme in schemes.items()
+            if name not in refusals[layer.name]
+            for inputs in constraints.inputs_of(layer.name, scheme)
+            if not _pair_refusal(constraints, layer, scheme, inputs)
+        }
+    return found
+
+
+def _pair_refusal(constraints: Constraints, layer: Layer, scheme: Scheme, inputs: Scheme | None) -> str:
+    """Why ``layer`` cannot have ``scheme`` with such inputs; empty if it can."""
+    why = ""
+    if inputs is not None and constraints.product_refusal is not None:
+        why = constraints.product_refusal(inputs, scheme)
+    if not why and constraints.times is not None:
+        why = constraints.times.refusal(scheme, layer.shape, inputs)
+    return why
+
+
+def keeping_inputs(survey: Survey, constraints: Constraints, most: float) -> Constraints:
+    """``constraints`` under which inputs are quantized of as many multiply-adds as add at most ``most`` to
+    the predicted loss; those of other layers stay as they are. The layers whose inputs add least for their
+    weights come first; layers of one scheme go together.
+
+    ``ValueError`` for a survey that does not predict what inputs add.
+    """
+    wanted = constraints.all_inputs
+    layers = [x for x in survey.linear if not constraints.keeps(x) and not x.is_table]
+    known = [x for x in layers if all(str(one) in x.inputs for one in wanted)]
+    if not known or not wanted:
+        raise ValueError(
+            "the survey does not predict what quantized inputs add to the loss: survey the model with "
+            f"--inputs {','.join(map(str, wanted)) or 'int8_row'}"
+        )
+    by_name = {layer.name: layer for layer in layers}
+    own = dict.fromkeys((layer.name for layer in layers), AS_THEY_ARE)
+    rated, left = [], most
+    for group in scheme_groups([layer.name for layer in known], constraints.fuse):
+        added = min(sum(by_name[name].inputs[str(one)] for name in group) for one in wanted)
+        rated.append((added / sum(by_name[name].weights for name in group), added, group))
+    for _, added, group in sorted(rated):
+        if added <= left:
+            left -= added
+            own |= dict.fromkeys(group, wanted)
+    return dataclasses.replace(constraints, own_inputs=own)
 
 
 def _by_time(
@@ -457,7 +570,7 @@ def _tables_of(
     layers: Sequence[Layer],
     groups: Sequence[tuple[str, ...]],
     families: Sequence[tuple[str, ...]],
-    allowed: Mapping[str, set[str]],
+    allowed: Mapping[str, set[Option]],
     signal: str,
     times: StepTimes | None = None,
 ) -> tuple[_Table, ...]:
@@ -476,18 +589,22 @@ def _tables_of(
 def _uniform(tables: Sequence[_Table], names: Sequence[str], rest: float) -> tuple[Uniform, ...]:
     """The schemes that every unit of a table can have, in the order of ``names``; ``rest``: seconds of other
     layers."""
-    uniform = {
-        name: Uniform(
-            name,
-            float(table.sizes[:, i].sum() / table.weights),
-            float(table.costs[:, i].sum()),
-            None if table.seconds is None else rest + float(table.seconds[:, i].sum()),
-        )
-        for table in tables
-        for i, name in enumerate(table.names)
-        if np.isfinite(table.sizes[:, i]).all()
-    }
-    return tuple(uniform[name] for name in names if name in uniform)
+    found: dict[str, list[Uniform]] = {name: [] for name in names}
+    for table in tables:
+        every = np.arange(len(table.sizes))
+        for name in table.names:
+            own = [i for i, (scheme, _) in enumerate(table.options) if scheme == name]
+            alike = [i for i in own if np.isfinite(table.sizes[:, i]).all()]
+            picks = {table.options[i][1]: np.full(len(every), i) for i in alike}
+            if not alike:  # each layer's inputs as they may be
+                picks = {"": np.array(own)[table.costs[:, own].argmin(1)]}
+            for inputs, pick in picks.items():
+                size, cost = table.sizes[every, pick].sum(), float(table.costs[every, pick].sum())
+                if np.isfinite(size):
+                    took = None if table.seconds is None else rest + float(table.seconds[every, pick].sum())
+                    said = inputs if len({x for _, x in table.options}) > 1 else ""
+                    found[name].append(Uniform(name, float(size / table.weights), cost, took, said))
+    return tuple(point for name in names for point in found[name])
 
 
 def _best_points(paths: Sequence[HullPath]) -> tuple[np.ndarray, np.ndarray]:
@@ -512,6 +629,10 @@ def recipe_of(
     has no inputs to choose codes by."""
     signal = signal or survey.head.default
     head, kept_to = survey.head, constraints or Constraints()
+    inputs, own_inputs = _inputs_of(choice, kept_to)
+    is_loss, added = SENSITIVITIES[signal].is_loss, None
+    if is_loss and all(str(one) in head.inputs for one in kept_to.all_inputs) and kept_to.all_inputs:
+        added = sum(survey.layer(name).inputs.get(text, 0.0) for name, text in choice.inputs.items())
     return ModelRecipe(
         head.model,
         head.revision,
@@ -523,16 +644,31 @@ def recipe_of(
         },
         signal,
         choice.bits,
-        choice.loss if SENSITIVITIES[signal].is_loss else None,
+        choice.loss if is_loss else None,
         head.versions,
         _chosen_from(survey, choice, kept_to),
         kept_to.target,
         kept_to.fuse,
-        predicted_interval(survey, signal, choice.schemes, choice.methods),
-        kept_to.inputs,
+        predicted_interval(
+            survey, signal, choice.schemes, choice.methods, {} if added is None else choice.inputs
+        ),
+        inputs,
         head.texts_sha256,
         choice.time,
+        own_inputs=own_inputs,
+        predicted_inputs=added,
     )
+
+
+def _inputs_of(choice: Choice, constraints: Constraints) -> tuple[Scheme | None, dict[str, Scheme | None]]:
+    """How the inputs of most of a choice's layers are quantized, and those of the others."""
+    if len(constraints.inputs) == 1 and not constraints.own_inputs:
+        return constraints.inputs[0], {}
+    coded = [name for name, text in choice.schemes.items() if plain_dtype(Scheme.parse(text)) is None]
+    each = {name: choice.inputs.get(name, "") for name in coded}
+    most = max(dict.fromkeys(each.values()), key=list(each.values()).count, default="")
+    schemes = {text: Scheme.parse(text) if text else None for text in {most, *each.values()}}
+    return schemes[most], {name: schemes[text] for name, text in each.items() if text != most}
 
 
 def _method_of(layer: Layer, choice: Choice, method: str) -> str:
@@ -549,7 +685,10 @@ def _chosen_from(survey: Survey, choice: Choice, constraints: Constraints) -> tu
         return names
     shapes = {survey.layer(name).shape for name in choice.schemes}
     schemes = {name: Scheme.parse(name) for name in names}
-    return tuple(n for n in names if any(not times.refusal(schemes[n], shape) for shape in shapes))
+    ways = (None, *constraints.all_inputs)
+    return tuple(
+        n for n in names if any(not times.refusal(schemes[n], shape, x) for shape in shapes for x in ways)
+    )
 
 
 def _refusals(
@@ -565,8 +704,11 @@ def _refusals(
             why = why or (of_all(scheme, layer.shape) if of_all else "")
             if not why and of_experts and is_expert(layer.name):
                 why = of_experts(scheme)
-            if not why and constraints.times is not None:
-                why = constraints.times.refusal(scheme, layer.shape)
+            if not why:
+                choices = constraints.inputs_of(layer.name, scheme)
+                reasons = {one: _pair_refusal(constraints, layer, scheme, one) for one in choices}
+                # Where none can be had, it is that of inputs as they are, if they may be.
+                why = reasons.get(None, next(iter(reasons.values()))) if all(reasons.values()) else ""
             if why:
                 found[layer.name][name] = why
     return found
@@ -638,11 +780,11 @@ def _refused(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """Units (layers, or fused groups) × schemes: ``sizes`` in bits, ``seconds`` if times are known, and
-    ``costs``, infinite where a unit cannot have a scheme; and the frontier of each budget."""
+    """Units (layers, or fused groups) × ``options``: ``sizes`` in bits, ``seconds`` if times are known, and
+    ``costs``, infinite where a unit cannot have an option; and the frontier of each budget."""
 
     groups: Sequence[tuple[str, ...]]
-    names: Sequence[str]
+    options: Sequence[Option]
     weights: int
     sizes: np.ndarray
     costs: np.ndarray
@@ -656,34 +798,43 @@ class _Table:
         layers: Sequence[Layer],
         groups: Sequence[tuple[str, ...]],
         names: Sequence[str],
-        allowed: Mapping[str, set[str]],
+        allowed: Mapping[str, set[Option]],
         signal: str,
         times: StepTimes | None = None,
     ) -> _Table:
         """The table of ``groups`` of ``layers``; ``ValueError`` where a group has no scheme in common."""
         by_name = {layer.name: layer for layer in layers}
-        sizes, costs, seconds = np.full((3, len(groups), len(names)), np.inf)
-        schemes = [Scheme.parse(name) for name in names]
+        ways = sorted({inputs for pairs in allowed.values() for _, inputs in pairs})
+        options = [(name, inputs) for name in names for inputs in ways]
+        sizes, costs, seconds = np.full((3, len(groups), len(options)), np.inf)
+        parsed = {text: Scheme.parse(text) for text in (*names, *filter(None, ways))}
         for u, group in enumerate(groups):
-            for s, name in enumerate(names):
-                if not all(name in allowed[x] for x in group):
+            for s, (name, inputs) in enumerate(options):
+                if not all((name, inputs) in allowed[x] for x in group):
                     continue
                 if times is not None:
-                    every = times.together(schemes[s], [by_name[x].shape for x in group])
+                    shapes = [by_name[x].shape for x in group]
+                    every = times.together(parsed[name], shapes, parsed.get(inputs))
                     taken = [time.seconds for time in every if time.seconds is not None]
                     if len(taken) < len(every):
                         continue
                     seconds[u, s] = sum(taken)
                 sizes[u, s] = sum(by_name[x].bits[name] * by_name[x].weights for x in group)
-                costs[u, s] = sum(by_name[x].costs[signal][name] for x in group)
+                own = (by_name[x] for x in group)
+                costs[u, s] = sum(x.costs[signal][name] + x.inputs.get(inputs, 0.0) for x in own)
             if not np.isfinite(sizes[u]).any():
                 who = f"{', '.join(group)} are fused, and" if len(group) > 1 else f"{group[0]}:"
                 raise ValueError(f"{who} no scheme of {', '.join(names)} serves all of them")
         weights = sum(layer.weights for layer in layers)
-        table = cls(groups, names, weights, sizes, costs, HullPath.of(sizes, costs))
+        table = cls(groups, options, weights, sizes, costs, HullPath.of(sizes, costs))
         if times is None:
             return table
         return dataclasses.replace(table, seconds=seconds, by_time=HullPath.of(seconds, costs))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The schemes of ``options``."""
+        return tuple(dict.fromkeys(name for name, _ in self.options))
 
     @property
     def timed(self) -> HullPath:
@@ -723,11 +874,13 @@ class _Table:
     def of(self, schemes: Mapping[str, str]) -> tuple[Choice, float]:
         """See ``Frontier.of``; with what any choice of its size costs at least."""
         chosen = []
-        for group in self.groups:
+        for u, group in enumerate(self.groups):
             own = {schemes.get(name, "") for name in group}
             if len(own) > 1 or not own <= set(self.names):
                 raise ValueError(f"{', '.join(group)}: choose one of {', '.join(self.names)}, not {own}")
-            chosen.append(list(self.names).index(own.pop()))
+            name = own.pop()
+            alike = [i for i, (scheme, _) in enumerate(self.options) if scheme == name]
+            chosen.append(min(alike, key=lambda i: self.costs[u, i]))
         indices = np.array(chosen)
         size = float(self.sizes[np.arange(len(chosen)), indices].sum())
         return self._choice(indices), self.by_bits.bound(size)
@@ -735,8 +888,10 @@ class _Table:
     def _choice(self, chosen: np.ndarray) -> Choice:
         every = np.arange(len(chosen))
         size, cost = float(self.sizes[every, chosen].sum()), float(self.costs[every, chosen].sum())
-        schemes = {x: self.names[i] for group, i in zip(self.groups, chosen, strict=True) for x in group}
-        return Choice(schemes, size / self.weights, round(size / 8), cost, 0.0)
+        picked = {x: self.options[i] for group, i in zip(self.groups, chosen, strict=True) for x in group}
+        schemes = {name: scheme for name, (scheme, _) in picked.items()}
+        inputs = {name: text for name, (_, text) in picked.items() if text}
+        return Choice(schemes, size / self.weights, round(size / 8), cost, 0.0, inputs=inputs)
 
 
 def _rounded_up(number: float) -> float:

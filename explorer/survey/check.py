@@ -23,7 +23,14 @@ from explorer.models.inputs import QuantizedInputs
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
-from explorer.survey.apply import StoredBits, constraints_of, input_scales_of, refusal_of, stored_bits
+from explorer.survey.apply import (
+    StoredBits,
+    constraints_of,
+    input_scales_of,
+    inputs_words,
+    refusal_of,
+    stored_bits,
+)
 from explorer.survey.assemble import Assembled, assemble, shapes_of
 from explorer.survey.budget import Choice, Frontier, best_methods, frontier
 from explorer.survey.importances import layer_importances
@@ -47,8 +54,8 @@ BY_SIGNAL, ONE_SCHEME = "same budget by another signal", "one scheme for all lay
 @dataclass(frozen=True)
 class Checked:
     """One model that was run. ``what``: "recipe", "recipe, its weights alone", "same budget by another
-    signal" or "one scheme for all layers"; ``name``: the signal or scheme; ``predicted``, of weights alone,
-    is None where nothing predicts a loss, and ``predicted_interval`` where the survey gives none
+    signal" or "one scheme for all layers"; ``name``: the signal or scheme; ``predicted`` is None where
+    nothing predicts a loss, and ``predicted_interval`` where the survey gives none
     (``explorer.survey.interval``)."""
 
     what: str
@@ -65,11 +72,12 @@ class Check:
     of the best single scheme that the recipe saves, negative where it is worse; None without one.
     ``uniform``: the recipe is one scheme for all layers itself. ``target``: the checkpoint format that bits
     are counted in, "" for codes and scales alone. ``part``: what of the model texts run, "" for all.
-    ``inputs``: the scheme that layers' inputs were quantized by in all models but that of "weights alone", ""
-    where they were not; ``cache``: how these models stored keys and values, in words, "" for exactly.
-    ``calibrated``: the texts are those that the survey, or a method, was calibrated by. ``refused``: single
-    schemes, and signals that choose one, that the recipe's methods do not serve -> why. ``time``: of a step,
-    predicted and measured, of a recipe that predicts one (``explorer.bench.layers.checked_time``)."""
+    ``inputs``: how layers' inputs were quantized in all models but that of "weights alone", in words, ""
+    where they were not; ``predicts_inputs``: predictions have what that adds; ``cache``: how these models
+    stored keys and values, in words, "" for exactly. ``calibrated``: the texts are those that the survey, or
+    a method, was calibrated by. ``refused``: single schemes, and
+    signals that choose one, that the recipe's methods do not serve -> why. ``time``: of a step, predicted and measured, of a recipe that predicts one
+    (``explorer.bench.layers.checked_time``)."""
 
     rows: tuple[Checked, ...]
     texts_sha256: str
@@ -82,6 +90,7 @@ class Check:
     calibrated: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
     time: CheckedTime | None = None
+    predicts_inputs: bool = False
 
     @property
     def weights_alone(self) -> Checked | None:
@@ -134,8 +143,8 @@ def check_recipe(
     own: _Prediction = (recipe.predicted_loss, recipe.predicted_interval)
     todo: list[_Todo] = [(RECIPE, recipe.signal or "one scheme", recipe.layers, own)]
     inputs, cached = inputs_of(recipe, model, calibration), cached_by(recipe, model, calibration)
-    if inputs is not None or recipe.cache is not None:
-        todo.append((WEIGHTS_ALONE, *todo[0][1:]))
+    if inputs or recipe.cache is not None:
+        todo.append((WEIGHTS_ALONE, *todo[0][1:3], _of_weights(recipe)))
     todo += _by_other_signals(recipe, survey)
     stored = stored_bits(recipe.target, recipe.model, recipe.revision, torch.bfloat16)
     shapes = shapes_of(model, recipe.layers)
@@ -144,7 +153,7 @@ def check_recipe(
     for index, (what, name, layers, (predicted, interval)) in enumerate(todo):
         checkpoint()
         try:
-            seen = None if what == WEIGHTS_ALONE else inputs
+            seen = {} if what == WEIGHTS_ALONE else inputs
             weighed = _importances(imatrix, model, layers, shapes)
             assembled = assemble_recipe(recipe, model, calibration, layers, seen, importances=weighed)
         except ValueError as error:
@@ -160,8 +169,16 @@ def check_recipe(
             progress(index + 1, len(todo))
     uniform = len({str(one) for one in recipe.layers.values()}) == 1
     sha256, known = hash_of(reference.texts), calibrated_by(recipe, texts, calibration)
-    named = str(recipe.inputs or ""), recipe.cache.described if recipe.cache else ""
-    return Check(tuple(rows), sha256, not texts, uniform, recipe.target, model.part, *named, known, refused)
+    named = inputs_words(recipe) if inputs else "", recipe.cache.described if recipe.cache else ""
+    about = (sha256, not texts, uniform, recipe.target, model.part, *named, known, refused)
+    return Check(tuple(rows), *about, predicts_inputs=recipe.predicted_inputs is not None)
+
+
+def _of_weights(recipe: ModelRecipe) -> _Prediction:
+    """What a recipe's weights alone are predicted to lose; its interval where that is of them."""
+    if recipe.predicted_loss is None or recipe.predicted_inputs is None:
+        return recipe.predicted_loss, recipe.predicted_interval
+    return recipe.predicted_loss - recipe.predicted_inputs, None
 
 
 def cached_by(recipe: ModelRecipe, model: Model, calibration: AnyTexts) -> Callable[[nn.Module], nn.Module]:
@@ -184,13 +201,14 @@ def assemble_recipe(
     model: Model,
     calibration: AnyTexts,
     layers: Mapping[str, Recipe],
-    inputs: QuantizedInputs | None,
+    inputs: Mapping[str, QuantizedInputs],
     progress: Progress | None = None,
     importances: Mapping[str, Tensor] | None = None,
 ) -> Assembled:
-    """The model that a recipe makes, with ``layers`` in place of its own and ``inputs`` quantized (None: as
-    they are): what ``check_recipe`` measures and `explorer run` runs. Methods see ``calibration`` (built-in
-    texts if empty), ``progress`` counts layers; ``importances`` and errors are those of ``assemble``."""
+    """The model that a recipe makes, with ``layers`` in place of its own and ``inputs`` quantized, of those
+    layers that it names: what ``check_recipe`` measures and `explorer run` runs. Methods see ``calibration``
+    (built-in texts if empty), ``progress`` counts layers; ``importances`` and errors are those of
+    ``assemble``."""
     return assemble(
         model,
         layers,
@@ -198,7 +216,7 @@ def assemble_recipe(
         progress=progress,
         fused=recipe.fused,
         inputs=inputs,
-        of_inputs=recipe.inputs,
+        of_inputs=asked_inputs(recipe),
         folded=bool(recipe.target),
         importances=importances,
     )
@@ -224,14 +242,22 @@ def calibrated_by(recipe: ModelRecipe, texts: AnyTexts, calibration: AnyTexts) -
 
 def inputs_of(
     recipe: ModelRecipe, model: Model, calibration: AnyTexts, target: str = ""
-) -> QuantizedInputs | None:
+) -> dict[str, QuantizedInputs]:
     """How the inputs of the recipe's layers are quantized, as the reader of ``target`` rounds them (that of
-    the recipe if empty), with their fixed scales; None if they are not."""
-    if recipe.inputs is None:
-        return None
-    target = target or recipe.target
-    scheme = export_of(target).as_read(recipe.inputs) if target else recipe.inputs
-    return QuantizedInputs(scheme, input_scales_of(recipe, lambda: model, calibration))
+    the recipe if empty), with their fixed scales; of layers that hold no codes, how they would be."""
+    target, scales = target or recipe.target, input_scales_of(recipe, lambda: model, calibration)
+    as_read = export_of(target).as_read if target else (lambda inputs: inputs)
+    asked = asked_inputs(recipe).items()
+    return {name: QuantizedInputs(as_read(one), scales.get(name)) for name, one in asked}
+
+
+def asked_inputs(recipe: ModelRecipe) -> dict[str, Scheme]:
+    """How inputs are quantized by layer, of whatever scheme the layers are: so are they in what stands beside
+    the recipe."""
+    if not recipe.input_schemes:
+        return {}
+    found = ((name, recipe.inputs_of(name)) for name in recipe.layers)
+    return {name: one for name, one in found if one is not None}
 
 
 _Prediction = tuple[float | None, Interval | None]
@@ -253,6 +279,7 @@ def _by_other_signals(recipe: ModelRecipe, survey: Survey | None) -> Iterator[_T
         schemes=_chosen_from(recipe, survey),
         fuse=recipe.fused,
         inputs=recipe.inputs,
+        own_inputs={name: (inputs,) for name, inputs in recipe.own_inputs.items()},
         times=times,
         methods=_surveyed_methods(recipe, survey),
     )
@@ -264,7 +291,8 @@ def _by_other_signals(recipe: ModelRecipe, survey: Survey | None) -> Iterator[_T
                 continue
             layers = {n: _beside(recipe, by, n, s) for n, s in choice.schemes.items()}
             loss = choice.loss if SENSITIVITIES[signal].is_loss else None
-            interval = predicted_interval(survey, signal, choice.schemes, choice.methods)
+            seen = choice.inputs if recipe.predicted_inputs is not None else {}
+            interval = predicted_interval(survey, signal, choice.schemes, choice.methods, seen)
             yield BY_SIGNAL, signal, layers, (loss, interval)
 
 
@@ -274,7 +302,7 @@ def times_of(recipe: ModelRecipe) -> StepTimes | None:
     predicted = recipe.predicted_time
     if predicted is None or predicted.machine not in machines().values() or predicted.how == "measured":
         return None
-    return recorded_times(predicted.machine, predicted.batch, recipe.inputs)
+    return recorded_times(predicted.machine, predicted.batch)
 
 
 def _same_budget(front: Frontier, recipe: ModelRecipe, bits: float) -> Choice | None:
@@ -315,8 +343,10 @@ def _single_schemes(
 
 def _carried(recipe: ModelRecipe, scheme: Scheme, shapes: Mapping[str, Shape]) -> bool:
     """Whether the recipe's target carries ``scheme`` in all layers, with the recipe's inputs."""
-    refusal = refusal_of(recipe.target, recipe.inputs)
-    return refusal is None or not any(refusal(scheme, shape) for shape in shapes.values())
+    asked = asked_inputs(recipe)
+    refusals = {one: refusal_of(recipe.target, one) for one in dict.fromkeys(map(asked.get, shapes))}
+    found = ((refusals[asked.get(name)], shape) for name, shape in shapes.items())
+    return not any(refusal(scheme, shape) for refusal, shape in found if refusal is not None)
 
 
 def _mean_bits(layers: Mapping[str, Recipe], shapes: Mapping[str, Shape], stored: StoredBits) -> float:
@@ -338,8 +368,11 @@ def _predicted(recipe: ModelRecipe, survey: Survey | None, scheme: str, by: _Met
         return None, None
     signal, reached = survey.head.default, [x for x in map(survey.layer, recipe.layers) if x.reached]
     methods = {layer.name: by.get(layer.name, {}).get(scheme, "") for layer in reached}
+    seen = asked_inputs(recipe) if recipe.predicted_inputs is not None else {}
+    inputs = {name: str(one) for name, one in seen.items()}
     loss = sum(layer.cost(signal, scheme, methods[layer.name]) for layer in reached)
-    return loss, predicted_interval(survey, signal, {layer.name: scheme for layer in reached}, methods)
+    loss += sum(layer.inputs.get(inputs.get(layer.name, ""), 0.0) for layer in reached)
+    return loss, predicted_interval(survey, signal, {x.name: scheme for x in reached}, methods, inputs)
 
 
 def _surveyed_methods(recipe: ModelRecipe, survey: Survey) -> tuple[str, ...]:
@@ -350,7 +383,8 @@ def _surveyed_methods(recipe: ModelRecipe, survey: Survey) -> tuple[str, ...]:
     costs = [survey.layer(name).costs.get(recipe.signal, {}) for name in recipe.layers]
     pairs = zip(costs, recipe.layers.values(), strict=True)
     rounded = sum(cost.get(str(one.scheme), math.inf) for cost, one in pairs)
-    if recipe.predicted_loss is None or math.isclose(recipe.predicted_loss, rounded, rel_tol=1e-9):
+    of_weights, _ = _of_weights(recipe)
+    if of_weights is None or math.isclose(of_weights, rounded, rel_tol=1e-9):
         return ()
     used = {one.method for one in recipe.layers.values()}
     return tuple(name for name in survey.head.methods if name in used)

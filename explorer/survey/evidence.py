@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from explorer.models.capture import Model, capture
 from explorer.models.skeleton import HeldWeight, Skeleton
 from explorer.progress import Progress
+from explorer.schemes import Scheme
 from explorer.sources.base import SourceError
+from explorer.survey.input_losses import InputLosses, input_hooks
 from explorer.survey.interval import fold_count
 from explorer.survey.loss import DRAWS, LossReference, each_objective
 from explorer.survey.methods import HeldOutRows, MethodEvidence, rows_of, tokens_for, widths_of
@@ -45,9 +47,11 @@ def gather(
     signals: Sequence[str],
     progress: Progress | None = None,
     methods: bool = False,
+    inputs: Mapping[str, Scheme] | None = None,
 ) -> dict[str, Evidence]:
-    """What ``signals`` need of each layer of ``weights`` that the loss depends on, and with ``methods`` what
-    these see of it and are judged by.
+    """What ``signals`` need of each layer of ``weights`` that the loss depends on, with ``methods`` what
+    these see of it and are judged by, and what quantizing its inputs by the schemes ``inputs`` adds to the
+    loss.
 
     The network is run forward and backward on every text of ``reference``; layers without a gradient are
     left out. A table of embeddings that is the head's too has the gradients of both uses; of one that is
@@ -58,11 +62,12 @@ def gather(
     stacked = [layer for layer, held in weights.items() if held.expert is not None]
     if Needs.INPUTS in needs and stacked:
         raise SourceError(f"{stacked[0]} is one of several stacked experts, whose inputs are not captured")
-    modules = [held.module for held in weights.values() if held.module]
-    most = tokens_for(widths_of(model.network, modules))
+    modules = {layer: held.module for layer, held in weights.items() if held.module}
+    most = tokens_for(widths_of(model.network, modules.values()))
     seen, stride = rows_of(reference.tokens, most)
-    held_out = {name: HeldOutRows(seen, stride) for name in modules if methods}
-    with _watched(model.network, held_out):
+    held_out = {module: HeldOutRows(seen, stride) for module in modules.values() if methods}
+    of_inputs = input_hooks(model, modules, inputs or {}, reference.texts, DRAWS[reference.kind] > 1)
+    with _watched(model.network, held_out, {modules[layer]: hook for layer, hook in of_inputs.items()}):
         squares = _squared_gradients(model, reference, weights, "fisher_diagonal" in signals, progress)
     skeleton = Skeleton(model.network)
     multiplied = {
@@ -76,20 +81,21 @@ def gather(
     for layer, of_rows in shares.items():
         if not skeleton.tied:
             squares[layer].spread(of_rows)
-    inputs: dict[str, Tensor] = {}
+    seen_inputs: dict[str, Tensor] = {}
     if Needs.INPUTS in needs:
         names = [name for name in multiplied.values() if name]
-        inputs = {c.name: c.activations for c in capture(model, reference.texts, names, TOKENS)}
+        seen_inputs = {c.name: c.activations for c in capture(model, reference.texts, names, TOKENS)}
     by_method = _of_methods(model, reference, held_out, [weights[layer].module for layer in squares], seen)
     return {
         layer: Evidence(
             *found.per_sample(),
-            inputs.get(multiplied[layer]),
+            seen_inputs.get(multiplied[layer]),
             shares.get(layer) if Needs.INPUTS in needs else None,
             partial(loss_with, model, reference, weights[layer]) if Needs.RUNS in needs else None,
             found.folds,
             found.texts,
             by_method.get(weights[layer].module),
+            of_inputs[layer].losses(found.samples) if layer in of_inputs else {},
         )
         for layer, found in squares.items()
     }
@@ -110,14 +116,16 @@ def _of_methods(
 
 
 @contextmanager
-def _watched(network: nn.Module, hooks: Mapping[str, HeldOutRows]) -> Iterator[None]:
-    """Inside, each module of ``hooks`` calls its hook after every forward pass."""
-    handles = [network.get_submodule(name).register_forward_hook(hook) for name, hook in hooks.items()]
-    try:
+def _watched(
+    network: nn.Module, after: Mapping[str, HeldOutRows], before: Mapping[str, InputLosses]
+) -> Iterator[None]:
+    """Inside, each module calls its hook ``before`` and ``after`` every forward pass."""
+    with ExitStack() as stack:
+        for name, hook in before.items():
+            stack.callback(network.get_submodule(name).register_forward_pre_hook(hook).remove)
+        for name, rows in after.items():
+            stack.callback(network.get_submodule(name).register_forward_hook(rows).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def row_shares(reference: LossReference, rows: int) -> Tensor:
@@ -180,6 +188,11 @@ class _Squares:
     def texts(self) -> int:
         return len(self._seen)
 
+    @property
+    def samples(self) -> int:
+        """How many samples all objectives count for."""
+        return sum(self.dealt.samples)
+
     def spread(self, shares: Tensor) -> None:
         """Deal the sums over all rows, those that were not looked up too, which have none of their own:
         ``shares`` [N] says which share of the tokens they have, and they are taken to be as the mean of the
@@ -195,10 +208,9 @@ class _Squares:
     def per_sample(self) -> tuple[float, Tensor | None]:
         """The mean over weights, and the matrix float32 [N, K] on the CPU, of the mean over samples; asked
         for once."""
-        samples = sum(self.dealt.samples)
         if self.matrix is None:
-            return sum(self.totals) / samples / self.weights, None
-        matrix = self.matrix.div_(samples)
+            return sum(self.totals) / self.samples / self.weights, None
+        matrix = self.matrix.div_(self.samples)
         return float(matrix.sum(dtype=torch.float64)) / self.weights, matrix.cpu()
 
     @property

@@ -45,15 +45,15 @@ def fold_factors(
     recipes: Mapping[str, Recipe],
     texts: AnyTexts,
     tokens: int,
-    of_inputs: Scheme | None = None,
+    of_inputs: Mapping[str, Scheme] | None = None,
 ) -> Folding:
     """Search the factors of the methods in ``recipes`` (by module) and fold them into ``network``, a copy of
     the model's, in place.
 
-    ``of_inputs``: how inputs are quantized when the model runs, which the search takes into account. What no
-    recipe rounds is rounded to the dtype of the model's files, as it will be stored. ``ValueError``
-    names a layer whose factor no layer before it can take in, and layers that share inputs and have factors
-    of different methods.
+    ``of_inputs``: how inputs are quantized when the model runs, by module, which the search takes into
+    account: of readers of the same inputs the first that has any. What no recipe rounds is rounded to the
+    dtype of the model's files, as it will be stored. ``ValueError`` names a layer whose factor no layer
+    before it can take in, and layers that share inputs and have factors of different methods.
     """
     wanted = [name for name, recipe in recipes.items() if has_factor(recipe.method or "rtn")]
     if not wanted:
@@ -72,7 +72,7 @@ def fold_factors(
     for fold, method in zip(folds, methods, strict=True):
         checkpoint()
         seen = inputs[fold.readers[0]]
-        factors.append(factor_of(method, _readers(model, fold, recipes, seen, of_inputs)))
+        factors.append(factor_of(method, _readers(model, fold, recipes, seen, of_inputs or {})))
     divisors: dict[str, Tensor] = {}
     for fold, factor in zip(folds, factors, strict=True):
         real = fold.apply(network, factor, model.dtype)
@@ -111,7 +111,7 @@ def _scaling(method: str) -> list[str]:
 
 
 def _readers(
-    model: Model, fold: Fold, recipes: Mapping[str, Recipe], inputs: Tensor, of_inputs: Scheme | None
+    model: Model, fold: Fold, recipes: Mapping[str, Recipe], inputs: Tensor, of_inputs: Mapping[str, Scheme]
 ) -> Readers:
     """The readers of ``fold`` that are quantized: others have no error."""
     names = [name for name in fold.readers if name in recipes]
@@ -119,7 +119,8 @@ def _readers(
     tensors = tuple(weight.detach().float() for weight in weights if isinstance(weight, Tensor))
     device = tensors[0].device
     schemes = tuple(recipes[name].scheme for name in names)
-    return Readers(tensors, schemes, inputs.to(device), of_inputs, fold.rows.to(device))
+    seen = next((of_inputs[name] for name in names if name in of_inputs), None)
+    return Readers(tensors, schemes, inputs.to(device), seen, fold.rows.to(device))
 
 
 def _stored(

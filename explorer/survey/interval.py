@@ -44,10 +44,15 @@ def fold_count(texts: int) -> int:
 
 
 def predicted_interval(
-    survey: Survey, signal: str, schemes: Mapping[str, str], methods: Mapping[str, str] | None = None
+    survey: Survey,
+    signal: str,
+    schemes: Mapping[str, str],
+    methods: Mapping[str, str] | None = None,
+    inputs: Mapping[str, str] | None = None,
 ) -> Interval | None:
     """The 95 % interval of the predicted loss of ``schemes`` and ``methods`` (layer -> name; layers that the
-    latter lack are rounded to nearest) over calibration texts.
+    latter lack are rounded to nearest), and of ``inputs`` whose losses the survey predicts, over calibration
+    texts. What a layer's inputs add is taken to vary with the texts as what its weights lose.
 
     None where ``signal`` is not made of gradients, and for surveys without folds, of earlier versions or of
     a single text.
@@ -58,8 +63,9 @@ def predicted_interval(
     counts = {len(layer.folds) for layer in layers}
     if len(counts) != 1 or (count := counts.pop()) < 2:
         return None
-    by = methods or {}
-    costs = np.array([x.cost(signal, schemes[x.name], by.get(x.name, "")) for x in layers])
+    by, seen = methods or {}, inputs or {}
+    own = [x.inputs.get(seen.get(x.name, ""), 0.0) for x in layers]
+    costs = np.array([x.cost(signal, schemes[x.name], by.get(x.name, "")) for x in layers]) + np.array(own)
     by_fold = costs @ np.array([_shares(layer) for layer in layers])
     half = standard_errors(count) * float(by_fold.std(ddof=1)) / math.sqrt(count)
     loss = float(costs.sum())

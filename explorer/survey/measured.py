@@ -57,7 +57,7 @@ def measuring(
                 seen,
                 fused=recipe.fused or bool(target and export_of(target).fused),
                 inputs=inputs_of(recipe, model, calibration, target),
-                of_inputs=recipe.inputs,
+                of_inputs=recipe.input_schemes,
                 folded=True,
                 importances=importances,
             ).network

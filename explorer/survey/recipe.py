@@ -6,10 +6,12 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from explorer.analysis.cache import CachePlan
+from explorer.checkpoints.export import plain_dtype
 from explorer.checkpoints.inputs import check_scheme
 from explorer.export.files import replacing
 from explorer.methods.recipe import Recipe
@@ -34,9 +36,11 @@ class ModelRecipe:
     weight over ``layers``, scales and zero points counted. ``predicted_loss`` is of the layers' methods where
     the survey chose them, of rounding to nearest where one method is for all; None where the signal predicts
     none; ``predicted_interval``: of 95 % over calibration texts (``explorer.survey.interval``), where the
-    survey gives it; both are of weights alone. ``versions`` of the packages that decided. ``inputs``: how the
-    inputs of its layers of codes are quantized when the model runs; one of the whole tensor is a fixed scale
-    for each layer, whose range its calibrator finds; None: not quantized. ``texts_sha256``: of the texts that
+    survey gives it. Both are of weights alone unless the survey predicts what quantized inputs add: then
+    ``predicted_inputs`` is that part of the loss. ``versions`` of the packages that decided. ``inputs``: how
+    the inputs of its layers of codes are quantized when the model runs, but for those that ``own_inputs``
+    names; one of the whole tensor is a fixed scale for each layer, whose range its calibrator finds; None:
+    not quantized. ``texts_sha256``: of the texts that
     the survey was calibrated by, "" where it ran none. ``predicted_time``: what the model's linear layers
     take in one step, where a budget of time was asked for.
     ``cache``: how keys and values are stored when the model runs; None: exactly.
@@ -58,15 +62,37 @@ class ModelRecipe:
     texts_sha256: str = ""
     predicted_time: PredictedTime | None = None
     cache: CachePlan | None = None
+    own_inputs: Mapping[str, Scheme | None] = field(default_factory=dict)
+    predicted_inputs: float | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise ValueError("a recipe names at least one layer")
-        for number in (self.bits, self.predicted_loss, *(self.predicted_interval or ())):
+        numbers = (self.bits, self.predicted_loss, self.predicted_inputs, *(self.predicted_interval or ()))
+        for number in numbers:
             if number is not None and not (math.isfinite(number) and number >= 0):
                 raise ValueError(f"a recipe's bits and predicted loss are numbers from 0, not {number}")
-        if self.inputs is not None:
-            check_scheme(self.inputs)
+        for name, inputs in (("", self.inputs), *self.own_inputs.items()):
+            if name and name not in self.layers:
+                raise ValueError(f"the recipe says how inputs of {name} are quantized, and has no such layer")
+            if inputs is not None:
+                check_scheme(inputs)
+
+    def inputs_of(self, layer: str) -> Scheme | None:
+        """How the inputs of ``layer`` are quantized if it holds codes; None: not."""
+        return self.own_inputs.get(layer, self.inputs)
+
+    @cached_property
+    def input_schemes(self) -> dict[str, Scheme]:
+        """The layers of codes whose inputs are quantized -> how."""
+        coded = (name for name, one in self.layers.items() if plain_dtype(one.scheme) is None)
+        found = ((name, self.inputs_of(name)) for name in coded)
+        return {name: inputs for name, inputs in found if inputs is not None}
+
+    @property
+    def of_weights_alone(self) -> bool:
+        """Whether inputs are quantized, and the predicted loss is without them."""
+        return bool(self.input_schemes) and self.predicted_inputs is None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -94,10 +120,20 @@ class ModelRecipe:
             "texts_sha256": self.texts_sha256,
             "predicted_time": None if self.predicted_time is None else asdict(self.predicted_time),
             "cache": None if self.cache is None else asdict(_Cache.of(self.cache)),
+            **self._own(),
             "versions": dict(self.versions),
             "layers": {name: str(recipe) for name, recipe in self.layers.items()},
         }
         return json.dumps(about, indent=1, ensure_ascii=False) + "\n"
+
+    def _own(self) -> dict[str, Any]:
+        """The entries of a file that has inputs by layer, or a loss of inputs; none of others."""
+        found: dict[str, Any] = {}
+        if self.predicted_inputs is not None:
+            found["predicted_inputs"] = self.predicted_inputs
+        if self.own_inputs:
+            found["own_inputs"] = {name: str(one or "") for name, one in self.own_inputs.items()}
+        return found
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -113,8 +149,9 @@ class ModelRecipe:
         layers = {name: _recipe(name, text) for name, text in file.layers.items()}
         schemes = tuple(todays_text(text) for text in file.schemes)
         inputs = Scheme.parse(file.inputs) if file.inputs else None
+        own = {name: Scheme.parse(text) if text else None for name, text in file.own_inputs.items()}
         cache = None if file.cache is None else file.cache.plan
-        read = {"layers": layers, "schemes": schemes, "inputs": inputs, "cache": cache}
+        read = {"layers": layers, "schemes": schemes, "inputs": inputs, "cache": cache, "own_inputs": own}
         return cls(**{**vars(file), **read})
 
     def save(self, path: str | Path) -> None:
@@ -172,6 +209,8 @@ class _File:
     texts_sha256: str = ""
     predicted_time: PredictedTime | None = None
     cache: _Cache | None = None
+    own_inputs: dict[str, str] = field(default_factory=dict)
+    predicted_inputs: float | None = None
 
 
 def _recipe(layer: str, text: str) -> Recipe:

@@ -51,7 +51,8 @@ class Head:
     model's, ``kept_bytes`` those of its tensors that no scheme is chosen for, as they are stored,
     ``kept_parts`` by what they are. ``include`` and ``exclude``: patterns that it was asked for;
     ``embeddings``: whether the table of tokens' embeddings is among the layers that have costs. ``methods``:
-    beside rounding to nearest, those that layers have shares of (``Layer.methods``).
+    beside rounding to nearest, those that layers have shares of (``Layer.methods``). ``inputs``: schemes that
+    layers have losses of quantized inputs by (``Layer.inputs``).
     """
 
     model: str
@@ -77,6 +78,7 @@ class Head:
     versions: Mapping[str, str] = field(default_factory=dict)
     version: int = VERSION
     methods: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class Layer:
     cost, and stays as it is. Layers that are listed alone have neither bits nor costs. ``depth``: which block
     it is in. ``methods[method][scheme]``: the predicted loss with the codes of a method, as a share of that
     of rounding (``explorer.survey.methods``); a method lacks the schemes that it does not serve, and all of
-    a layer whose inputs are not seen.
+    a layer whose inputs are not seen. ``inputs[scheme]``: the predicted loss that quantizing the layer's
+    inputs adds (``explorer.survey.input_losses``), whatever its weights are rounded by.
     """
 
     name: str
@@ -108,6 +111,7 @@ class Layer:
     texts: int | None = None
     seconds: float = 0.0
     methods: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    inputs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def weights(self) -> int:
@@ -211,7 +215,7 @@ def load_survey(path: str | Path) -> Survey:
 
 def _in_todays_texts(head: Head, layers: Sequence[Layer]) -> Survey:
     """The survey with schemes as they are spelled today: files keep the texts of their time."""
-    names = {text: todays_text(text) for text in head.schemes}
+    names = {text: todays_text(text) for text in (*head.schemes, *head.inputs)}
 
     def respelled(cells: Mapping[str, float]) -> dict[str, float]:
         return {names.get(text, text): number for text, number in cells.items()}
@@ -222,10 +226,12 @@ def _in_todays_texts(head: Head, layers: Sequence[Layer]) -> Survey:
             bits=respelled(x.bits),
             costs={signal: respelled(c) for signal, c in x.costs.items()},
             methods={method: respelled(c) for method, c in x.methods.items()},
+            inputs=respelled(x.inputs),
         )
         for x in layers
     )
-    return Survey(replace(head, schemes=tuple(dict.fromkeys(names.values()))), tuple(today))
+    schemes, inputs = (tuple(dict.fromkeys(names[text] for text in x)) for x in (head.schemes, head.inputs))
+    return Survey(replace(head, schemes=schemes, inputs=inputs), tuple(today))
 
 
 def _lines(path: Path) -> list[str]:
@@ -261,7 +267,9 @@ def _check_cells(head: Head, layer: Layer, name: str) -> None:
         raise ValueError(f"{name}: {layer.name} has a method or scheme that the first line does not name")
     cells += shares.values()
     numbers = [value for cell in (*cells, *layer.costs.values()) for value in cell.values()]
-    numbers += [layer.squares, layer.fisher or 0.0, *layer.folds]
+    if not set(layer.inputs) <= set(head.inputs):
+        raise ValueError(f"{name}: {layer.name} has inputs by a scheme that the first line does not name")
+    numbers += [layer.squares, layer.fisher or 0.0, *layer.folds, *layer.inputs.values()]
     if not all(1 <= axis <= MOST for axis in layer.shape):
         raise ValueError(f"{name}: {layer.name} has the shape {layer.shape}; axes are from 1 to {MOST:,}")
     if not all(0 <= value < math.inf for value in numbers):
@@ -315,6 +323,7 @@ def head_differs(found: Head, wanted: Head) -> Iterator[str]:
         "schemes": "the schemes",
         "signals": "the signals",
         "methods": "the methods",
+        "inputs": "the schemes of inputs",
         "texts_sha256": "the texts",
         "include": "the included layers",
         "exclude": "the excluded layers",

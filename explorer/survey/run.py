@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from explorer import words
+from explorer.checkpoints.inputs import check_scheme
 from explorer.checkpoints.model import CONFIG, TRANSPOSED
 from explorer.core.backend import free_bytes, memory_bytes, place, work_device
 from explorer.core.quantize import quantize
@@ -66,7 +67,8 @@ class SurveyPlan:
     ``texts``: to calibrate by, the built-in ones if empty. ``exclude``: patterns (``matches``) of layers that
     stay as they are; ``include``: of linear layers beside the language part that are surveyed too.
     ``embeddings``: the table of tokens' embeddings is surveyed, else it is listed. ``methods`` of codes
-    alone, beside rounding, whose shares of the loss are predicted (``explorer.survey.methods``)."""
+    alone, beside rounding, whose shares of the loss are predicted (``explorer.survey.methods``). ``inputs``:
+    schemes by which the loss that quantized inputs add is predicted (``explorer.survey.input_losses``)."""
 
     model: str
     revision: str | None = None
@@ -77,6 +79,7 @@ class SurveyPlan:
     exclude: tuple[str, ...] = ()
     embeddings: bool = True
     methods: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.schemes:
@@ -92,10 +95,17 @@ class SurveyPlan:
             object.__setattr__(self, "signals", signals)
         methods = tuple(dict.fromkeys(filter(None, map(check_method, self.methods))))
         object.__setattr__(self, "methods", methods)
-        if methods and self.signals is not None and not any(SENSITIVITIES[s].is_loss for s in self.signals):
+        inputs = [Scheme.parse(text) for text in self.inputs]
+        for scheme in inputs:
+            check_scheme(scheme)
+        object.__setattr__(self, "inputs", tuple(dict.fromkeys(map(str, inputs))))
+        signals = DEFAULT if self.signals is None else self.signals
+        if any(SENSITIVITIES[s].is_loss for s in signals):
+            return
+        what = "methods leave a share of" if methods else "quantized inputs add to" if inputs else ""
+        if what:
             raise ValueError(
-                "methods leave a share of a predicted loss: survey by a signal that predicts one, such as "
-                f"{DEFAULT[-1]}"
+                f"{what} a predicted loss: survey by a signal that predicts one, such as {DEFAULT[-1]}"
             )
 
     def surveys(self, role: Role | None) -> bool:
@@ -294,6 +304,7 @@ def _head_of(
         exclude=plan.exclude,
         embeddings=plan.embeddings,
         methods=plan.methods,
+        inputs=plan.inputs,
         loss=ran.loss,
         why=ran.why,
         texts=ran.texts,
@@ -358,6 +369,7 @@ def survey_layer(
         folds=evidence.folds,
         texts=evidence.texts,
         methods={} if judged is None else shares_of(weight, schemes, judged, methods),
+        inputs=evidence.quantized_inputs,
         seconds=time.perf_counter() - start,
     )
 
@@ -420,10 +432,11 @@ def _run(
         reference = reference_for(model, plan.calibration(model.causal))
         weights = _weights(model, layers)
     except SourceError as error:
-        if plan.signals is not None or plan.methods:
+        if plan.signals is not None or plan.methods or plan.inputs:
             raise
         return _Ran((WEIGHTS_ALONE,), {}, why=str(error))
-    evidence = gather(model, reference, weights, signals, progress, bool(plan.methods))
+    of_inputs = {text: Scheme.parse(text) for text in plan.inputs}
+    evidence = gather(model, reference, weights, signals, progress, bool(plan.methods), of_inputs)
     if not evidence:
         raise SourceError(
             f"{plan.model}: its loss on text depends on none of its {len(layers)} linear layers"
@@ -493,6 +506,7 @@ def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: i
         exclude=plan.exclude,
         embeddings=plan.embeddings,
         methods=found.methods if set(plan.methods) == set(found.methods) else plan.methods,
+        inputs=plan.inputs,
         signals=plan.signals or found.signals,
         texts_sha256=hash_of(plan.calibration(found.loss == NEXT_TOKEN)) if found.loss else "",
         versions={**found.versions, "explorer": __version__},

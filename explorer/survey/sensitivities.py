@@ -10,8 +10,8 @@ L(ΔW) ≈ ½ ΔWᵀ F ΔW; ``fisher_diagonal`` keeps F's diagonal, ``fisher`` t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import torch
@@ -37,7 +37,8 @@ class Evidence:
     ``inputs`` float32 [tokens, K]; ``rows`` float32 [N]: of a table whose rows are looked up, the share of
     tokens that look up each one; ``loss_with``: the model's true loss with another weight in the layer;
     ``folds``: ``fisher`` of each fold of the texts; ``texts``: how many gave its weights a gradient;
-    ``methods``: what methods see of it and are judged by, where they were asked for and it has inputs.
+    ``methods``: what methods see of it and are judged by, where they were asked for and it has inputs;
+    ``quantized_inputs``: the loss that quantizing its inputs adds, by scheme, where that was asked for.
     """
 
     fisher: float | None = None
@@ -48,6 +49,7 @@ class Evidence:
     folds: tuple[float, ...] = ()
     texts: int | None = None
     methods: MethodEvidence | None = None
+    quantized_inputs: Mapping[str, float] = field(default_factory=dict)
 
 
 Cost = Callable[[Tensor, Tensor, Evidence], float]

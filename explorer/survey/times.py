@@ -100,30 +100,33 @@ class CheckedTime:
 @dataclass(frozen=True, eq=False)
 class StepTimes:
     """Times of products with ``batch`` tokens on one ``machine``; ``product`` gives that of a weight [N, K]
-    under a scheme, with the inputs that it was made for. ``how``: of times that are not modelled."""
+    under a scheme, with inputs by another (None: as they are). ``how``: of times that are not modelled."""
 
     machine: str
     batch: int
-    product: Callable[[Scheme, Weight], ShapeTime]
+    product: Callable[[Scheme, Weight, Scheme | None], ShapeTime]
     date: str = ""
     how: How = "recorded"
-    _known: dict[tuple[Scheme, Weight], ShapeTime] = field(default_factory=dict)
+    _known: dict[tuple[Scheme, Weight, Scheme | None], ShapeTime] = field(default_factory=dict)
 
-    def of(self, scheme: Scheme, shape: Weight) -> ShapeTime:
-        """The product by one weight [N, K]; its ``kind`` is "none", with a reason, where there is no time."""
-        key = scheme, shape
+    def of(self, scheme: Scheme, shape: Weight, inputs: Scheme | None = None) -> ShapeTime:
+        """The product by one weight [N, K], the time to quantize its inputs by ``inputs`` included; its
+        ``kind`` is "none", with a reason, where there is no time."""
+        key = scheme, shape, inputs
         if key not in self._known:
-            self._known[key] = self.product(scheme, shape)
+            self._known[key] = self.product(scheme, shape, inputs)
         return self._known[key]
 
-    def refusal(self, scheme: Scheme, shape: Weight) -> str:
-        """Why there is no time for a weight [N, K] under ``scheme``; "" if there is one."""
-        time = self.of(scheme, shape)
+    def refusal(self, scheme: Scheme, shape: Weight, inputs: Scheme | None = None) -> str:
+        """Why there is no time for a weight [N, K] under ``scheme`` with such inputs; "" if there is one."""
+        time = self.of(scheme, shape, inputs)
         return f"no time of a step: {time.reason}" if time.seconds is None else ""
 
-    def together(self, scheme: Scheme, shapes: Sequence[Weight]) -> list[ShapeTime]:
+    def together(
+        self, scheme: Scheme, shapes: Sequence[Weight], inputs: Scheme | None = None
+    ) -> list[ShapeTime]:
         """The products by layers of one input and scheme: one, of all their rows, if they have the same K."""
-        return [self.of(scheme, shape) for shape in joined(shapes)]
+        return [self.of(scheme, shape, inputs) for shape in joined(shapes)]
 
     def unquantized(self, shapes: Mapping[str, Weight], fused: bool) -> list[ShapeTime]:
         """The products by layers that stay as they are. ``ValueError`` where there is no time for one."""
@@ -140,16 +143,19 @@ class StepTimes:
         shapes: Mapping[str, Weight],
         kept: Mapping[str, Weight],
         fused: bool,
+        inputs: Mapping[str, Scheme] | None = None,
     ) -> PredictedTime:
         """The step of a model whose ``layers`` have these ``shapes`` [N, K], with the layers ``kept`` beside
-        them. ``ValueError`` where one of its products has no time."""
-        groups = fused_groups(layers) if fused else [(name,) for name in layers]
+        them; ``inputs``: how those of layers are quantized. ``ValueError`` where one of its products has no
+        time."""
+        groups, seen = fused_groups(layers) if fused else [(name,) for name in layers], inputs or {}
         times = []
         for group in groups:
-            schemes = {layers[name].scheme for name in group}
-            parts = [group] if len(schemes) == 1 else [(name,) for name in group]
+            pairs = {(layers[name].scheme, seen.get(name)) for name in group}
+            parts = [group] if len(pairs) == 1 else [(name,) for name in group]
             for part in parts:
-                times += self.together(layers[part[0]].scheme, [shapes[name] for name in part])
+                own = seen.get(part[0])
+                times += self.together(layers[part[0]].scheme, [shapes[name] for name in part], own)
         missing = next((time for time in times if time.seconds is None), None)
         if missing is not None:
             raise ValueError(missing.reason)
@@ -180,10 +186,9 @@ def machines() -> dict[str, str]:
     return {gpu.split()[-1].lower(): gpu} if gpu else {}
 
 
-def recorded_times(machine: str, batch: int, inputs: Scheme | None = None) -> StepTimes:
-    """The times of a recorded ``machine`` ("" is the first), by its short or full name; with ``inputs`` of
-    products that multiply such, the time to quantize them included. ``ValueError`` with the machines there
-    are, and for a batch below 1."""
+def recorded_times(machine: str, batch: int) -> StepTimes:
+    """The times of a recorded ``machine`` ("" is the first), by its short or full name. ``ValueError`` with
+    the machines there are, and for a batch below 1."""
     there = machines()
     asked = machine.strip().lower() or next(iter(there), "")
     gpu = next((full for short, full in there.items() if asked in (short, full.lower())), "")
@@ -195,7 +200,7 @@ def recorded_times(machine: str, batch: int, inputs: Scheme | None = None) -> St
     if batch < 1:
         raise ValueError(f"a step multiplies at least 1 token, not {batch}")
 
-    def product(scheme: Scheme, shape: Weight) -> ShapeTime:
+    def product(scheme: Scheme, shape: Weight, inputs: Scheme | None) -> ShapeTime:
         return _recorded(scheme, inputs, (batch, *shape))
 
     return StepTimes(gpu, batch, product, recorded_gemms().machine.date)

@@ -12,7 +12,7 @@ from explorer.models.skeleton import is_expert
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import label_of_text
 from explorer.survey.apply import weights_alone
-from explorer.survey.budget import Choice, Frontier
+from explorer.survey.budget import Choice, Frontier, Uniform
 from explorer.survey.check import SAME_SIZE, Check, Checked
 from explorer.survey.interval import Interval
 from explorer.survey.kinds import Role
@@ -140,7 +140,7 @@ def verdict(front: Frontier, choice: Choice, interval: Interval | None = None) -
     if not signal.is_loss:
         return f"{bought}. This signal predicts no loss: {signal.trust}"
     bought += f"; predicted loss {choice.loss:.3g}{between_words(interval)}"
-    bought += f"{weights_alone(front.inputs)}."
+    bought += f"{weights_alone(front.weights_alone)}."
     by = ""
     if choice.methods:
         said, by = methods_words(choice), ", each by its best method"
@@ -152,7 +152,7 @@ def verdict(front: Frontier, choice: Choice, interval: Interval | None = None) -
     if not single:
         return bought
     best = min(single, key=lambda u: u.loss)
-    bought += f" {label_of_text(best.scheme)} for all layers{by}: {best.loss:.3g} at {best.bits:.2f} bits"
+    bought += f" {_single(best)} for all layers{by}: {best.loss:.3g} at {best.bits:.2f} bits"
     if choice.loss < best.loss and best.bits > choice.bits - _SIMILAR:
         bought += f"; choosing per layer saves {100 * (1 - choice.loss / best.loss):.0f} % of that"
     return f"{bought}."
@@ -180,7 +180,13 @@ def _against_as_fast(front: Frontier, choice: Choice, seconds: float) -> str:
     best = min(single, key=lambda u: u.loss, default=None)
     if best is None or best.seconds is None:
         return ""
-    return f" {label_of_text(best.scheme)} for all layers: {best.loss:.3g} in {words.duration(best.seconds)}."
+    return f" {_single(best)} for all layers: {best.loss:.3g} in {words.duration(best.seconds)}."
+
+
+def _single(one: Uniform) -> str:
+    """One scheme in words, with that of inputs where it was chosen."""
+    inputs = f" with inputs {label_of_inputs(Scheme.parse(one.inputs))}" if one.inputs else ""
+    return f"{label_of_text(one.scheme)}{inputs}"
 
 
 def truth(check: Check) -> str:
@@ -196,11 +202,15 @@ def _of_inputs(check: Check) -> str:
     if alone is None:
         return ""
     both = check.rows[0].loss.value
-    parts = [f"quantized inputs ({label_of_inputs(Scheme.parse(check.inputs))})"] if check.inputs else []
+    parts = [f"quantized inputs ({check.inputs})"] if check.inputs else []
     parts += [f"a quantized cache ({check.cache})"] if check.cache else []
+    known = "weights and inputs" if check.cache else ""
+    of = "its weights alone, of which the prediction is"
+    if check.predicts_inputs:
+        of = f"its weights alone{f'; the prediction is of {known}' if known else ''}"
     return (
         f" All of these models run with {' and '.join(parts)}: the recipe loses {both:.3g} so, "
-        f"{alone.loss.value:.3g} by its weights alone, of which the prediction is."
+        f"{alone.loss.value:.3g} by {of}."
     )
 
 

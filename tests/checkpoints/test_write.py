@@ -204,8 +204,8 @@ def test_scales_of_inputs_that_are_not_quantized_are_refused(
             write_checkpoint(TARGET, llama, recipes, tmp_path / "out", inputs=inputs, input_scales=scales)
     with pytest.raises(ValueError, match=f"{layers[0]} has none"):
         write_checkpoint(TARGET, llama, recipes, tmp_path / "out", inputs=SCHEMES["int8_tensor"])
-    with pytest.raises(ValueError, match="no way to say inputs by NVFP4"):
-        write_checkpoint(TARGET, llama, recipes, tmp_path / "out", inputs=SCHEMES["nvfp4"])
+    with pytest.raises(ValueError, match="no way to say inputs by MXFP4"):
+        write_checkpoint(TARGET, llama, recipes, tmp_path / "out", inputs=SCHEMES["mxfp4"])
 
 
 @pytest.mark.parametrize("target", EXPORTS)

@@ -34,7 +34,7 @@ def test_layers_are_timed_as_they_run() -> None:
     assert 0 < fused.seconds <= 1.05 * apart.seconds and fused.how == "measured"
     eight = Scheme.parse("int8_row")
     if capability[0] == 9:
-        assert times_here(64, eight).of(eight, shape).seconds is not None
+        assert times_here(64).of(eight, shape, eight).seconds is not None
     nested = Scheme.parse("nf4_block64_double")
     assert times.of(nested, shape).seconds is None and times.refusal(nested, shape)
     assert (times_here(1, restored=True).of(nested, shape).seconds or 0) > plain.seconds

@@ -144,4 +144,4 @@ def test_a_mixture_is_checked(tmp_path: Path) -> None:
         assemble(model, by_method, TEXTS)
     rows = {name: Recipe(SCHEMES_BY_NAME["int8_row"]) for name in names}
     with pytest.raises(ValueError, match="inputs of stacked experts"):
-        assemble(model, rows, TEXTS, of_inputs=SCHEMES_BY_NAME["int8_row"])
+        assemble(model, rows, TEXTS, of_inputs=dict.fromkeys(rows, SCHEMES_BY_NAME["int8_row"]))

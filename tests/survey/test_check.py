@@ -179,7 +179,7 @@ def test_another_signal_has_the_same_time(survey: Survey, monkeypatch: pytest.Mo
     """Beside a recipe for a budget of time stands what another signal gives within that time and its bits;
     nothing, where the times are not recorded here."""
 
-    def product(scheme: Scheme, shape: tuple[int, int]) -> ShapeTime:
+    def product(scheme: Scheme, shape: tuple[int, int], inputs: Scheme | None) -> ShapeTime:
         return ShapeTime((8, *shape), "measured", seconds=1e-9 * scheme.format.bits * math.prod(shape))
 
     times = StepTimes("NVIDIA H200", 8, product)
@@ -189,7 +189,7 @@ def test_another_signal_has_the_same_time(survey: Survey, monkeypatch: pytest.Mo
     choice = front.at_time((front.by_time.least + front.by_time.most) / 2, 6)
     recipe = recipe_of(survey, choice, constraints=kept_to)
     assert recipe.predicted_time is not None and recipe.bits is not None
-    monkeypatch.setattr(checking, "recorded_times", lambda machine, batch, inputs: times)
+    monkeypatch.setattr(checking, "recorded_times", lambda machine, batch: times)
     ((_, signal, layers, _),) = checking._by_other_signals(recipe, survey)
     shapes = {x.name: x.shape for x in survey.linear}
     kept = {name: shapes[name] for name in recipe.predicted_time.kept}

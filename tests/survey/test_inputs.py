@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from explorer import SCHEMES, quantize
-from explorer.checkpoints.inputs import inputs_of
+from explorer.checkpoints.inputs import inputs_of, product_refusal
 from explorer.cli import main
 from explorer.formats import FORMATS
 from explorer.methods.recipe import Recipe
@@ -94,7 +94,8 @@ def test_the_loss_of_a_check_is_that_of_rounded_inputs(case: str, llama: Model) 
     alone = check_recipe(replace(chosen, inputs=None), llama, HELD_OUT)
     assert check.rows[1].loss.value == alone.rows[0].loss.value != check.rows[0].loss.value
     assert "run with quantized inputs" in truth(check) and "quantized inputs" not in truth(alone)
-    assert {row.name for row in check.rows[2:]} <= {weights}, "no other scheme is multiplied with these"
+    beside = [SCHEMES[row.name] for row in check.rows[2:]]
+    assert not any(product_refusal(scheme, other) for other in beside), "it is not multiplied with these"
 
 
 def test_fixed_scales_are_of_all_tokens(llama: Model) -> None:
@@ -116,10 +117,23 @@ def test_inputs_beyond_a_fixed_scale_saturate() -> None:
     assert FORMATS["int8"].qmin == -128
 
 
+def test_nvfp4_has_a_fixed_scale_of_its_scales() -> None:
+    """A batch is rounded as if it had the largest value that was seen, and saturates beyond that: whatever
+    else comes with it, a token is rounded alike."""
+    torch.manual_seed(0)
+    x, scheme = torch.randn(6, 64), SCHEMES["nvfp4"]
+    scale = float(x.abs().max()) / (6 * 448)
+    seen = quantized_inputs(x, scheme, scale)
+    assert torch.equal(seen, quantize(x, scheme).dequantize())
+    few = quantized_inputs(x[None, 2:4], scheme, scale)
+    assert torch.equal(few[0], seen[2:4]) and not torch.equal(few[0], quantize(x[2:4], scheme).dequantize())
+    assert float(quantized_inputs(100 * x, scheme, scale).abs().max()) == pytest.approx(2688 * scale)
+
+
 def test_methods_keep_their_codes(llama: Model) -> None:
     """Codes are those without quantized inputs; a method that changes inputs has no fixed scale of them."""
     plain = recipe("int8_row", "int8_row+gptq")
-    made = assemble(llama, plain.layers, TEXTS, of_inputs=plain.inputs)
+    made = assemble(llama, plain.layers, TEXTS, of_inputs=plain.input_schemes)
     alone = assemble(llama, plain.layers, TEXTS)
     assert torch.equal(made.layers[UP].q.packed, alone.layers[UP].q.packed)
     with pytest.raises(ValueError, match="quantize inputs per token"):
@@ -134,7 +148,7 @@ def test_only_schemes_that_are_multiplied_are_chosen(survey: Survey, target: str
     front = frontier(survey, "", kept_to)
     choice = front.at(9)
     chosen = recipe_of(survey, choice, constraints=kept_to)
-    assert set(map(str, chosen.layers.values())) == {"fp8_e4m3_row"} and chosen.inputs == kept_to.inputs
+    assert set(map(str, chosen.layers.values())) == {"fp8_e4m3_row"} and kept_to.inputs == (chosen.inputs,)
     assert "INT8 per row" in front.refused["int8_row"]
     assert "of the weights; quantized inputs add to it" in verdict(front, choice)
     assert "Inputs of these layers are quantized too: FP8 per token" in card_of(chosen)
@@ -151,8 +165,8 @@ def test_files_keep_the_inputs() -> None:
     about = json.loads(chosen.to_json())
     old = {key: value for key, value in about.items() if key != "inputs"}
     assert ModelRecipe.from_json(json.dumps(old)).inputs is None
-    with pytest.raises(ValueError, match="not by 'nvfp4'"):
-        ModelRecipe.from_json(json.dumps(about | {"inputs": "nvfp4"}))
+    with pytest.raises(ValueError, match="not by 'mxfp4'"):
+        ModelRecipe.from_json(json.dumps(about | {"inputs": "mxfp4"}))
 
 
 @pytest.fixture(scope="module")

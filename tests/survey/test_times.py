@@ -43,7 +43,7 @@ def drawn(survey: Survey, seed: int) -> tuple[Survey, Cells, Frontier]:
         layers.append(dataclasses.replace(layer, shape=shape, costs={"fisher": losses, "weight": losses}))
         times |= {(Scheme.parse(name), shape): draw.uniform(1e-6, 5e-6) for name in FEW}
 
-    def product(scheme: Scheme, shape: tuple[int, int]) -> ShapeTime:
+    def product(scheme: Scheme, shape: tuple[int, int], inputs: Scheme | None) -> ShapeTime:
         return ShapeTime((1, *shape), "measured", seconds=times[scheme, shape])
 
     found = Survey(dataclasses.replace(survey.head, layers=4, kept_bytes=0), tuple(layers))
@@ -149,12 +149,13 @@ def test_recorded_times_are_those_of_the_products() -> None:
         assert recorded_times(named, 1).machine == full
     alone, eight = recorded_times("", 1), Scheme.parse("int8_row")
     assert alone.of(eight, shape) == product_time("w8a16", (1, *shape))
-    both = recorded_times("", 16, eight).of(eight, shape)
+    sixteen = recorded_times("", 16)
+    both = sixteen.of(eight, shape, eight)
     assert both == with_quantized_x(product_time("int8", (16, *shape))) and both.quantize_x_s
-    assert recorded_times("", 16, eight).of(UNQUANTIZED, shape) == product_time("bf16", (16, *shape))
+    assert sixteen.of(UNQUANTIZED, shape, eight) == product_time("bf16", (16, *shape))
     none = alone.of(Scheme.parse("int5_group128_asym"), shape)
     assert none.seconds is None and "no kernel here" in none.reason
-    other = recorded_times("", 1, eight).of(Scheme.parse("nvfp4"), shape)
+    other = alone.of(Scheme.parse("nvfp4"), shape, eight)
     assert other.seconds is None and "with inputs of int8_row" in other.reason
     for machine, batch, said in (
         ("h100", 1, r"recorded: h200; 'here' measures"),

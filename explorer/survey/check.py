@@ -75,8 +75,8 @@ class Check:
     ``inputs``: how layers' inputs were quantized in all models but that of "weights alone", in words, ""
     where they were not; ``predicts_inputs``: predictions have what that adds; ``cache``: how these models
     stored keys and values, in words, "" for exactly. ``calibrated``: the texts are those that the survey, or
-    a method, was calibrated by. ``refused``: single schemes, and
-    signals that choose one, that the recipe's methods do not serve -> why. ``time``: of a step, predicted and measured, of a recipe that predicts one
+    a method, was calibrated by. ``refused``: single schemes, and signals that choose one, that the recipe's
+    methods do not serve -> why. ``time``: of a step, predicted and measured, of a recipe that predicts one
     (``explorer.bench.layers.checked_time``)."""
 
     rows: tuple[Checked, ...]

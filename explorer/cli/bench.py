@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -264,11 +264,11 @@ def run(benchmark: Benchmark[Any], record: bool, as_json: bool, to: Path | None 
 
     if record:
         benchmark.check_recordable()
-    rows = counted("timings", benchmark.rows, benchmark.total, as_json)
+    rows = counted("timings", _kept(benchmark, to), benchmark.total, as_json)
     if record:
         say(f"written: {benchmark.record(rows)}", error=True)
     if to is not None:
-        say(f"written: {benchmark.record(rows, to)}", error=True)
+        say(f"written: {to}", error=True)
     for note in benchmark.notes if as_json else ():
         say(note, error=True)
     if as_json:
@@ -279,6 +279,17 @@ def run(benchmark: Benchmark[Any], record: bool, as_json: bool, to: Path | None 
     print_table(_table(benchmark.line(row) for row in rows))
     for note in benchmark.notes:
         say(note)
+
+
+def _kept(benchmark: Benchmark[Any], to: Path | None) -> Iterator[Any]:
+    """The rows; each is in the file ``to`` before the next is measured, so that a run that is cut off keeps
+    what it has."""
+    rows: list[Any] = []
+    for row in benchmark.rows:
+        rows.append(row)
+        if to is not None:
+            benchmark.record(rows, to)
+        yield row
 
 
 def _table(lines: Iterable[dict[str, Any]]) -> PrintedTable:

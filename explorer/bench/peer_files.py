@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 GROUP = 64
 """Weights that share a scale: rows of 576 have no groups of 128."""
@@ -45,7 +46,6 @@ def main(arguments: list[str]) -> None:
 def by_llmcompressor(model: str, sequences: list[list[int]], out: str) -> None:
     """llm-compressor's GPTQ: symmetric INT4 in groups of ``GROUP``, layer after layer."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from datasets import Dataset
     from llmcompressor import oneshot
     from llmcompressor.modifiers.gptq import GPTQModifier
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -56,13 +56,10 @@ def by_llmcompressor(model: str, sequences: list[list[int]], out: str) -> None:
     oneshot(
         model=network,
         tokenizer=AutoTokenizer.from_pretrained(model),
-        dataset=Dataset.from_dict(
-            {"input_ids": sequences, "attention_mask": [[1] * len(ids) for ids in sequences]}
-        ),
+        dataset=DataLoader([_batch(torch.tensor([ids])) for ids in sequences], batch_size=None),
         recipe=GPTQModifier(config_groups={"group_0": scheme}, ignore=["lm_head"]),
         num_calibration_samples=len(sequences),
         max_seq_length=max(map(len, sequences)),
-        pad_to_max_length=False,
     )
     network.save_pretrained(out, save_compressed=True)
 
@@ -83,12 +80,17 @@ def by_autoround(model: str, sequences: list[list[int]], out: str) -> None:
         bits=4,
         group_size=GROUP,
         sym=True,
-        dataset=[{"input_ids": chunk, "attention_mask": torch.ones_like(chunk)} for chunk in chunks],
+        dataset=[_batch(chunk) for chunk in chunks],
         nsamples=len(chunks),
         seqlen=chunks[0].shape[1],
         device_map=device,
     )
     found.quantize_and_save(out, format="auto_round")
+
+
+def _batch(ids: Tensor) -> dict[str, Tensor]:
+    """int64 [1, tokens] as networks take them."""
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 MAKERS: dict[str, tuple[Callable[[str, list[list[int]], str], None], str]] = {

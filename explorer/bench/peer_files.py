@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 GROUP = 64
 """Weights that share a scale: rows of 576 have no groups of 128."""
@@ -56,7 +56,7 @@ def by_llmcompressor(model: str, sequences: list[list[int]], out: str) -> None:
     oneshot(
         model=network,
         tokenizer=AutoTokenizer.from_pretrained(model),
-        dataset=DataLoader([_batch(torch.tensor([ids])) for ids in sequences], batch_size=None),
+        dataset=DataLoader(_Batches(sequences), batch_size=None),
         recipe=GPTQModifier(config_groups={"group_0": scheme}, ignore=["lm_head"]),
         num_calibration_samples=len(sequences),
         max_seq_length=max(map(len, sequences)),
@@ -86,6 +86,23 @@ def by_autoround(model: str, sequences: list[list[int]], out: str) -> None:
         device_map=device,
     )
     found.quantize_and_save(out, format="auto_round")
+    (saved,) = [path.parent for path in Path(out).rglob("config.json")]  # its own folder, of the model's name
+    if saved != Path(out):
+        for path in saved.iterdir():
+            path.rename(Path(out) / path.name)
+
+
+class _Batches(Dataset[dict[str, Tensor]]):
+    """A batch of each of the sequences."""
+
+    def __init__(self, sequences: list[list[int]]) -> None:
+        self.sequences = sequences
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return _batch(torch.tensor([self.sequences[index]]))
 
 
 def _batch(ids: Tensor) -> dict[str, Tensor]:

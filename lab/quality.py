@@ -11,6 +11,9 @@ from lab.intervals import half_interval, paired
 from lab.tables import markdown
 
 EQUAL, OURS = "Q4_K_M-imatrix", "recipe-as-Q4_K_M-imatrix"
+BY_GPTQ = f"{OURS}-gptq"
+SLACK = 1.002
+"""A file of so many times the bytes of another counts as one of equal bytes: headers differ by as much."""
 FOUR_BITS = ("Q4_0", "IQ4_NL", "IQ4_XS", "Q4_K_S", "Q4_K_M")
 DASH = "–"
 
@@ -57,13 +60,15 @@ def less(ours: QualityRow, theirs: QualityRow) -> tuple[float, float]:
 
 
 def at_equal_bytes(rows: Sequence[QualityRow]) -> str:
-    """A sentence: the recipe of at most the bytes of Q4_K_M with importances, beside that file."""
-    ours, theirs = row_of(rows, OURS), row_of(rows, EQUAL)
-    if ours is None or theirs is None:
+    """A sentence: the recipes of at most the bytes of Q4_K_M with importances, by GPTQ and rounded, beside
+    that file."""
+    by_gptq, rounded, theirs = row_of(rows, BY_GPTQ), row_of(rows, OURS), row_of(rows, EQUAL)
+    if by_gptq is None or rounded is None or theirs is None:
         return f"({NOT_RECORDED})"
     return (
-        f"With {ours.bytes:,} bytes, at most the {theirs.bytes:,} of llama.cpp's Q4_K_M, both with the same "
-        f"importances, the recipe's KL is {compared(ours, theirs)}."
+        f"With {by_gptq.bytes:,} bytes, at most the {theirs.bytes:,} of llama.cpp's Q4_K_M, all with the same "
+        f"importances, the KL of the recipe by GPTQ is {compared(by_gptq, theirs)} ({by_gptq.kl:.4f} beside "
+        f"{theirs.kl:.4f} nats a token), and that of the recipe of rounding {compared(rounded, theirs)}."
     )
 
 
@@ -115,15 +120,32 @@ def verdict(rows: Sequence[QualityRow]) -> str:
 
 
 def against_nf4(rows: Sequence[QualityRow]) -> str:
-    """Sentences: both checkpoints by recipes beside bitsandbytes' NF4, which is smaller."""
-    theirs, found = row_of(rows, "bitsandbytes-nf4"), []
-    for name, words in (("rtn", "rounded to nearest"), ("gptq", "by GPTQ")):
-        ours = row_of(rows, f"compressed-tensors-{name}")
-        if ours is None or theirs is None:
-            return f"({NOT_RECORDED})"
-        larger = 100 * (ours.bytes / theirs.bytes - 1)
-        found.append(f"that of the recipe {words} is {compared(ours, theirs)}, in {larger:.1f} % more bytes")
-    return f"Against the KL of bitsandbytes' NF4, {found[0]}, and {found[1]}."
+    """Sentences: the same NF4 file with codes by GPTQ, and a recipe for compressed-tensors of its bytes,
+    beside bitsandbytes' own."""
+    theirs = row_of(rows, "bitsandbytes-nf4")
+    nf4 = row_of(rows, "bitsandbytes-nf4-gptq")
+    integers = row_of(rows, "compressed-tensors-as-bitsandbytes-nf4")
+    if theirs is None or nf4 is None or integers is None:
+        return f"({NOT_RECORDED})"
+    return (
+        f"The KL of NF4 with codes by GPTQ is {compared(nf4, theirs)} than that of bitsandbytes' own, in "
+        f"{100 * (nf4.bytes / theirs.bytes - 1):.2f} % more bytes; that of a recipe of integers by GPTQ with "
+        f"the bytes of NF4 is {compared(integers, theirs)}."
+    )
+
+
+def against_gptq(rows: Sequence[QualityRow]) -> str:
+    """A sentence: llm-compressor's GPTQ beside this project's files of at most its bytes."""
+    theirs = row_of(rows, "llmcompressor-gptq")
+    integers = row_of(rows, "compressed-tensors-as-llmcompressor-gptq")
+    nf4 = row_of(rows, "bitsandbytes-nf4-gptq")
+    if theirs is None or integers is None or nf4 is None:
+        return f"({NOT_RECORDED})"
+    return (
+        f"Against llm-compressor's GPTQ of one scheme, INT4 in groups of 64, the KL of NF4 by GPTQ is "
+        f"{compared(nf4, theirs)}, in {100 * (1 - nf4.bytes / theirs.bytes):.1f} % fewer bytes, and that of a "
+        f"recipe of integers with its bytes {compared(integers, theirs)}."
+    )
 
 
 def best_within(rows: Sequence[QualityRow], theirs: QualityRow) -> QualityRow | None:
@@ -141,14 +163,14 @@ def _four_bits(row: QualityRow) -> bool:
 
 
 def _comparable(ours: QualityRow, theirs: QualityRow) -> bool:
-    """Whether a file of ours is no larger, judged by the same reader, and has importances where theirs has
+    """Whether a file of ours is no larger (``SLACK``), judged by the same reader, and has importances where theirs has
     them."""
     gguf = theirs.format == "GGUF"
     fair = ours.importances == theirs.importances if gguf else True
     return bool(
         ours.ours
         and ours.kl is not None
-        and ours.bytes <= theirs.bytes
+        and ours.bytes <= SLACK * theirs.bytes
         and (ours.format == "GGUF") == gguf
         and fair
     )

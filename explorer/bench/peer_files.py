@@ -121,7 +121,7 @@ def read(folder: Path, out: Path) -> None:
     loaded ``folder``: each quantized layer's answer to the identity."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map="cpu").eval()
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map="cpu").eval()
     with torch.no_grad():  # compressed-tensors restores its layers when the model first runs
         network(input_ids=torch.zeros(1, 2, dtype=torch.long))
     config = AutoConfig.from_pretrained(folder).to_dict()
@@ -145,10 +145,16 @@ def _linear(network: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 @torch.no_grad()
 def _weight(module: Any, width: int) -> Tensor:
-    """float32 [N, K]: the weight of a layer, whatever it holds."""
-    answer = module(torch.eye(width))
+    """float32 [N, K]: the weight of a layer, whatever it holds, in the most exact dtype that it multiplies
+    in."""
     bias = getattr(module, "bias", None)
-    return (answer - bias if bias is not None else answer).t().contiguous().float()
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        try:
+            answer = module(torch.eye(width, dtype=dtype)).float()
+        except RuntimeError:  # the layer multiplies in its own dtype alone
+            continue
+        return (answer - bias.float() if bias is not None else answer).t().contiguous()
+    raise ValueError(f"{type(module).__name__} multiplies in none of float32, float16 and bfloat16")
 
 
 if __name__ == "__main__":

@@ -66,9 +66,10 @@ def at_equal_bytes(rows: Sequence[QualityRow]) -> str:
     if by_gptq is None or rounded is None or theirs is None:
         return f"({NOT_RECORDED})"
     return (
-        f"With {by_gptq.bytes:,} bytes, at most the {theirs.bytes:,} of llama.cpp's Q4_K_M, all with the same "
-        f"importances, the KL of the recipe by GPTQ is {compared(by_gptq, theirs)} ({by_gptq.kl:.4f} beside "
-        f"{theirs.kl:.4f} nats a token), and that of the recipe of rounding {compared(rounded, theirs)}."
+        f"With {by_gptq.bytes:,} bytes, at most the {theirs.bytes:,} of llama.cpp's Q4_K_M, and all with the "
+        f"same importances, the KL of the recipe by GPTQ is {compared(by_gptq, theirs)} ({by_gptq.kl:.4f} "
+        f"beside {theirs.kl:.4f} nats a token), and that of the recipe of rounding "
+        f"{compared(rounded, theirs)}."
     )
 
 
@@ -143,8 +144,8 @@ def against_gptq(rows: Sequence[QualityRow]) -> str:
         return f"({NOT_RECORDED})"
     return (
         f"Against llm-compressor's GPTQ of one scheme, INT4 in groups of 64, the KL of NF4 by GPTQ is "
-        f"{compared(nf4, theirs)}, in {100 * (1 - nf4.bytes / theirs.bytes):.1f} % fewer bytes, and that of a "
-        f"recipe of integers with its bytes {compared(integers, theirs)}."
+        f"{compared(nf4, theirs)}, in {100 * (1 - nf4.bytes / theirs.bytes):.1f} % fewer bytes, and that of "
+        f"a recipe of integers with its bytes {compared(integers, theirs)}."
     )
 
 
@@ -163,8 +164,8 @@ def _four_bits(row: QualityRow) -> bool:
 
 
 def _comparable(ours: QualityRow, theirs: QualityRow) -> bool:
-    """Whether a file of ours is no larger (``SLACK``), judged by the same reader, and has importances where theirs has
-    them."""
+    """Whether a file of ours is no larger (``SLACK``), judged by the same reader, and has importances where
+    theirs has them."""
     gguf = theirs.format == "GGUF"
     fair = ours.importances == theirs.importances if gguf else True
     return bool(

@@ -121,7 +121,7 @@ def read(folder: Path, out: Path) -> None:
     loaded ``folder``: each quantized layer's answer to the identity."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map="cpu").eval()
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map="cpu").eval()
     with torch.no_grad():  # compressed-tensors restores its layers when the model first runs
         network(input_ids=torch.zeros(1, 2, dtype=torch.long))
     config = AutoConfig.from_pretrained(folder).to_dict()

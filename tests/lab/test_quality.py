@@ -42,9 +42,11 @@ def test_the_comparison_at_equal_bytes_is_exact() -> None:
     assert quality.less(THEIRS, OURS)[0] == pytest.approx(-100 / 3)
     difference, width = paired(CHECKPOINT.losses, OURS.losses)
     assert quality.less(OURS, CHECKPOINT) == pytest.approx((-1000 * difference, 1000 * width))
-    assert "99 bytes, at most the 100" in quality.at_equal_bytes(ROWS)
-    assert "25.0 ± 0.0 % less" in quality.at_equal_bytes(ROWS)
-    assert "not recorded" in quality.at_equal_bytes([OURS])
+    by_gptq = replace(OURS, name=quality.BY_GPTQ, bytes=98, kl=0.02, losses=(0.0, 0.04, 0.02))
+    said = quality.at_equal_bytes((*ROWS, by_gptq))
+    assert "98 bytes, at most the 100" in said and "(0.0200 beside 0.0400 nats a token)" in said
+    assert "by GPTQ is 50.0 ± 0.0 % less" in said and "of rounding 25.0 ± 0.0 % less" in said
+    assert "not recorded" in quality.at_equal_bytes(ROWS)
     assert quality.compared(THEIRS, OURS).endswith("% more")
     wide = replace(OURS, losses=(0.0, 0.01, 0.2))
     assert quality.compared(wide, THEIRS).endswith("% more (not told apart)")

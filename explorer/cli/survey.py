@@ -940,7 +940,7 @@ def _from_folder(
         weights = of_folder(imatrix, chosen.layers, folder) if imatrix else {}
         codes = codes_of(chosen, load, seen, progress, folder, EXPORTS[to].fused, weights)
     load.cache_clear()  # writing needs one tensor at a time
-    with reporting("tensors", as_json) as progress, reporting("texts", as_json) as measured:
+    with reporting("tensors", as_json) as progress, reporting("texts", as_json, later=True) as measured:
         measure = None
         if measured_on is not None:
             from explorer.survey.measured import measuring

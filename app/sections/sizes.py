@@ -95,7 +95,8 @@ def build(page: Page) -> None:
                 elem_id="sizes-billions",
             )
         table = block(elem_id="sizes")
-    model.change(lambda chosen: gr.update(visible=chosen == BY_COUNT), model, billions, **PRIVATE)
+    by_count = {"trigger_mode": "multiple", **PRIVATE}
+    model.change(lambda chosen: gr.update(visible=chosen == BY_COUNT), model, billions, **by_count)
     scheme = page.pair[0]
     of_model, _ = (
         listen(control.change, sizes, [model, billions, scheme], table, api_name=f"sizes_{name}", **QUIET)

@@ -95,13 +95,12 @@ def build(page: Page) -> None:
                 elem_id="sizes-billions",
             )
         table = block(elem_id="sizes")
-    by_count = {"trigger_mode": "multiple", **PRIVATE}
-    model.change(lambda chosen: gr.update(visible=chosen == BY_COUNT), model, billions, **by_count)
     scheme = page.pair[0]
     of_model, _ = (
         listen(control.change, sizes, [model, billions, scheme], table, api_name=f"sizes_{name}", **QUIET)
         for control, name in ((model, "model"), (billions, "billions"))
     )
+    of_model.then(lambda chosen: gr.update(visible=chosen == BY_COUNT), model, billions, **PRIVATE)
     page.follow(sizes_of_selection, [model, billions], table, api_name="sizes")
     with card(
         "Size of the cache",

@@ -34,6 +34,7 @@ from app.state.record import Record, first_of_file, next_record
 from app.theme import LATE_HEAD, make_theme
 from app.ui import build
 from explorer import gpu
+from explorer.cli.output import hide_words_of_torchao
 from explorer.core.backend import gpu_device
 from explorer.core.builds import all_builds
 from explorer.gpu.runtime import arch_of, compile_all
@@ -51,6 +52,7 @@ def serve(port: int, file: Path | None = None, open_browser: bool = False) -> No
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     for chatty in ("httpx", "httpcore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    hide_words_of_torchao()
     allowed = limits.current()
     logging.getLogger("explorer").info(
         "limits: %s (%s)", "hosted" if allowed.hosted else "local", limits.why()

@@ -147,14 +147,15 @@ Object.assign(explorer, {
   },
 
   /* A control of a section that the address keeps: nothing for what it holds on a fresh page, for an
-     empty one, and for what is longer than `most`. What follows a step is not written where Back or
-     Forward has led meanwhile. */
-  keep(key, value, fresh, visit, most) {
+     empty one, for what is longer than `most`, and for a number that is not above the first and at most the
+     second of `within`. What follows a step is not written where Back or Forward has led meanwhile. */
+  keep(key, value, fresh, visit, most, within) {
     const asked = [...explorer.acts, ...explorer.sent?.acts || []];
     if (!visit && asked.some(act => act.do === 'visit')) return;
     if (visit) explorer.settle();
     const text = key === 'shape' ? String(value).replaceAll('×', 'x') : String(value);
-    const left = value === null || text === String(fresh) || (most !== null && text.length > most);
+    const outside = within && !(value > within[0] && value <= within[1]);
+    const left = value === null || text === String(fresh) || (most !== null && text.length > most) || outside;
     explorer.writeQuery({[key]: left ? null : text}, visit);
   },
 

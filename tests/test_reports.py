@@ -372,7 +372,7 @@ def test_another_tensor_is_noticed(folder: Path, capsys: pytest.CaptureFixture[s
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--element", "one"], "ROW,COLUMN"),
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--out", "r.txt"], ".html"),
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--own", "2"], "share of min-max"),
-        (["report", "survey", "all-MiniLM-L6-v2", "--bits", "1"], "1 bits per weight are fewer"),
+        (["report", "survey", "all-MiniLM-L6-v2", "--bits", "1"], "bits per weight; the budget is 1"),
         (["report", "sample:mlp_up", "--schemes", "int4_group128+gptq"], "name them by --inputs"),
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--methods", "gptq"], "name them by --inputs"),
         (["report", "sample:mlp_up", "--schemes", "nvfp4", "--methods", "x", "--inputs", "y"], "'x'"),

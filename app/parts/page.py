@@ -103,12 +103,19 @@ class Page:
         self._last_seen[name] = listen(event, handler, inputs, outputs, **TOGETHER | options, **LATEST)
 
     def keep(
-        self, key: str, control: Control, *events: Any, visit: bool = True, most: int | None = None
+        self,
+        key: str,
+        control: Control,
+        *events: Any,
+        visit: bool = True,
+        most: int | None = None,
+        within: tuple[float, float] | None = None,
     ) -> None:
         """Keep what ``control`` holds in the address as ``key``, after each of ``events``, if it has at
-        ``most`` so many characters; with ``visit``, Back returns to its previous value. ``link`` reads it."""
+        ``most`` so many characters, and is above the first and at most the second of ``within``; with
+        ``visit``, Back returns to its previous value. ``link`` reads it."""
         self.kept[key] = control
-        kept = ", ".join(json.dumps(word) for word in (control.value, visit, most))
+        kept = ", ".join(json.dumps(word) for word in (control.value, visit, most, within))
         script = f"value => explorer.keep({json.dumps(key)}, value, {kept})"
         for event in events:
             event(None, control, None, js=script, api_visibility="private")

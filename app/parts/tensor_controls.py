@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 
 from app import limits
+from app.parts.cache_capture import build_cache_capture
 from app.parts.views import Shown, View
 from app.parts.widgets import PRIVATE
 from app.state.controls import DEFAULT_SAMPLE, SOURCES
@@ -62,6 +63,7 @@ def build_tensor_controls() -> TensorControls:
         layer = gr.Dropdown(
             [], value=None, label="Layer (type to filter)", allow_custom_value=True, elem_id="layer"
         )
+        build_cache_capture(model, revision, layer, file)
     controls = TensorControls(source, sample, file, file_tensor, model, revision, layer)
     _wire(controls, list_layers)
     return controls
@@ -98,7 +100,7 @@ def tensor_view(chosen: Record) -> TensorControls:
     if chosen.source == "builtin":
         return TensorControls(**vars(skipped) | {"sample": chosen.sample})
     if chosen.source == "file":
-        choices = _choices(file_source(chosen.file).infos)
+        choices = _choices(layers(file_source(chosen.file)))
         name = chosen.file_tensor
         file_tensor = gr.update(choices=choices, value=name)
         return TensorControls(**vars(skipped) | {"file": chosen.file, "file_tensor": file_tensor})

@@ -12,14 +12,12 @@ from app.parts import html
 from app.parts.views import Control, Shown, StatusView, View, listen, shows
 from app.parts.widgets import PRIVATE, QUIET, block
 from app.state.files import fresh_folder
-from app.state.layers import BUILTIN, FILE, LAYERS, TEXT, THIS, layers_in
+from app.state.layers import BUILTIN, FILE, LAYERS, TEXT, THIS, documents, layers_in, tokens_to_keep
 from app.state.models import runnable_model
 from explorer import SourceError
-from explorer.methods.evaluate import MOST_TOKENS
 from explorer.models.capture import capture, linear_layers, save_captured
 from explorer.models.evaluate import MODEL, calibration_texts
 
-MOST_TEXT = 200_000
 TEXT_HINT = "one document per line; the model reads them in order until enough tokens are kept"
 
 
@@ -79,14 +77,11 @@ def run_capture(where: str, layer: str | None, text: str, tokens: float | None) 
     the methods, and to download."""
     if not layer:
         raise SourceError("list the model's layers and choose one")
-    if len(text) > MOST_TEXT:
-        raise SourceError(f"the text has {len(text):,} characters; up to {MOST_TEXT:,} are read here")
-    if tokens is None or not 2 <= tokens <= MOST_TOKENS:
-        raise SourceError(f"tokens to keep are 2 … {MOST_TOKENS:,}")
+    lines, most = documents(text), tokens_to_keep(tokens)
     yield CaptureView.unchanged(status=html.status(f"Loading {where} …"))
-    model, lines = runnable_model(where), [line for line in text.splitlines() if line.strip()]
+    model = runnable_model(where)
     yield CaptureView.unchanged(status=html.status(f"Running {len(lines)} texts through {model.name} …"))
-    (captured,) = capture(model, lines, [layer], int(tokens))
+    (captured,) = capture(model, lines, [layer], most)
     path = fresh_folder() / "captured.safetensors"
     save_captured([captured], path)
     shape, kept = "×".join(map(str, captured.weight.shape)), len(captured.activations)

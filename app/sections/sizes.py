@@ -9,7 +9,7 @@ import gradio as gr
 from app.parts import html
 from app.parts.page import Page
 from app.parts.views import Shown, View, listen, shows
-from app.parts.widgets import QUIET, block, card, plot
+from app.parts.widgets import PRIVATE, QUIET, block, card, plot
 from app.state.selection import Selection
 from app.theme import plot_data
 from explorer import SCHEMES
@@ -25,6 +25,7 @@ USUAL_MODEL, USUAL_BILLIONS = "Llama-2-7B", 7
 SIZES = ("fp32", "bf16", "fp8_e4m3_row", "int8_row", "mxfp6_e2m3", "nvfp4", "mxfp4", "int4_group128",
          "int2_group64", "ternary_absmean", "binary_row")  # fmt: skip
 BY_COUNT = "by parameter count"
+MOST_BILLIONS = 1_000_000
 
 
 @shows()
@@ -33,8 +34,9 @@ def sizes(model: str, billions: float, scheme: str) -> str:
     to a layer is not in it."""
     chosen = Recipe.parse(scheme).scheme
     shape = MODELS.get(model)
-    if shape is None and not (billions and 0 < billions <= 1e6):
-        raise ValueError("give a parameter count between 0 and a million billions")
+    if shape is None and not (billions and 0 < billions <= MOST_BILLIONS):
+        given = "" if billions is None else f", not {billions:,g}"
+        raise ValueError(f"parameters are more than 0 and at most {MOST_BILLIONS:,} billions{given}")
     rows = {chosen.name: chosen, **{name: SCHEMES[name] for name in SIZES}}
     estimates = [estimate(s, shape, 0 if shape else round(billions * 1e9)) for s in rows.values()]
     return html.memory(estimates, chosen.label)
@@ -87,9 +89,10 @@ def build(page: Page) -> None:
             model = gr.Dropdown([*MODELS, BY_COUNT], value=USUAL_MODEL, label="Model", min_width=200)
             billions = gr.Number(
                 USUAL_BILLIONS,
-                label="Billions of parameters, when given by count",
-                minimum=0,
+                label="Billions of parameters",
                 min_width=200,
+                visible=False,
+                elem_id="sizes-billions",
             )
         table = block(elem_id="sizes")
     scheme = page.pair[0]
@@ -97,6 +100,7 @@ def build(page: Page) -> None:
         listen(control.change, sizes, [model, billions, scheme], table, api_name=f"sizes_{name}", **QUIET)
         for control, name in ((model, "model"), (billions, "billions"))
     )
+    of_model.then(lambda chosen: gr.update(visible=chosen == BY_COUNT), model, billions, **PRIVATE)
     page.follow(sizes_of_selection, [model, billions], table, api_name="sizes")
     with card(
         "Size of the cache",
@@ -109,5 +113,5 @@ def build(page: Page) -> None:
         listen(event, cache, [model, stored], view, api_name=f"cache_size_{name}", **QUIET)
     page.when_seen(cache, [model, stored], view, api_name="cache_size")
     page.keep("sized", model, model.input)
-    page.keep("billions", billions, billions.change, visit=False)
+    page.keep("billions", billions, billions.change, visit=False, within=(0, MOST_BILLIONS))
     page.keep("stored", stored, stored.input)

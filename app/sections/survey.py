@@ -40,7 +40,7 @@ from app.state.forms import Form
 from app.state.models import runnable_model
 from app.state.selection import Selection
 from app.theme import plot_data
-from explorer import words
+from explorer import SourceError, words
 from explorer.bench.layers import checked_time
 from explorer.checkpoints import EXPORTS, write_checkpoint
 from explorer.checkpoints.inputs import INPUTS, inputs_of
@@ -67,6 +67,7 @@ from explorer.survey.apply import (
     codes_of,
     folder_of,
     input_scales_of,
+    inputs_words,
     targets_with,
 )
 from explorer.survey.budget import budget_of
@@ -74,7 +75,7 @@ from explorer.survey.check import Check, Checked, check_recipe
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import SCHEMES, SurveyPlan, survey_model
 from explorer.survey.times import seconds_of
-from explorer.survey.verdict import about, truth, verdict
+from explorer.survey.verdict import about, slightly_more, truth, verdict
 
 TITLE, NAME = "Which layer suffers", "survey"
 ANY = "any"
@@ -99,6 +100,7 @@ MOST_TYPED = 40
 _POINTS = 200
 """Steps of the slider of time, at least."""
 UNFINISHED = "Stopped. Layers that were done are kept: Survey runs the model again and goes on with them."
+OWN_SURVEY, MODEL_FIELD = "Survey another model, or open a survey's file", "Model: folder or Hub id"
 NOT_CHECKED = "Not checked yet: the loss above is a prediction."
 COLUMNS = {
     "model": "str",
@@ -194,6 +196,17 @@ class SurveyRunView(StatusView):
     which: Shown
     file: Shown
     unfinished: Shown
+
+
+@dataclass(frozen=True)
+class OpenedSurveyView(SurveyRunView):
+    """A survey's file that was opened, and the control that it was dropped on: empty where it was refused."""
+
+    upload: Shown
+
+    @classmethod
+    def refused(cls, message: str) -> OpenedSurveyView:
+        return cls.unchanged(status=html.status(message), upload=None)
 
 
 @dataclass(frozen=True)
@@ -361,6 +374,8 @@ def budget(asked: Budget) -> BudgetView:
     timed, step, single = one.choice.time is not None, _step(one), low == high
     usual = round((low + high) / 2, 2) if timed else USUAL_BITS
     value = min(max(asked.bits or usual, low), high)
+    said = verdict(front, choice, one.recipe.predicted_interval)
+    more = slightly_more(front, choice, value, STEP)
     return BudgetView.of_another_recipe(
         bits=gr.update(
             minimum=low,
@@ -371,12 +386,18 @@ def budget(asked: Budget) -> BudgetView:
             interactive=not single,
         ),
         heat=plot_data(heat_figure(found, front.signal, choice)),
-        sentence=html.sentence(verdict(front, choice, one.recipe.predicted_interval)),
+        sentence=html.sentence(" ".join(part for part in (said, _inputs_added(one), more) if part)),
         curve=plot_data(budget_figure(found, front, choice)),
         strip=plot_data(strip_figure(found, choice)),
         recipe=gr.update(value=str(path), interactive=True),
         command=html.commands(_commands(path.name, asked, found.head, one.choice)),
     )
+
+
+def _inputs_added(one: Bought) -> str:
+    """How the layers' inputs are quantized and what that adds to the loss, where the survey predicts it."""
+    added = one.recipe.predicted_inputs
+    return "" if added is None else f"Inputs: {inputs_words(one.recipe)}; they add {added:.3g} of the loss."
 
 
 @shows(BudgetView)
@@ -462,6 +483,8 @@ def _commands(recipe: str, asked: Budget, head: Head, choice: Choice) -> list[st
     by = "" if set(schemes) == set(SCHEMES) else f" --schemes {shlex.quote(','.join(schemes))}"
     if methods:
         by += f" --methods {','.join(methods)}"
+    if head.inputs:
+        by += f" --inputs {','.join(head.inputs)}"
     lines = [
         f"explorer survey {shlex.quote(model)}{by} --out {shlex.quote(found)}",
         " ".join(words),
@@ -543,17 +566,29 @@ def _choices(own: bool = False) -> list[tuple[str, str]]:
     return [*listed, ("a survey of my own", OWN)] if own else listed
 
 
-@shows(SurveyRunView)
-def opened(path: str | None) -> SurveyRunView:
+@shows(OpenedSurveyView)
+def opened(path: str | None) -> OpenedSurveyView:
     """A survey's file of the visitor's own; ``ValueError`` says what is wrong with it."""
     if not path:
-        return SurveyRunView.unchanged()
+        return OpenedSurveyView.unchanged()
     found = load_survey(path)
-    return SurveyRunView.unchanged(
+    return OpenedSurveyView.unchanged(
         status=html.status(f"Opened: {about(found)}"),
         own=path,
         which=gr.update(choices=_choices(own=True), value=OWN),
     )
+
+
+def _model_of(where: str, found: Survey, head: bool = False) -> Model:
+    """The model of a survey: at ``where``, or else where the survey found it. ``SourceError`` with the field
+    that names it, where that is empty."""
+    place = where.strip()
+    if place:
+        return runnable_model(place, head)
+    try:
+        return runnable_model(found.head.model, head)
+    except SourceError as error:
+        raise SourceError(f'{error}. Name its folder under "{OWN_SURVEY}", "{MODEL_FIELD}"') from error
 
 
 @shows(CheckView)
@@ -564,7 +599,7 @@ def check(asked: Budget, where: str) -> Iterator[CheckView]:
     found, recipe = one.survey, one.recipe
     place = where.strip() or found.head.model
     yield CheckView.unchanged(status=html.status(f"Loading {place} …"))
-    model = runnable_model(place, head=True)
+    model = _model_of(where, found, head=True)
     steps = reported(lambda progress: check_recipe(recipe, model, survey=found, progress=progress))
     result = yield from _told(steps, lambda: "models run", CheckView)
     result = dataclasses.replace(result, time=checked_time(recipe, model))
@@ -586,7 +621,7 @@ def export(asked: Budget, where: str, run: Run | None = None) -> Iterator[Export
     one = asked.bought()
     found, recipe = one.survey, one.recipe
     place = where.strip() or found.head.model
-    runnable_model(place)
+    _model_of(where, found)
     check_weights(recipe, place)
     folder, name = fresh_folder(), file_name(f"{Path(found.head.model).name} {recipe.bits:.3g} bits {target}")
 
@@ -779,9 +814,9 @@ def _build_choice() -> tuple[gr.Dropdown, gr.Dropdown]:
 
 
 def _build_own() -> _OwnSurvey:
-    with gr.Accordion("Survey another model, or open a survey's file", open=False, elem_id="survey-own"):
+    with gr.Accordion(OWN_SURVEY, open=False, elem_id="survey-own"):
         with gr.Row():
-            where = gr.Textbox("", label="Model: folder or Hub id", max_lines=1, elem_id="survey-model")
+            where = gr.Textbox("", label=MODEL_FIELD, max_lines=1, elem_id="survey-model")
             start = gr.Button("Survey", variant="primary", min_width=120)
             stop = stop_button()
             made = gr.DownloadButton("Download survey", interactive=False, min_width=140)
@@ -983,7 +1018,8 @@ def _wire_own(mine: _OwnSurvey, asked: _Asked) -> list[tuple[Any, str]]:
         )
     ]
     buttons.end_with(*runs, message=UNFINISHED)
-    read = listen(mine.file.upload, opened, [mine.file], outputs, api_name="open_survey", **QUIET)
+    view = OpenedSurveyView(**vars(outputs), upload=mine.file)
+    read = listen(mine.file.upload, opened, [mine.file], view, api_name="open_survey", **QUIET)
     return [(runs[0].then, "made"), (runs[1].then, "made_by_key"), (read.then, "opened")]
 
 

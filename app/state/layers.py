@@ -27,6 +27,24 @@ NO_PAIR = (
 )
 
 
+MOST_TEXT = 200_000
+"""Characters of a visitor's text."""
+
+
+def documents(text: str) -> list[str]:
+    """The lines of a visitor's text that have words, one document each. ``SourceError`` if it is too long."""
+    if len(text) > MOST_TEXT:
+        raise SourceError(f"the text has {len(text):,} characters; up to {MOST_TEXT:,} are read here")
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def tokens_to_keep(tokens: float | None) -> int:
+    """How many tokens are captured; ``SourceError`` for too few and too many."""
+    if tokens is None or not 2 <= tokens <= MOST_TOKENS:
+        raise SourceError(f"tokens to keep are 2 … {MOST_TOKENS:,}")
+    return int(tokens)
+
+
 def chosen_layer(
     kind: str,
     sample: str,

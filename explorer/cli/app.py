@@ -28,7 +28,7 @@ from explorer.cli import (
 )
 from explorer.cli.device import COMMAND
 from explorer.cli.options import naming_rows
-from explorer.cli.output import say
+from explorer.cli.output import hide_words_of_torchao, say
 from explorer.version import __version__
 from explorer.words import without_python
 
@@ -71,6 +71,7 @@ as much to do, and 160 s instead of 9 by the clock. ``OMP_WAIT_POLICY`` in the e
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command: 0 when it worked, 1 when a check failed, 2 and one line on stderr for bad input."""
     os.environ.setdefault("OMP_WAIT_POLICY", WAITING)
+    hide_words_of_torchao()
     return run_command(app, list(sys.argv[1:] if argv is None else argv), "explorer")
 
 

@@ -6,6 +6,7 @@ Commands print only through this module, because names of layers, files and mode
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -126,22 +127,25 @@ class _Rate(ProgressColumn):
 
 
 class _Lines:
-    """Progress for a log file: a line each tenth, and after half a minute; none of what is done at once."""
+    """Progress for a log file: a line each tenth, and after half a minute; none of what is done at once.
+    ``later``: time begins with the first step that is reported, because something else runs before it."""
 
-    def __init__(self, label: str, in_bytes: bool) -> None:
+    def __init__(self, label: str, in_bytes: bool, later: bool) -> None:
         self._label, self._shown = label, words.bytes_ if in_bytes else lambda number: f"{number:,}"
         self._start = self._said = time.monotonic()
-        self._tenth = 0
+        self._tenth, self._first, self._waits = 0, 0, later
 
     def report(self, done: int, total: int) -> None:
         """Called at each step."""
         now, tenth = time.monotonic(), 10 * done // max(total, 1)
-        taken = now - self._start
+        if self._waits:
+            self._start, self._said, self._first, self._waits = now, now, done, False
+        taken, own = now - self._start, done - self._first
         if taken < _AT_ONCE or not (tenth > self._tenth or now - self._said >= _QUIET):
             return
         self._said, self._tenth = now, max(tenth, self._tenth)
         share = f"{100 * done // max(total, 1)} %"
-        left = f", about {words.duration(taken / done * (total - done))} left" if 0 < done < total else ""
+        left = f", about {words.duration(taken / own * (total - done))} left" if own and done < total else ""
         say(
             f"{self._label}: {self._shown(done)} of {self._shown(total)} ({share}), "
             f"{words.duration(taken)}{left}",
@@ -150,15 +154,17 @@ class _Lines:
 
 
 @contextmanager
-def reporting(label: str, as_json: bool, in_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
+def reporting(
+    label: str, as_json: bool, in_bytes: bool = False, later: bool = False
+) -> Iterator[Callable[[int, int], None]]:
     """A function to call with (done, total), on standard error: a bar with rate and time left, or lines where
-    that is no terminal. Silent with ``--json``.
+    that is no terminal. Silent with ``--json``. ``later``: another phase runs first, whose time is its own.
     """
     if as_json:
         yield lambda done, total: None
         return
     if not sys.stderr.isatty():
-        yield _Lines(label, in_bytes).report
+        yield _Lines(label, in_bytes, later).report
         return
     amounts = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(), _Rate())
     columns = (TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn())
@@ -176,6 +182,13 @@ def counted(label: str, items: Iterable[T], total: int, as_json: bool) -> list[T
             results.append(item)
             show(len(results), max(total, len(results)))
     return results
+
+
+def hide_words_of_torchao() -> None:
+    """transformers imports torchao where it is installed, which warns of kernels of its own that do not load
+    and of calls that torch has deprecated: no concern of a program that uses neither."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def hide_bars_of_transformers(as_json: bool) -> None:

@@ -255,8 +255,10 @@ def survey(
         shortest = words.duration(content.numbers["choice.seconds"])
         raise ValueError(f"{time} is less than the linear layers take by these schemes: {shortest}")
     if bits is not None and content.numbers["choice.bits"] > bits + ROUNDED:
+        from explorer.survey.budget import too_few_bits
+
         least = content.numbers["choice.bits"]
-        raise ValueError(f"{bits:g} bits per weight are fewer than these schemes take: {least:.4g}")
+        raise ValueError(too_few_bits(bits, least))
     _write(content, files, as_json)
 
 

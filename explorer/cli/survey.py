@@ -204,13 +204,29 @@ def survey(
     )
     use_device(device)
     rows = on_ray(ray) if ray else in_this_process
-    with reporting("running the model", as_json) as ran, reporting("layers", as_json) as done:
-        found = survey_model(plan, path, progress=done, run_progress=ran, rows=rows)
+    try:
+        with reporting("running the model", as_json) as ran, reporting("layers", as_json, later=True) as done:
+            found = survey_model(plan, path, progress=done, run_progress=ran, rows=rows)
+    except KeyboardInterrupt:
+        say(_kept_of(path), error=True)
+        raise
     if as_json:
         print_json({"file": str(path), "head": found.head, "layers": found.layers})
         return
     _print_survey(found)
     say(f"written: {path}")
+
+
+def _kept_of(path: Path) -> str:
+    """What a stopped survey leaves in its file, and how to go on."""
+    from explorer.survey import load_survey
+
+    try:
+        found = load_survey(path)
+    except (ValueError, OSError):
+        return "no layer was done yet: the same command begins anew"
+    done, of = len(found.layers), found.head.layers
+    return f"{path} keeps {done:,} of {of:,} layers: the same command runs the model again and does the rest"
 
 
 def _survey_file(model: str, out: str | None) -> Path:
@@ -423,6 +439,7 @@ def recipe(
         print_json({"recipe": _record(chosen), "choice": choice, **found_out})
         return
     _print_recipe(found, front, choice, chosen)
+    say(*_slightly_more(front, choice, bits, size))
     _say_methods(found, choice, method)
     say(f"written: {out}" if out else "not written: name a file by --out")
 
@@ -556,6 +573,15 @@ def _choice(
     return front.at(bits) if bits is not None else front.at_loss(loss or 0.0)
 
 
+def _slightly_more(front: Frontier, choice: Choice, bits: float | None, size: str | None) -> tuple[str, ...]:
+    """What a slightly larger budget would do, if that is worth a line."""
+    from explorer.survey.verdict import slightly_more
+
+    budget = bits if size is None else front.bits_of(byte_size(size))
+    said = slightly_more(front, choice, budget)
+    return (said,) if said else ()
+
+
 def _record(chosen: ModelRecipe) -> dict[str, object]:
     layers = {name: str(one) for name, one in chosen.layers.items()}
     cache = {"cache": chosen.cache.described if chosen.cache else ""}
@@ -592,11 +618,12 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
         inputs = [choice.inputs.get(name, "")] if chosen.own_inputs else []
         rows.append((name, str(one), *inputs, layer.bits[scheme], cost, share))
     row, columns = SENSITIVITIES[front.signal], ["inputs"] if chosen.own_inputs else []
-    print_table(PrintedTable(("layer", "recipe", *columns, "bits", "cost", "share"), rows))
+    print_table(PrintedTable(("layer", "recipe", *columns, "bits of codes", "cost", "share"), rows))
     for name, why in front.refused.items():
         say(f"left out: {name}: {why}", error=True)
     total = bytes_(front.kept_bytes + choice.bytes)
-    size = f"{choice.bits:.4g} bits per weight, {bytes_(choice.bytes)} of codes and scales"
+    files = f" in files for {chosen.target}" if chosen.target else ""
+    size = f"{choice.bits:.4g} bits per weight{files}, {bytes_(choice.bytes)} of codes and scales"
     grown = chosen.target and any(x.growth for x in found.layers if x.name not in chosen.layers)
     rest = "its codes restored to 16 bits" if grown else "the rest of it as it is stored"
     if front.in_files:
@@ -913,7 +940,7 @@ def _from_folder(
         weights = of_folder(imatrix, chosen.layers, folder) if imatrix else {}
         codes = codes_of(chosen, load, seen, progress, folder, EXPORTS[to].fused, weights)
     load.cache_clear()  # writing needs one tensor at a time
-    with reporting("tensors", as_json) as progress, reporting("texts", as_json) as measured:
+    with reporting("tensors", as_json) as progress, reporting("texts", as_json, later=True) as measured:
         measure = None
         if measured_on is not None:
             from explorer.survey.measured import measuring

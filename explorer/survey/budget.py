@@ -233,7 +233,7 @@ class Frontier:
         budget = (bits + _SLACK) * self.weights
         within = [table for table in self._tables if budget >= table.by_bits.least]
         if not within:
-            raise ValueError(f"{bits:g} bits per weight are fewer than these schemes take: {self.least:.4g}")
+            raise ValueError(too_few_bits(bits, self.least))
         return self._best([table.choose(table.by_bits, budget) for table in within])
 
     def at_time(self, seconds: float, bits: float | None = None) -> Choice:
@@ -292,7 +292,7 @@ class Frontier:
         least = self.kept_bytes + self.least * self.weights / 8
         if not size >= least:
             raise ValueError(
-                f"{size:,.0f} bytes are fewer than these schemes make of the model: {least:,.0f}"
+                f"by these schemes the model takes at least {least:,.0f} bytes; the budget is {size:,.0f}"
             )
         # ``at`` allows a little more than it is asked for, which is bytes of a large model.
         return max((size - self.kept_bytes) * 8 / self.weights - _SLACK, self.least)
@@ -314,15 +314,22 @@ class Frontier:
         return self._completed(choice, max(choice.loss - bound, 0.0))
 
 
+def too_few_bits(bits: float, least: float) -> str:
+    """The refusal of a budget of ``bits`` per weight, where schemes take ``least``."""
+    return f"these schemes take at least {least:.4g} bits per weight; the budget is {bits:g}"
+
+
 def budget_of(text: str, front: Frontier) -> float:
     """Bits per weight of a budget in words: "4.5", "4.5 bits", or a size of the whole model, "90 MB".
     ``ValueError`` for anything else, and for a size below that of the smallest choice of ``front``."""
     if (bits := _BITS.fullmatch(text)) is not None:
         return float(bits[1])
+    if _BITS.fullmatch(pointed := text.replace(",", ".")):
+        raise ValueError(f"{text[:40]!r} has a comma: write {pointed.strip()[:40]}, with a point")
     try:
         size = words.byte_size(text)
     except ValueError:
-        raise ValueError(f"{text[:40]!r} is no budget: write it like 4.5 bits or 90 MB") from None
+        raise ValueError(f"{text[:40]!r} is not a budget: write it like 4.5 bits or 90 MB") from None
     return front.bits_of(size)
 
 

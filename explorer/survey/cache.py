@@ -298,7 +298,7 @@ def captured_cache(model: Model, texts: AnyTexts, tokens: int = 512) -> dict[str
     projections = [m for name, m in model.network.named_modules() if name.endswith("k_proj")]
     handles = [
         m.register_forward_hook(
-            lambda _, __, output, name=f"layers.{i}.keys_before_rotary": before.setdefault(name, []).append(
+            lambda _, __, output, name=f"layers.{i}.{KEYS}{_BEFORE}": before.setdefault(name, []).append(
                 output[0].float().cpu()
             )
         )
@@ -315,6 +315,26 @@ def captured_cache(model: Model, texts: AnyTexts, tokens: int = 512) -> dict[str
         for handle in handles:
             handle.remove()
     return {name: torch.cat(parts) for name, parts in sorted((found | before).items())}
+
+
+_BEFORE = "_before_rotary"
+
+
+def labelled_cache(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of ``captured_cache`` by names to choose from, layer by layer: "keys of layer 3, before
+    rotary", "keys of layer 3, after rotary" and "values of layer 3". Where the projection's keys are not
+    known, or are cached as they are, there is one tensor, "keys of layer 3"."""
+    labelled = {}
+    for i in range(len([name for name in found if name.endswith(f".{VALUES}")])):
+        keys, values = (found[f"layers.{i}.{part}"] for part in (KEYS, VALUES))
+        before = found.get(f"layers.{i}.{KEYS}{_BEFORE}")
+        if before is None or torch.equal(before, keys):
+            labelled[f"keys of layer {i}"] = keys
+        else:
+            labelled[f"keys of layer {i}, before rotary"] = before
+            labelled[f"keys of layer {i}, after rotary"] = keys
+        labelled[f"values of layer {i}"] = values
+    return labelled
 
 
 def _each_text(

@@ -102,10 +102,10 @@ class SurveyPlan:
         signals = DEFAULT if self.signals is None else self.signals
         if any(SENSITIVITIES[s].is_loss for s in signals):
             return
-        what = "methods leave a share of" if methods else "quantized inputs add to" if inputs else ""
+        what = "methods change" if methods else "quantized inputs add to" if inputs else ""
         if what:
             raise ValueError(
-                f"{what} a predicted loss: survey by a signal that predicts one, such as {DEFAULT[-1]}"
+                f"{what} a predicted loss, and these signals predict none: add one, such as {DEFAULT[-1]}"
             )
 
     def surveys(self, role: Role | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from explorer import words
@@ -22,6 +23,8 @@ from explorer.survey.times import PredictedTime
 
 _SIMILAR = 0.1
 """Bits per weight that a single scheme may be smaller and still say what choosing saves."""
+_HAIR, _MUCH_LESS = 0.02, 0.2
+"""Share that a budget may be larger, and share of the loss that it must save to be told."""
 _AS_FAST = 0.005
 """Share of a time that a single scheme may take more and still be as fast."""
 FEW_TEXTS = 4
@@ -156,6 +159,21 @@ def verdict(front: Frontier, choice: Choice, interval: Interval | None = None) -
     if choice.loss < best.loss and best.bits > choice.bits - _SIMILAR:
         bought += f"; choosing per layer saves {100 * (1 - choice.loss / best.loss):.0f} % of that"
     return f"{bought}."
+
+
+def slightly_more(front: Frontier, choice: Choice, budget: float | None, step: float = 1e-4) -> str:
+    """A sentence where a ``budget`` (bits per weight; None: those of the choice) that is at most ``_HAIR``
+    larger lets the choice lose at least ``_MUCH_LESS`` of its loss less; else empty. The larger one is a
+    multiple of ``step``."""
+    if choice.time is not None or not SENSITIVITIES[front.signal].is_loss:
+        return ""
+    most = (1 + _HAIR) * max(budget or 0.0, choice.bits)
+    for point, loss in zip(front.bits.tolist(), front.loss.tolist(), strict=True):
+        bits = math.ceil(point / step - 1e-6) * step
+        if choice.bits < point and bits <= most and loss <= (1 - _MUCH_LESS) * choice.loss:
+            less = 1 - front.at(bits).loss / choice.loss
+            return f"{bits:.7g} bits would lose {100 * less:.0f} % less."
+    return ""
 
 
 def _sentence(time: PredictedTime) -> str:

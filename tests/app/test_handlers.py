@@ -696,8 +696,9 @@ def test_sizes_of_models(said: list[str]) -> None:
     assert "3.47" in sizes.sizes("Llama-2-7B", 0, "int4_group128")
     assert "13.48" in sizes.sizes("Llama-2-7B", 0, "fp16")
     assert sizes.sizes(sizes.BY_COUNT, 70, "nvfp4") and not said
-    sizes.sizes(sizes.BY_COUNT, 0, "nvfp4")
-    assert "parameter count" in said[0]
+    for count in (0, -5, 2e6):
+        sizes.sizes(sizes.BY_COUNT, count, "nvfp4")
+        assert said.pop() == f"parameters are more than 0 and at most 1,000,000 billions, not {count:,g}"
 
 
 def test_the_cache_of_a_model_by_its_context() -> None:

@@ -17,6 +17,7 @@ import pytest
 from app import limits
 from app.parts.slider import FreeSlider
 from app.sections import survey
+from explorer import SourceError
 from explorer.checkpoints import EXPORTS
 from explorer.figures.survey import heat_figure
 from explorer.survey import SENSITIVITIES, Survey, load_survey, verdict
@@ -104,6 +105,22 @@ def test_the_recipe_shows_each_layers_method(tmp_path: Path) -> None:
     assert "--methods gptq" in out.command and "--methods" not in bought(4.0).command
 
 
+def test_what_quantized_inputs_add_is_shown(tmp_path: Path) -> None:
+    """By a survey that predicts it: in the sentence and at each layer; the commands ask for it."""
+    rows = [dataclasses.replace(x, inputs={"int8_row": 1e-4}) for x in FOUND.layers]
+    head = dataclasses.replace(FOUND.head, inputs=("int8_row",))
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(map(line_of, (head, *rows))))
+    out = survey.budget(survey.OWN, str(path), None, "any", "", False, 8.1, "int8_row", "bits", 1)
+    count = len(ModelRecipe.load(out.recipe["value"]).input_schemes)
+    assert count and f"Inputs: INT8 per token; they add {1e-4 * count:.3g} of the loss." in out.sentence
+    said = [text for bar in json.loads(out.strip)["data"] for text in bar["hovertext"]]
+    assert said == ["<br>inputs: INT8 per token"] * count
+    surveys, recipes, *_ = (line for line in out.command.split("explorer ") if "--out" in line)
+    assert "--inputs int8_row" in surveys and "--inputs int8_row" in recipes
+    assert "Inputs:" not in bought(4.0).sentence and "--inputs" not in bought(4.0).command
+
+
 @pytest.mark.parametrize("bits", [-1.0, 0.0, 99.0, None])
 def test_a_budget_beyond_the_ends_is_the_end(bits: float | None, said: list[str]) -> None:
     """A slider at its stop still shows a recipe."""
@@ -156,7 +173,8 @@ def test_what_is_no_budget_is_said(said: list[str]) -> None:
     asked = (RECORDED, None, None, "any", "", False, 6.0, "none", "bits", 1)
     refused = [
         ("much", "4.5 bits or 90 MB"),
-        ("2 kB", "fewer than these schemes make"),
+        (" 4,5 bits", "has a comma: write 4.5 bits, with a point"),
+        ("2 kB", "by these schemes the model takes at least"),
         ("1 bit", "1 bit is less than these schemes can do: 2.28 bits per weight"),
     ]
     for text, words in refused:
@@ -341,13 +359,29 @@ def test_kept_and_fused_layers() -> None:
 
 
 def test_a_file_that_is_no_survey_is_refused(tmp_path: Path, said: list[str]) -> None:
-    """In words; what was open stays."""
+    """In words, and the box is free for another one; what was open stays."""
     path = tmp_path / "x.jsonl"
     path.write_text('{"a": 1}\n')
     out = survey.opened(str(path))
-    assert "is no survey" in said[0] and "is no survey" in out.status
+    assert "is no survey" in said[0] and "is no survey" in out.status and out.upload is None
     own = survey.opened(str(survey.recorded()[RECORDED]))
     assert own.own == str(survey.recorded()[RECORDED]) and own.which["value"] == survey.OWN
+
+
+def test_a_model_that_is_not_at_hand_can_be_named(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    """Check and Export say in which field, unless a place was named there."""
+
+    def missing(*_: object) -> None:
+        raise SourceError("no such model")
+
+    monkeypatch.setattr(survey, "runnable_model", missing)
+    asked = (RECORDED, None, None, "gguf", "", False, 6.0, "none", "bits", 1)
+    for run, rest in ((survey.check, ()), (survey.export, (None,))):
+        list(run(*asked, "", *rest))
+        why = said.pop()
+        assert why == f'no such model. Name its folder under "{survey.OWN_SURVEY}", "{survey.MODEL_FIELD}"'
+        list(run(*asked, "/no/such", *rest))
+        assert said.pop() == "no such model"
 
 
 def test_the_recipe_is_checked_and_exported(minilm: Path) -> None:

@@ -74,4 +74,4 @@ def test_a_file_keeps_to_the_size_that_was_asked_for(
         size = (out / "model.gguf").stat().st_size
         assert 0.96 * 1000 * kilobytes < size <= 1000 * kilobytes
     assert main([*asked[:5], "500kB"]) == 2
-    assert "fewer than these schemes make of the model" in capsys.readouterr().err
+    assert "by these schemes the model takes at least" in capsys.readouterr().err

@@ -29,6 +29,8 @@ def test_a_chosen_storage_is_drawn_and_said(page: Page, url: str) -> None:
     page.get_by_label("Model", exact=True).last.click()
     page.get_by_role("option", name="Mistral-7B 0.1").click()
     expect(sentence).to_contain_text("the last 4,096 tokens alone")
+    count = page.locator("#sizes-billions input")
+    expect(count).to_have_count(0)
     lines = plot.locator(".scatterlayer .js-line")
     expect(lines).to_have_count(2)
     expect(plot.locator(".xtick text", has_text="16,384")).to_have_count(1)
@@ -39,4 +41,12 @@ def test_a_chosen_storage_is_drawn_and_said(page: Page, url: str) -> None:
     expect(page.get_by_label("Keys and values stored as")).to_have_value("FP8, one fixed scale a layer")
     expect(plot.locator(".legendtext").nth(1)).to_have_text("FP8, one fixed scale a layer")
     boxes = [line.bounding_box() for line in lines.all()]
+    page.get_by_label("Model", exact=True).last.click()
+    page.get_by_role("option", name="by parameter count").click()
+    for typed, kept in (("3", True), ("-5", False), ("0", False)):
+        count.fill(typed)
+        count.press("Tab")
+        expect(page).to_have_url(re.compile(r"billions=3" if kept else r"^(?!.*billions=)"))
+        if not kept:
+            expect(page.locator(".toast-body", has_text=f"not {typed}")).to_be_visible()
     assert all(box and box["width"] > 200 and box["height"] > 20 for box in boxes)

@@ -61,7 +61,7 @@ def test_a_typed_size_is_the_budget(page: Page, url: str) -> None:
     page.keyboard.type("much")
     page.keyboard.press("Enter")
     told = page.locator("#survey-told")
-    expect(told).to_contain_text("'much' is no budget: write it like 4.5 bits or 90 MB")
+    expect(told).to_contain_text("'much' is not a budget: write it like 4.5 bits or 90 MB")
     expect(page.locator(".toast-body")).to_have_count(0)  # once is enough
     slider = page.locator("#survey-bits input[type=range]")
     slider.focus()

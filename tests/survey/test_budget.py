@@ -5,6 +5,7 @@ If these fail, the slider's recipe is not the best of its size, or breaks what a
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import numpy as np
@@ -15,6 +16,7 @@ from explorer.schemes import MappingType, Scheme
 from explorer.survey import Constraints, Survey, frontier, recipe_of
 from explorer.survey.kinds import itemsize
 from explorer.survey.recipe import ModelRecipe
+from explorer.survey.verdict import slightly_more
 
 BUDGETS = (2.28, 2.5, 3.0, 3.7, 4.16, 4.5, 5.0, 6.0, 8.04, 20.0)
 
@@ -212,8 +214,8 @@ def test_a_budget_may_be_bytes_or_a_loss(made_up: Survey) -> None:
         ("", Constraints(keep=("layers",)), 4.0, "no layer of made/up is left"),
         ("", Constraints(keep=("block.*",)), 4.0, "no layer's name matches 'block"),
         ("", Constraints(refusal=lambda scheme, shape: "too small"), 4.0, "without a scheme: int2"),
-        ("", Constraints(), 1.0, "fewer than these schemes take: 2.28"),
-        ("", Constraints(), float("nan"), "fewer than"),
+        ("", Constraints(), 1.0, "these schemes take at least 2.28"),
+        ("", Constraints(), float("nan"), "the budget is nan"),
     ],
 )
 def test_what_cannot_be_chosen_is_said(
@@ -221,6 +223,25 @@ def test_what_cannot_be_chosen_is_said(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         frontier(made_up, signal, constraints).at(ask)
+
+
+def test_a_hair_more_that_loses_much_less_is_told(made_up: Survey) -> None:
+    """One layer goes from INT4 (4.16 bits) to NVFP4 (4.5 bits). If this fails, a budget just below 4.5 bits
+    buys INT4 without a word, or a step is told that is far, that gains little, or that is taken already."""
+    fisher = {"int4_group128_asym": 1.0, "nvfp4": 0.6, "int8_row": 0.55}
+    one = next(x for x in made_up.linear if x.shape[0] == 128)
+    schemes = tuple(fisher)
+    layer = dataclasses.replace(one, bits={**one.bits, "nvfp4": 4.50015}, costs={"fisher": fisher})
+    head = dataclasses.replace(made_up.head, schemes=schemes, signals=("fisher",), layers=1)
+    front = frontier(Survey(head, (layer,)))
+
+    def told(budget: float, step: float = 1e-4) -> str:
+        return slightly_more(front, front.at(budget), budget, step)
+
+    assert told(4.5) == "4.5002 bits would lose 40 % less."
+    assert told(4.5, 0.01) == "4.51 bits would lose 40 % less."
+    assert [told(budget) for budget in (4.16, 4.4, 4.5002, 8.0)] == [""] * 4
+    assert slightly_more(front, front.at(4.5), None) == "", "by the choice's own size the step is far"
 
 
 def test_the_slider_answers_at_once(made_up: Survey) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import safetensors
 import torch
 
+from app.parts.cache_capture import capture_keys_and_values
+from app.state.record import Record, next_record
+from app.state.selection import matrix_of
 from explorer import quantize
 from explorer.analysis.cache import (
     BOTH,
@@ -35,6 +39,7 @@ from explorer.survey.cache import (
     captured_cache,
     each_alone,
     fixed_scales,
+    labelled_cache,
     restored,
     shape_of,
 )
@@ -233,6 +238,32 @@ def test_keys_and_values_are_captured(llama: Model) -> None:
         assert torch.allclose(
             after.view(24, 2, 16).norm(dim=2), before.view(24, 2, 16).norm(dim=2), rtol=1e-4
         )
+
+
+def test_the_page_opens_keys_and_values(tiny_llama: Path, tiny_bert: Path) -> None:
+    """If this fails, the page cannot show a cache, opens another layer than the one that was chosen, or
+    offers two equal tensors as keys before and after rotary embedding."""
+    capture = partial(capture_keys_and_values, str(tiny_llama), "")
+    *_, shown = capture("model.layers.1.mlp.up_proj.weight", "\n\n" + WORDS, 6)
+    (act,) = json.loads(shown.act)
+    opened = next_record(Record(), act, shown.file)
+    assert matrix_of(opened).values.shape == (6, 32)
+    assert (opened.source, opened.file_tensor) == ("file", "keys of layer 1, after rotary")
+    with safetensors.safe_open(shown.file, "pt") as file:
+        assert sorted(file.keys()) == [
+            "keys of layer 0, after rotary",
+            "keys of layer 0, before rotary",
+            "keys of layer 1, after rotary",
+            "keys of layer 1, before rotary",
+            "values of layer 0",
+            "values of layer 1",
+        ]
+    one = torch.ones(2, 2)
+    same = dict.fromkeys(("layers.0.keys", "layers.0.keys_before_rotary", "layers.0.values"), one)
+    assert list(labelled_cache(same)) == ["keys of layer 0", "values of layer 0"]
+    (*_, shown), (refused,) = capture_keys_and_values(str(tiny_bert), "", "", "", 6), capture("", "", 1)
+    assert "keeps no keys and values" in shown.status and "2 … 4,096" in refused.status
+    assert shown.act == refused.act == "", "an act that stays is done again"
 
 
 def test_memory_of_a_cache_by_its_context() -> None:

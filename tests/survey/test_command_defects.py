@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from explorer.cli.survey import SIGNALS, _check_together
 from explorer.methods.recipe import Recipe
 from explorer.sources.source_limits import SUFFIXES
 from explorer.survey import SENSITIVITIES, ModelRecipe
+from explorer.survey import run as survey_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SPELLED = "int8~1x64~asymmetric~float16~minmax"
@@ -125,6 +127,46 @@ def test_a_log_file_gets_a_line_now_and_then(
     with output.reporting("tensors", True) as report:
         report(5, 5)
     assert capsys.readouterr().err == ""
+
+
+def test_the_time_left_is_of_the_phase_that_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A survey runs the model before it does the layers. If this fails, the time that took counts as that of
+    the first layers, and a minute that is left is half an hour."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    model, later = output.reporting("running the model", False), output.reporting("layers", False, later=True)
+    with model as ran, later as layers:
+        for done in range(11):
+            ran(done, 10)
+            now += 100 if done < 10 else 0
+        for done in range(1, 5):
+            now += 10
+            layers(done, 10)
+    assert capsys.readouterr().err.splitlines()[-1] == "layers: 4 of 10 (40 %), 30 s, about 1 min left"
+
+
+def test_a_stopped_survey_says_what_it_keeps(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If this fails, Ctrl-C seems to lose the layers that were done."""
+    out, found = tmp_path / "s.jsonl", survey_run.survey_layer
+    left = [0]
+
+    def stops(*given: Any) -> Any:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return found(*given)
+
+    monkeypatch.setattr(survey_run, "survey_layer", stops)
+    command = ["survey", str(tiny_llama), "--schemes", "int8_row", "--signal", "weight", "--out", str(out)]
+    assert main(command) == 130 and "keeps 0 of 16 layers" in capsys.readouterr().err
+    left[0] = 2
+    assert main(command) == 130
+    said = capsys.readouterr().err
+    assert "s.jsonl keeps 2 of 16 layers: the same command" in said and said.endswith("stopped\n")
 
 
 FAST = [

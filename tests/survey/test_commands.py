@@ -126,7 +126,7 @@ TIMES = [
     ("--time 1ms --loss 0.1", "--loss goes with no budget of time"),
     ("--bits 4.5 --batch 16", "--batch and --on are of a budget of time"),
     ("--tokens-per-second 0", "a number above 0"),
-    ("--time 1ms --bits 1", "fewer than these schemes take"),
+    ("--time 1ms --bits 1", "these schemes take at least"),
     ("--time 1ms --batch 100000", "recorded with"),
 ]
 
@@ -195,7 +195,7 @@ BAD = [
     ("survey MODEL --schemes nvfp4 --out SURVEY", "is another survey: the schemes"),
     ("recipe SURVEY", "name one budget: --bits, --size or --loss"),
     ("recipe SURVEY --bits 4 --size 1GB", "name one budget"),
-    ("recipe SURVEY --bits 1", "fewer than these schemes take"),
+    ("recipe SURVEY --bits 1", "these schemes take at least"),
     ("recipe SURVEY --size 3.2XB", "is no size"),
     ("recipe SURVEY --loss 1e-12", "no choice of these schemes"),
     ("recipe SURVEY --bits 4.6 --signal output", "has no signal 'output'"),

@@ -113,7 +113,7 @@ def test_methods_of_codes_alone_are_surveyed(name: str) -> None:
 
 
 def test_methods_need_a_signal_that_predicts_a_loss() -> None:
-    with pytest.raises(ValueError, match="methods leave a share of a predicted loss"):
+    with pytest.raises(ValueError, match="methods change a predicted loss"):
         SurveyPlan("m", signals=("weight", "output"), methods=("gptq",))
 
 

@@ -72,7 +72,6 @@ def by_autoround(model: str, sequences: list[list[int]], out: str) -> None:
     every = torch.tensor([token for ids in sequences for token in ids])
     chunks = [chunk[None] for chunk in every.split(LENGTH) if len(chunk) == LENGTH] or [every[None]]
     network = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     found = AutoRound(
         network,
         AutoTokenizer.from_pretrained(model),
@@ -83,7 +82,6 @@ def by_autoround(model: str, sequences: list[list[int]], out: str) -> None:
         dataset=[_batch(chunk) for chunk in chunks],
         nsamples=len(chunks),
         seqlen=chunks[0].shape[1],
-        device_map=device,
     )
     found.quantize_and_save(out, format="auto_round")
     (saved,) = [path.parent for path in Path(out).rglob("config.json")]  # its own folder, of the model's name

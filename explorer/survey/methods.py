@@ -38,9 +38,6 @@ HELD_OUT = 1024
 the texts have them."""
 ROWS = 128
 """Rows of each weight that a share is taken over."""
-MOST_MOVED = 2.0
-"""Times the squared error of rounding: a method whose codes are further from the weights has no share. Where
-a few inputs dominate a layer, codes can fit those and leave a large error to inputs that no token showed."""
 FEWEST = 16
 """Rows of other tokens without which a layer has no share."""
 
@@ -171,8 +168,7 @@ def shares_of(
     """method -> scheme -> k of the method's codes over k of rounding, of a weight [N, K].
 
     Both are taken over ``ROWS`` rows, which have codes of their own, unless blocks span several. A method
-    lacks the schemes that it does not serve, and those whose codes are too far from the weights
-    (``MOST_MOVED``). Where rounding costs nothing, the share is 1. GPTQ's damping is
+    lacks the schemes that it does not serve. Where rounding costs nothing, the share is 1. GPTQ's damping is
     chosen once for all schemes (``same_inputs``).
     """
     here = evidence.on(weight.device)
@@ -181,17 +177,16 @@ def shares_of(
         for text, scheme in schemes.items():
             rows = _rows_for(scheme, weight)
             part = weight[rows].float()
-            error = part - quantize(part, scheme).dequantize()
-            rounded, most = here.loss(error, rows), MOST_MOVED * float(error.square().sum())
+            rounded = here.loss(part - quantize(part, scheme).dequantize(), rows)
             for method in methods:
                 checkpoint()
                 try:
                     codes = apply(method, part, scheme, here.inputs).q
                 except ValueError:  # the method does not serve the scheme: it is rounded
                     continue
-                error = part - codes.dequantize()
-                share = here.loss(error, rows) / rounded if rounded else 1.0
-                if math.isfinite(share) and float(error.square().sum()) <= most:
+                left = here.loss(part - codes.dequantize(), rows)
+                share = left / rounded if rounded else 1.0
+                if math.isfinite(share):
                     found[method][text] = share
     return found
 

@@ -70,7 +70,7 @@ from explorer.survey.apply import (
     inputs_words,
     targets_with,
 )
-from explorer.survey.budget import budget_of
+from explorer.survey.budget import budget_of, check_complete
 from explorer.survey.check import Check, Checked, check_recipe
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import SCHEMES, SurveyPlan, survey_model
@@ -572,6 +572,7 @@ def opened(path: str | None) -> OpenedSurveyView:
     if not path:
         return OpenedSurveyView.unchanged()
     found = load_survey(path)
+    check_complete(found)
     return OpenedSurveyView.unchanged(
         status=html.status(f"Opened: {about(found)}"),
         own=path,

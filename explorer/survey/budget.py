@@ -541,13 +541,18 @@ def _advice(constraints: Constraints) -> str:
     return f". Survey the model by schemes that {constraints.target} carries: {', '.join(constraints.usual)}"
 
 
-def _check_asked(survey: Survey, signal: str, constraints: Constraints) -> None:
-    """``ValueError`` for a survey that was stopped, and for names that nothing in it has."""
+def check_complete(survey: Survey) -> None:
+    """``ValueError`` for a survey that was stopped before its last layer."""
     if not survey.complete:
         raise ValueError(
             f"the survey of {survey.head.model} was stopped after {len(survey.layers)} of "
-            f"{survey.head.layers} layers: let it go on first"
+            f"{survey.head.layers} layers: let it go on first, by the same `explorer survey` command"
         )
+
+
+def _check_asked(survey: Survey, signal: str, constraints: Constraints) -> None:
+    """``ValueError`` for a survey that was stopped, and for names that nothing in it has."""
+    check_complete(survey)
     if signal not in survey.head.signals:
         raise ValueError(f"the survey has no signal {signal!r}; it has {', '.join(survey.head.signals)}")
     for name in constraints.schemes:

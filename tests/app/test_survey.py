@@ -364,8 +364,13 @@ def test_a_file_that_is_no_survey_is_refused(tmp_path: Path, said: list[str]) ->
     path.write_text('{"a": 1}\n')
     out = survey.opened(str(path))
     assert "is no survey" in said[0] and "is no survey" in out.status and out.upload is None
-    own = survey.opened(str(survey.recorded()[RECORDED]))
-    assert own.own == str(survey.recorded()[RECORDED]) and own.which["value"] == survey.OWN
+    recorded = survey.recorded()[RECORDED]
+    path.write_text("".join(Path(recorded).read_text().splitlines(keepends=True)[:4]))
+    out = survey.opened(str(path))
+    assert "was stopped after 3 of" in said[1] and out.upload is None
+    assert out.own == gr.update(), "what was open stays"
+    own = survey.opened(str(recorded))
+    assert own.own == str(recorded) and own.which["value"] == survey.OWN
 
 
 def test_a_model_that_is_not_at_hand_can_be_named(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:

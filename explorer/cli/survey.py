@@ -428,7 +428,15 @@ def recipe(
     _hint_at_schemes(target, found, front)
     left |= front.left
     say(*kept_words(left), error=True)
-    choice = _choice(front, bits, size, loss, seconds)
+    try:
+        choice = _choice(front, bits, size, loss, seconds)
+    except ValueError as error:
+        if inputs_loss is None:
+            raise
+        raise ValueError(
+            f"{error}. Layers with quantized inputs take only schemes that are multiplied with those: a "
+            "smaller --inputs-loss leaves more layers their inputs, and any scheme"
+        ) from error
     chosen = dataclasses.replace(recipe_of(found, choice, signal, method, constraints), cache=cached)
     if target:
         _check_together(target, chosen, constraints.schemes or found.head.schemes)

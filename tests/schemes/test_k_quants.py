@@ -350,10 +350,9 @@ def test_the_first_of_equals_decides_wherever_scales_are_made(text: str) -> None
     assert ranges.low_first is not None and ranges.low_first[:, 0].tolist() == [True, False]
 
 
-@pytest.mark.parametrize("method", ["gptq", "autoround"])
 @pytest.mark.parametrize("name", ["q3_k", "q6_k", "iq4_nl"])
-def test_what_moves_ranges_refuses_searched_scales(method: str, name: str) -> None:
+def test_what_moves_ranges_refuses_searched_scales(name: str) -> None:
     """Else a layer is called by llama.cpp's type and has other scales, and a larger error, than rounding."""
     w, x = torch.randn(8, 256), torch.randn(16, 256)
     with pytest.raises(ValueError, match=SCHEMES[name].label):
-        apply(method, w, SCHEMES[name], x)
+        apply("autoround", w, SCHEMES[name], x)

@@ -126,7 +126,7 @@ def test_a_survey_has_the_losses(survey: Survey) -> None:
 
 BAD = [
     ("--inputs int4_row", "inputs are quantized by int8_row, "),
-    ("--inputs int8_row --signal weight", "quantized inputs add to a predicted loss: survey by a signal"),
+    ("--inputs int8_row --signal weight", "quantized inputs add to a predicted loss, and these signals"),
 ]
 
 

@@ -25,7 +25,7 @@ from explorer.products.shape_times import ShapeTime
 from explorer.schemes import Scheme
 from explorer.survey import Constraints, Survey, frontier, recipe_of
 from explorer.survey.apply import card_of, constraints_of
-from explorer.survey.budget import keeping_inputs
+from explorer.survey.budget import AS_THEY_ARE, keeping_inputs
 from explorer.survey.check import check_recipe
 from explorer.survey.loss import reference_for
 from explorer.survey.recipe import ModelRecipe
@@ -115,6 +115,21 @@ def test_inputs_of_the_least_sensitive_layers_are_quantized(known: Survey) -> No
         frontier(known, "weight", constraints_of("", known, inputs=(EIGHT, None)))
     with pytest.raises(ValueError, match="survey the model with --inputs fp8_e4m3_row"):
         keeping_inputs(known, Constraints(inputs=(FLOAT8,)), 1.0)
+
+
+def test_the_limit_holds_whatever_is_multiplied(known: Survey) -> None:
+    """A way of inputs that no surveyed scheme is multiplied with is none, however little it adds; and layers
+    of a scheme that only others can have keep their inputs, not their weights."""
+    layers = tuple(replace(x, inputs={"int8_row": 1e-6, "fp8_e4m3_row": 0.5}) for x in known.linear)
+    head = replace(known.head, inputs=("int8_row", "fp8_e4m3_row"))
+    both = Survey(head, layers)
+    weights = tuple(text for text in head.schemes if text.startswith("int4"))
+    assert weights, "INT4 is not multiplied with INT8 inputs"
+    kept_to = constraints_of("", both, inputs=(EIGHT, FLOAT8), schemes=weights)
+    limited = keeping_inputs(both, kept_to, 0.001)
+    assert set(limited.own_inputs.values()) == {AS_THEY_ARE}
+    front = frontier(both, "fisher", limited)
+    assert not front.left and not front.at(5).inputs
 
 
 def recipe(**own: Scheme | None) -> ModelRecipe:

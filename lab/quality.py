@@ -123,29 +123,27 @@ def verdict(rows: Sequence[QualityRow]) -> str:
 def against_nf4(rows: Sequence[QualityRow]) -> str:
     """Sentences: the same NF4 file with codes by GPTQ, and a recipe for compressed-tensors of its bytes,
     beside bitsandbytes' own."""
-    theirs = row_of(rows, "bitsandbytes-nf4")
-    nf4 = row_of(rows, "bitsandbytes-nf4-gptq")
-    integers = row_of(rows, "compressed-tensors-as-bitsandbytes-nf4")
-    if theirs is None or nf4 is None or integers is None:
-        return f"({NOT_RECORDED})"
-    return (
-        f"The KL of NF4 with codes by GPTQ is {compared(nf4, theirs)} than that of bitsandbytes' own, in "
-        f"{100 * (nf4.bytes / theirs.bytes - 1):.2f} % more bytes; that of a recipe of integers by GPTQ with "
-        f"the bytes of NF4 is {compared(integers, theirs)}."
-    )
+    return _nf4_and_integers(rows, "bitsandbytes-nf4", "Against bitsandbytes' own NF4")
 
 
 def against_gptq(rows: Sequence[QualityRow]) -> str:
-    """A sentence: llm-compressor's GPTQ beside this project's files of at most its bytes."""
-    theirs = row_of(rows, "llmcompressor-gptq")
-    integers = row_of(rows, "compressed-tensors-as-llmcompressor-gptq")
-    nf4 = row_of(rows, "bitsandbytes-nf4-gptq")
-    if theirs is None or integers is None or nf4 is None:
+    """Sentences: llm-compressor's GPTQ beside the same files of this project."""
+    return _nf4_and_integers(
+        rows, "llmcompressor-gptq", "Against llm-compressor's GPTQ, INT4 in groups of 64"
+    )
+
+
+def _nf4_and_integers(rows: Sequence[QualityRow], other: str, words: str) -> str:
+    theirs, nf4, integers = (
+        row_of(rows, name) for name in (other, "bitsandbytes-nf4-gptq", f"compressed-tensors-as-{other}")
+    )
+    if theirs is None or nf4 is None or integers is None:
         return f"({NOT_RECORDED})"
+    apart = 100 * (nf4.bytes / theirs.bytes - 1)
+    bytes_ = f"{abs(apart):.2f} % {'more' if apart > 0 else 'fewer'} bytes"
     return (
-        f"Against llm-compressor's GPTQ of one scheme, INT4 in groups of 64, the KL of NF4 by GPTQ is "
-        f"{compared(nf4, theirs)}, in {100 * (1 - nf4.bytes / theirs.bytes):.1f} % fewer bytes, and that of "
-        f"a recipe of integers with its bytes {compared(integers, theirs)}."
+        f"{words}, the KL of NF4 with codes by GPTQ is {compared(nf4, theirs)}, in {bytes_}; that of a "
+        f"recipe of integers by GPTQ with its bytes is {compared(integers, theirs)}."
     )
 
 

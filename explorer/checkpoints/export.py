@@ -142,7 +142,8 @@ class Export:
     usual      schemes that its users take first; recipes are compared with the first that fits
     multiplies (scheme of inputs, scheme of weights) -> why its engines have no product of them; empty if
                they have
-    as_read    (scheme of inputs) -> the scheme by which the reader rounds them, where its rule is another
+    as_read    (scheme of inputs, dtype that the reader runs in) -> the scheme by which it rounds them, where
+               its rule is another
     tables     whether it holds codes of the table of tokens' embeddings; its users quantize that and the head
     around     (plan) -> bytes that its files of weights take at most beside the codes of the plan's layers:
                all other tensors, headers and padding; None where that is not known
@@ -168,7 +169,7 @@ class Export:
     fused: bool = False
     usual: tuple[str, ...] = ()
     multiplies: Callable[[Scheme, Scheme], str] = lambda inputs, scheme: "its inputs are not quantized"
-    as_read: Callable[[Scheme], Scheme] = lambda inputs: inputs
+    as_read: Callable[[Scheme, torch.dtype], Scheme] = lambda inputs, dtype: inputs
     around: Callable[[Plan], int] | None = None
     tables: bool = False
     against_cache: Callable[[ModelFolder | None, CachePlan], str] = lambda model, cache: NO_CACHE

@@ -33,9 +33,9 @@ from explorer.checkpoints.integer_words import groups_in, integer_refusal, is_as
 from explorer.checkpoints.model import ModelFolder
 from explorer.core.lowering import raw_scales
 from explorer.core.quantize import QuantizedTensor
-from explorer.formats import E8M0, IntegerFormat
+from explorer.formats import E8M0, IntegerFormat, float_format
 from explorer.models.skeleton import LayerPlace
-from explorer.schemes import SCHEMES, MappingType, Scheme
+from explorer.schemes import SCHEMES, Convention, MappingType, Scheme
 
 NAME = "compressed-tensors"
 VERSION = "0.20.0"
@@ -350,13 +350,20 @@ def _input_args(scheme: Scheme) -> dict[str, Any] | None:
     return _args(scheme.format.bits, kind) | dynamic | strategy
 
 
-def _as_read(inputs: Scheme) -> Scheme:
-    """Inputs as compressed-tensors rounds them: INT8 that is found as it comes spans 127.5 steps a side, and
-    NVFP4 has scales that are computed in bfloat16, in which its reader runs."""
+BF16 = float_format("bfloat16")
+
+
+def _as_read(inputs: Scheme, dtype: torch.dtype) -> Scheme:
+    """Inputs as compressed-tensors rounds them: INT8 that is found as it comes spans 127.5 steps a side,
+    NVFP4 has scales that are computed in bfloat16, in which its reader runs, and in a model in bfloat16 FP8
+    too, with x / scale."""
     if inputs.block == (1, 16):
         return SCHEMES["nvfp4_vllm"]
     if isinstance(inputs.format, IntegerFormat) and not is_fixed(inputs):
         return Scheme.parse(replace(inputs, mapping=MappingType.FULL).text)
+    if dtype is torch.bfloat16 and inputs.scale is not None and not is_fixed(inputs):
+        scale = replace(inputs.scale, format=BF16, convention=Convention.COMPRESSED_TENSORS)
+        return Scheme.parse(replace(inputs, scale=scale, codes=replace(inputs.codes, bfloat16=True)).text)
     return inputs
 
 
@@ -421,8 +428,10 @@ def load(plan: Plan) -> str:
     """Return the code that opens the folder."""
     auto = plan.model.auto_class
     lines = [f"from transformers import {auto}  # pip install compressed-tensors", ""]
-    # Weights that are decoded as they are loaded have exact scales; the scales of a cache are left out then.
-    exact = len(plan.groups) == 1 and plan.cache is None and not _keeps_scales(plan)
+    # Weights that are decoded as they are loaded have exact scales; how inputs and a cache are quantized is
+    # left out then.
+    exact = len(plan.groups) == 1 and plan.cache is None and not plan.input_schemes
+    exact = exact and not _keeps_scales(plan)
     if exact or _packed_zeros(plan):
         lines[0] += "\nfrom transformers import CompressedTensorsConfig"
         argument = ", quantization_config=CompressedTensorsConfig(dequantize=True)"

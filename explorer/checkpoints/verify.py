@@ -31,9 +31,6 @@ PACKAGES = {"compressed-tensors": "compressed_tensors", "bitsandbytes": "bitsand
 LARGEST = {torch.float32: 1e-2, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 """The largest accepted difference of a layer's outputs, relative to the largest output, by the dtype that the
 reader computes in; bitsandbytes' product on a CPU rounds by 0.4 %."""
-OF_FLOAT8_INPUTS = 6e-2
-"""The same for inputs in FP8 where the reader computes in 16 bits: it rounds their scales, and x / scale
-before x is rounded to FP8, which takes many of the values near a tie to the other code."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,8 @@ def seen_probe(export: Export, plan: Plan, layer: str, columns: int) -> Tensor:
     x = probe(layer, columns)
     if layer not in plan.input_schemes:
         return x
-    return quantized_inputs(x, export.as_read(plan.input_schemes[layer]), plan.input_scales.get(layer))
+    seen = export.as_read(plan.input_schemes[layer], plan.model.dtype)
+    return quantized_inputs(x, seen, plan.input_scales.get(layer))
 
 
 def obstacle(export: Export, plan: Plan) -> str:
@@ -122,7 +120,7 @@ def verify(
     network = _opened(export, plan, folder)
     experts = set(plan.model.experts)
     differences = [0.0]
-    dtype = _dtype(network)
+    accepted = LARGEST[_dtype(network)]
     with torch.no_grad():
         for name, expected in outputs.items():
             checkpoint()
@@ -131,7 +129,7 @@ def verify(
                 differences.append(
                     _difference(network.get_submodule(path), name, expected, name in plan.input_schemes)
                 )
-                _check_difference(export, name, differences[-1], _accepted(plan, name, dtype))
+                _check_difference(export, name, differences[-1], accepted)
     same = _compare_plain(export, plan, network)
     if opened is not None:
         opened(network)
@@ -192,12 +190,6 @@ def _compare_files(export: Export, plan: Plan, folder: Path) -> tuple[int, int]:
             raise ValueError(f"{export.label}: {info.name} differs from the original in the files")
         same += 1
     return same, sum(name.removesuffix(".weight") not in plan.layers for name in plan.model.changed)
-
-
-def _accepted(plan: Plan, layer: str, dtype: torch.dtype) -> float:
-    inputs = plan.input_schemes.get(layer)
-    of_float8 = inputs is not None and inputs.format.name.startswith("float8") and dtype != torch.float32
-    return max(LARGEST[dtype], OF_FLOAT8_INPUTS if of_float8 else 0.0)
 
 
 def _check_difference(export: Export, layer: str, difference: float, accepted: float) -> None:

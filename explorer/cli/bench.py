@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -260,11 +260,14 @@ def grouped(
 def run(benchmark: Benchmark[Any], record: bool, as_json: bool, to: Path | None = None) -> None:
     """Measure; write the rows to the recordings, or to a file, if asked to; print them with what is to be
     said of them."""
-    from explorer.recordings.files import recording_json
+    from explorer.recordings.files import kept_each, recording_json
 
     if record:
         benchmark.check_recordable()
-    rows = counted("timings", _kept(benchmark, to), benchmark.total, as_json)
+    measured_rows = benchmark.rows
+    if to is not None:  # a run that is cut off keeps what it has
+        measured_rows = kept_each(measured_rows, lambda done: benchmark.record(done, to))
+    rows = counted("timings", measured_rows, benchmark.total, as_json)
     if record:
         say(f"written: {benchmark.record(rows)}", error=True)
     if to is not None:
@@ -279,17 +282,6 @@ def run(benchmark: Benchmark[Any], record: bool, as_json: bool, to: Path | None 
     print_table(_table(benchmark.line(row) for row in rows))
     for note in benchmark.notes:
         say(note)
-
-
-def _kept(benchmark: Benchmark[Any], to: Path | None) -> Iterator[Any]:
-    """The rows; each is in the file ``to`` before the next is measured, so that a run that is cut off keeps
-    what it has."""
-    rows: list[Any] = []
-    for row in benchmark.rows:
-        rows.append(row)
-        if to is not None:
-            benchmark.record(rows, to)
-        yield row
 
 
 def _table(lines: Iterable[dict[str, Any]]) -> PrintedTable:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -141,13 +141,19 @@ def record(name: str, recording: Recording[Any]) -> Path:
 def record_each(name: str, machine: Machine, rows: Iterable[Any]) -> Path:
     """``record`` after each of ``rows``, so that a run that is stopped keeps what it has measured;
     ``ValueError`` without rows."""
-    path, found = None, []
+    found = list(kept_each(rows, lambda done: record(name, Recording(machine, tuple(done)))))
+    if not found:
+        raise ValueError(f"nothing was measured for {name}")
+    return FOLDER / f"{name}.json"
+
+
+def kept_each(rows: Iterable[Row], keep: Callable[[Sequence[Row]], object]) -> Iterator[Row]:
+    """``rows``; ``keep`` is given all so far before the next is asked for."""
+    found: list[Row] = []
     for row in rows:
         found.append(row)
-        path = record(name, Recording(machine, tuple(found)))
-    if path is None:
-        raise ValueError(f"nothing was measured for {name}")
-    return path
+        keep(found)
+        yield row
 
 
 def record_to(path: Path, recording: Recording[Any]) -> Path:

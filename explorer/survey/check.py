@@ -246,9 +246,9 @@ def inputs_of(
     """How the inputs of the recipe's layers are quantized, as the reader of ``target`` rounds them (that of
     the recipe if empty), with their fixed scales; of layers that hold no codes, how they would be."""
     target, scales = target or recipe.target, input_scales_of(recipe, lambda: model, calibration)
-    as_read = export_of(target).as_read if target else (lambda inputs: inputs)
+    as_read = export_of(target).as_read if target else (lambda inputs, dtype: inputs)
     asked = asked_inputs(recipe).items()
-    return {name: QuantizedInputs(as_read(one), scales.get(name)) for name, one in asked}
+    return {name: QuantizedInputs(as_read(one, torch.float32), scales.get(name)) for name, one in asked}
 
 
 def asked_inputs(recipe: ModelRecipe) -> dict[str, Scheme]:

@@ -57,9 +57,13 @@ def test_inputs_in_fp8_of_a_model_in_bfloat16(
     for path in llama.glob("token*"):
         shutil.copy(path, tmp_path / "model")
     written = write_checkpoint(
-        "compressed-tensors", tmp_path / "model", uniform(layers, weights), tmp_path / "out",
-        inputs=SCHEMES["fp8_e4m3_row"], verified=True,
-    )  # fmt: skip
+        "compressed-tensors",
+        tmp_path / "model",
+        uniform(layers, weights),
+        tmp_path / "out",
+        inputs=SCHEMES["fp8_e4m3_row"],
+        verified=True,
+    )
     assert written.verified is not None and written.verified.inputs and written.verified.difference < 0.01
 
 

@@ -32,6 +32,7 @@ from explorer.core.lowering import with_kernels
 from explorer.export.files import write_tensors
 from explorer.survey.rows import SURVEYS
 from lab import cli as lab
+from tests.covering import EACH_SCHEME
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -735,7 +736,7 @@ def test_several_tensors_must_be_chosen(tmp_path: Path, capsys: pytest.CaptureFi
     )
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_saved_tensors_come_back_bit_for_bit(name: str, tmp_path: Path) -> None:
     """Codes, scales in their own dtypes, zero points and tensor scale survive the file exactly."""
     q = quantize(torch.randn(37, 150, generator=torch.Generator().manual_seed(0)), SCHEMES[name])

@@ -14,6 +14,7 @@ from explorer.analysis.goals import goal_of
 from explorer.analysis.report import Report
 from explorer.analysis.shortlist import Candidate, RowTime, storage
 from explorer.schemes import BitBudget
+from tests.covering import EACH_SCHEME
 
 BASE = compare(torch.ones(2, 64), quantize(torch.ones(2, 64), SCHEMES["int4_group32"]))
 
@@ -86,7 +87,7 @@ def test_what_was_measured_elsewhere_is_a_footnote_that_says_where() -> None:
     assert answer(candidate("fp32", math.inf, 32)).footnote == ""
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_storage_is_known_before_anything_is_quantized(name: str) -> None:
     """What a row says while its error is computed is what it says afterwards."""
     x = torch.randn(40, 512, generator=torch.Generator().manual_seed(0))

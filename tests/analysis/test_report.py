@@ -23,9 +23,10 @@ from explorer.analysis.tensor import analyse, block_levels
 from explorer.analysis.tiles import tile_maximum
 from explorer.formats import IntegerFormat
 from explorer.formats.code import short
+from tests.covering import EACH_SCHEME
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_report_matches_numpy(name: str, gaussian: Tensor) -> None:
     """Every number of a report under every scheme."""
     x = gaussian[:70, :333]
@@ -96,7 +97,7 @@ def test_tile_maximum_loses_no_outlier(shape: tuple[int, int]) -> None:
 FLAT = "int4~flat64~asymmetric~float16~minmax"
 
 
-@pytest.mark.parametrize("name", [*SCHEMES, FLAT])
+@pytest.mark.parametrize("name", [*EACH_SCHEME, FLAT])
 def test_inspector_agrees_with_the_tensor(name: str, gaussian: Tensor) -> None:
     """The arithmetic shown for an element ends at the element's own restored value."""
     x = gaussian[:40, :150]
@@ -137,7 +138,7 @@ def _whole(value: Tensor, ties: str, first: float) -> Tensor:
     return value.abs().add(0.5).floor().copysign(value) if ties else value.round()
 
 
-@pytest.mark.parametrize("name", [*SCHEMES, *RULES])
+@pytest.mark.parametrize("name", [*EACH_SCHEME, *RULES])
 def test_the_number_that_the_inspector_rounds_gives_the_code(name: str, gaussian: Tensor) -> None:
     """By the rule that the line states. If this fails, the page shows an arithmetic that was not done."""
     x, scheme = gaussian[:40, :128] * 3.3, Scheme.parse(name)
@@ -182,7 +183,7 @@ def test_inspector_shows_the_part_of_a_flat_block_in_the_row(gaussian: Tensor) -
     assert dict(seen.arithmetic)["block"].startswith(f"min {short(low)}, ")
 
 
-@pytest.mark.parametrize("name", [*SCHEMES, FLAT, "int4~flat50~asymmetric~float16~minmax"])
+@pytest.mark.parametrize("name", [*EACH_SCHEME, FLAT, "int4~flat50~asymmetric~float16~minmax"])
 def test_analysis_is_complete(name: str, gaussian: Tensor) -> None:
     """The one-pass analysis of the page equals the separate measurements."""
     analysis = analyse(gaussian[:50].contiguous(), Scheme.parse(name))

@@ -15,9 +15,10 @@ from explorer.analysis import report, sliced, tensor
 from explorer.analysis.sliced import analyse_in_slices, rows_that_fit
 from explorer.analysis.spread import own_values
 from explorer.analysis.tensor import analyse
+from tests.covering import EACH_SCHEME
 
 
-@pytest.mark.parametrize("name", [*SCHEMES, "int4~flat64~asymmetric~float16~minmax"])
+@pytest.mark.parametrize("name", [*EACH_SCHEME, "int4~flat64~asymmetric~float16~minmax"])
 def test_slices_add_up_to_the_whole(name: str, device: torch.device) -> None:
     """Codes, scales, counts and maps equal; sums to the last digits of another order of adding."""
     scheme = Scheme.parse(name)

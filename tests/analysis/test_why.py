@@ -8,9 +8,10 @@ import re
 import pytest
 import torch
 
-from explorer import SCHEMES, Scheme
+from explorer import Scheme
 from explorer.analysis.tensor import Analysis, analyse
 from explorer.analysis.why import grid_of, why
+from tests.covering import EACH_SCHEME
 
 torch.manual_seed(0)
 X = torch.randn(256, 1000)
@@ -120,7 +121,7 @@ def test_the_sentence(a: str, b: str | None, text: str) -> None:
     assert text in why(done(a), None if b is None else done(b))
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_every_scheme_has_a_reason(name: str) -> None:
     """Alone and beside another, with the shares that are zero, subnormal or beyond the centre."""
     x = X[:64, :256].clone()

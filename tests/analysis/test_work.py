@@ -22,7 +22,7 @@ from explorer.analysis.sliced import analyse_anywhere
 from explorer.core import blocks, k_quants
 from explorer.core.quantize import quantize
 from explorer.schemes import calibrators
-from tests.sampled import sampled
+from tests.covering import sampled
 
 COLUMNS, ROWS, LARGER = 256, 128, 8
 CHUNK = 1 << 14

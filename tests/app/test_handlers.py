@@ -60,7 +60,7 @@ from explorer.recordings.quantize import recorded_kernel
 from explorer.reports.check import read_record
 from explorer.schemes import Scheme
 from explorer.sources import open_tensors
-from tests.sampled import sampled
+from tests.covering import sampled
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from app.learn import picture
 from app.serving import addresses
 from explorer import compare, load_matrix, quantize
 from explorer.schemes import Scheme
+from tests.covering import EACH_SCHEME
 
 SCHEMES = [sight.scheme for sight in picture.SIGHTS]
 
@@ -33,7 +34,7 @@ def decoded(png: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(png)))
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_numbers_and_pixels_are_the_cores(name: str, portrait: torch.Tensor) -> None:
     """Bits, dB, the whole picture and the cut, each from the same quantized tensor."""
     (shown,) = (one for one in picture.shown() if one.sight.scheme == name)

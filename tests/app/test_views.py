@@ -19,8 +19,9 @@ from app.state.controls import Parts
 from app.state.forms import Form
 from app.state.selection import Selection
 from app.ui import build
-from explorer import SCHEMES, gpu
+from explorer import gpu
 from tests.app.test_handlers import selection, unchanged
+from tests.covering import EACH_SCHEME
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def test_a_handler_receives_the_bar_as_a_selection() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_the_scheme_controls_show_every_scheme(name: str) -> None:
     """One value for each control, and the parts' controls are exactly the fields of ``Parts``."""
     shown = show_scheme(name)

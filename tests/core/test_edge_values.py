@@ -22,6 +22,7 @@ from explorer.formats.code import in_every_format
 from explorer.formats.packing import pack_bits, unpack_bits
 from explorer.schemes.calibrators import Range
 from explorer.schemes.text import ELEMENT_FORMATS
+from tests.covering import EACH_SCHEME
 
 SCALED = [name for name, scheme in SCHEMES.items() if scheme.scale is not None]
 
@@ -58,7 +59,7 @@ def test_underflow_below_the_smallest_scale_is_zero() -> None:
 
 
 @pytest.mark.parametrize("device_name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_zeros_stay_zeros(name: str, device_name: str) -> None:
     """A block of zeros comes back as zeros, though binary has no code for 0."""
     x = torch.randn(4, 256, device=device_name)
@@ -83,7 +84,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 @pytest.mark.parametrize("device_name", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_finite_in_finite_out(name: str, device_name: str) -> None:
     """Up to 2^127 everything is restored finite and reported; above, a scaled scheme refuses and says why and
     where."""
@@ -276,7 +277,7 @@ def test_zeros_beside_a_subnormal_stay_zeros(name: str, least: float) -> None:
 ASYMMETRIC = [name for name, row in SCHEMES.items() if row.mapping is MappingType.ASYMMETRIC]
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_bytes_in_the_file(name: str, tmp_path: pytest.TempPathFactory) -> None:
     """``nbytes`` is what the tensors of the file take, zero points at b bits included."""
     from safetensors import safe_open

@@ -25,6 +25,7 @@ import explorer
 from explorer import CALIBRATORS, FORMATS, SCHEMES, Calibrator, QuantizedTensor, Scales, Scheme, quantize
 from explorer.core.file import load as load_quantized
 from explorer.core.file import load_extra_tensors, save_quantized
+from tests.covering import EACH_SCHEME
 
 SCHEME = {"asym": "int4_group128_asym", "nvfp4": "nvfp4", "cast": "bf16"}
 Tensors = dict[str, Tensor]
@@ -181,7 +182,7 @@ COPIES: dict[str, Callable[[QuantizedTensor], QuantizedTensor]] = {
 }
 
 
-@pytest.mark.parametrize("text", [*SCHEMES, "int4~1x48~asymmetric~bfloat16~share0.31~fit~s7"])
+@pytest.mark.parametrize("text", [*EACH_SCHEME, "int4~1x48~asymmetric~bfloat16~share0.31~fit~s7"])
 def test_every_scheme_is_kept_with_all_its_bits(text: str, tmp_path: Path) -> None:
     """In a file, a pickle and copies. If this fails, a tensor that was kept restores other values."""
     scheme = Scheme.parse(text)

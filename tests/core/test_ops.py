@@ -10,6 +10,7 @@ import torch
 
 from explorer import FORMATS, SCHEMES, MappingType, Range, Scheme, fake_quantize, quantize
 from explorer.core.ops import inside_range, learned_quantize
+from tests.covering import EACH_SCHEME
 
 NAMES = ["int8_row", "int4_group128_asym", "nvfp4", "mxfp4", "ternary_twn", "bf16", "fp8_e4m3_128x128",
          "q4_k", "q6_k", "nf4_block64_double"]  # fmt: skip
@@ -25,7 +26,7 @@ def test_operators_pass_opcheck(name: str, device: torch.device) -> None:
     torch.library.opcheck(torch.ops.explorer.fake_quantize.default, (x.requires_grad_(), name))
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_operators_are_the_library(name: str) -> None:
     x = torch.randn(9, 200)
     answers = torch.ops.explorer.quantize(x, name)

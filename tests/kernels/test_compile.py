@@ -23,7 +23,7 @@ from explorer.gpu.config import BLOCKS, ELEMENTS, MACROS
 from explorer.gpu.runtime import Build
 from explorer.paths import KERNELS
 from explorer.schemes import ScaleRule
-from tests.kernels.covering import Trait, covering
+from tests.covering import Trait, covering
 
 pytestmark = pytest.mark.usefixtures("nvcc")
 SHAPES = ((64, 2048), (64, 4096), (64, 8192), (64, 32768), (64, 2560), (3, 33), (4096, 8192))

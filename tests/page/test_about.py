@@ -9,10 +9,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from explorer import SCHEMES
+from tests.covering import sampled
 from tests.page.test_address import wait_for_query
 from tests.page.test_bar import phone  # noqa: F401  (a fixture)
 from tests.page.test_browser import drawn, frames, open_page, open_panel
-from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
 CONTENTS = ".contents button"

@@ -6,8 +6,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
+from tests.covering import sampled
 from tests.page.test_browser import look_at, open_page
-from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
 

@@ -15,8 +15,8 @@ from playwright.sync_api import Page, Route, expect
 
 from app.sections.speed_machines import choices as machines
 from explorer import SCHEMES
+from tests.covering import sampled
 from tests.page.test_browser import choose, frames, look_at, open_page, open_panel, route_requests, until_held
-from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
 LARGE = "normal_4096"

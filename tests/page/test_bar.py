@@ -14,8 +14,8 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from explorer import SCHEMES
+from tests.covering import sampled
 from tests.page.test_browser import choose, frames, look_at, open_page, open_panel, until_held
-from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
 BOTH = "scheme=int4_group32&second=nvfp4"

@@ -21,7 +21,7 @@ from explorer.recordings.files import Recording, record_to
 from explorer.recordings.gemm import recorded_layers
 from explorer.recordings.machine import Machine
 from explorer.training.digits import count
-from tests.sampled import THOROUGH, sampled
+from tests.covering import THOROUGH, sampled
 
 pytestmark = pytest.mark.browser
 

@@ -29,7 +29,7 @@ from explorer.figures.still import still
 from explorer.figures.tensor import scales_figures, usage_figures
 from explorer.figures.values import values_figure
 from explorer.paths import ASSETS
-from tests.sampled import sampled
+from tests.covering import sampled
 
 torch.manual_seed(0)
 TENSORS = {

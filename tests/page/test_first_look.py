@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from tests.covering import sampled
 from tests.page.test_answer import agree, settled
-from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
 ROOT = "explorer.firstLook.root"

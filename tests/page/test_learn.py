@@ -9,8 +9,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from app.learn import playground, story
 from app.theme import HEAD
+from tests.covering import sampled
 from tests.page.test_browser import look_at
-from tests.sampled import sampled
 
 SEEN = """() => [...document.querySelectorAll("#toy .bit, #toy-value, #toy .formula")]
   .map(part => part.textContent).join("|")"""

@@ -19,8 +19,8 @@ from playwright.sync_api import Page, Route, expect
 
 from explorer import SCHEMES
 from explorer.sources.samples import SAMPLES
+from tests.covering import sampled
 from tests.page.test_browser import idle, open_page, route_requests, until_held
-from tests.sampled import sampled
 
 pytestmark = pytest.mark.browser
 BEGIN = "scheme=int4_group32&second=nvfp4&row=3&column=4"

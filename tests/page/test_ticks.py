@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from explorer.figures import style
-from tests.sampled import sampled
+from tests.covering import sampled
 
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 RANGES = [(40, 420), (9, 11), (3, 200), (1e-3, 2), (15, 7_000), (4, 17_000), (1e-3, 9e2), (5e4, 9e5)]

@@ -29,7 +29,7 @@ from explorer.products.table import GEMMS, ON_WEIGHTS, Gemm, all_builds, find
 from explorer.products.variants import NAIVE, TILED, in_registers
 from explorer.recordings.gemm import RENAMED, newest_gemms, recorded_gemms
 from explorer.schemes import SCALE_RULES
-from tests.kernels.covering import Trait, covering
+from tests.covering import Trait, covering
 from tests.new_rows import E2M2, ROWS
 
 HOPPER = "sm_90a"

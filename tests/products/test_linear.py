@@ -16,6 +16,7 @@ from explorer import SCHEMES, QuantizedLinear, Scheme
 from explorer.products.calls import call_of
 from explorer.products.linear import held
 from explorer.products.weights import form_called, form_of
+from tests.covering import EACH_SCHEME
 
 ADA, HOPPER, BLACKWELL = (8, 9), (9, 0), (12, 0)
 
@@ -24,7 +25,7 @@ def quantized(name: str, n: int = 8, k: int = 256) -> explorer.QuantizedTensor:
     return explorer.quantize(torch.randn(n, k, generator=torch.Generator().manual_seed(0)), SCHEMES[name])
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_without_a_kernel_w_is_restored_and_multiplied(name: str) -> None:
     """By every scheme, for every number of leading axes, none of them an exception."""
     q, x = quantized(name), torch.randn(2, 3, 256)
@@ -38,7 +39,7 @@ def test_without_a_kernel_w_is_restored_and_multiplied(name: str) -> None:
     assert explorer.explain(q).endswith("(the kernels are for GPUs)")
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_a_layers_state_is_its_codes(name: str) -> None:
     """If this fails, a saved model is another one when it is loaded, copied or pickled."""
     torch.manual_seed(0)
@@ -99,7 +100,7 @@ def test_wrong_inputs_are_refused_in_words() -> None:
         explorer.linear(torch.empty(2, 256, device="meta"), q)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_a_form_is_its_text(name: str) -> None:
     for chip in (None, ADA, HOPPER, BLACKWELL):
         for x in (None, SCHEMES["int8_row"], SCHEMES["fp8_e4m3_row"], SCHEMES["nvfp4"]):

@@ -36,6 +36,7 @@ from explorer.schemes import Scales, through_bfloat16
 from explorer.schemes.calibrators import CalibrationContext
 from explorer.schemes.rules import SUPER_BLOCK
 from explorer.schemes.scales import _nearest_power_of_two
+from tests.covering import EACH_SCHEME
 
 SQNR = {
     "tf32": 73.66, "fp16": 73.66, "bf16": 55.58, "fp8_e4m3_tensor": 31.54, "fp8_e4m3_row": 31.56,
@@ -75,7 +76,7 @@ def test_bits_per_element(name: str) -> None:
     assert SCHEMES[name].bits_per_element((4096, 4096)).total == pytest.approx(BITS[name], rel=1e-12)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_bytes_are_what_is_stored(name: str) -> None:
     """``nbytes`` equals the bytes of the parts, for an awkward shape."""
     scheme = SCHEMES[name]
@@ -256,7 +257,7 @@ def naive(x: Tensor, scheme: Scheme) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 @settings(max_examples=4, deadline=None)
 @given(x=matrices())
 def test_blocks_are_independent_and_in_place(name: str, x: Tensor) -> None:
@@ -265,7 +266,7 @@ def test_blocks_are_independent_and_in_place(name: str, x: Tensor) -> None:
     assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 @settings(max_examples=4, deadline=None)
 @given(x=matrices())
 def test_error_is_at_most_half_a_step(name: str, x: Tensor) -> None:
@@ -330,7 +331,7 @@ DEGENERATE = {
 
 
 @pytest.mark.parametrize("kind", DEGENERATE)
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_degenerate_blocks(name: str, kind: str) -> None:
     """All-zero, constant, subnormal and huge blocks give finite answers, and zeros give zeros."""
     x = torch.full((3, 130), DEGENERATE[kind])
@@ -464,7 +465,7 @@ def test_given_ranges_are_used() -> None:
     assert q.dequantize()[0, 1] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_described_in_one_sentence(name: str) -> None:
     text = SCHEMES[name].describe()
     assert text.endswith(".") and text.count(". ") == 0 and SCHEMES[name].format.label in text

@@ -33,6 +33,7 @@ from explorer.schemes.parts import SEPARATOR
 from explorer.schemes.rules import CODE_WORDS
 from explorer.schemes.table import NAMES
 from explorer.schemes.text import SCALE_FORMATS, checked_text
+from tests.covering import EACH_SCHEME
 
 ELEMENTS = [row for row in FORMATS.values() if not row.scale_only]
 ELEMENTS.append(IntegerFormat(name="int7", label="INT7", bits=7))
@@ -142,7 +143,7 @@ def test_every_scale_rule_has_a_word(rule: ScaleRule | None) -> None:
     assert list(SCALE_RULES.values()).count(rule) == 1 and len(SCALE_RULES) == len(RULES)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_a_preset_is_its_name(name: str) -> None:
     """The name, and the same parts spelled out, are the row itself; no two rows have the same parts."""
     row = SCHEMES[name]
@@ -223,7 +224,7 @@ def test_names_take_other_blocks(name: str) -> None:
     assert scheme.label == (SCHEMES[text].label if text in SCHEMES else custom_label(scheme))
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", EACH_SCHEME)
 def test_other_blocks_change_nothing_else(name: str) -> None:
     """A named scheme is found again from its own name with another block and back."""
     found = re.fullmatch(r"(.*?)_(?:group[0-9]+|block[0-9]+|[0-9]+x[0-9]+)(|_.*)", name)

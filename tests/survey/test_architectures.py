@@ -27,7 +27,7 @@ from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import SurveyPlan, survey_model
 from explorer.survey.verdict import FEW_TEXTS, about
 from tests.checkpoints.architectures import ARCHITECTURES
-from tests.sampled import sampled
+from tests.covering import sampled
 from tests.survey.conftest import TEXTS, tokenizer_of
 
 SCHEMES = ("int4_group32", "nvfp4", "fp8_e4m3_row")

@@ -26,7 +26,7 @@ from explorer.survey.assemble import assemble
 from explorer.survey.check import check_recipe
 from explorer.survey.folding import fold_factors
 from explorer.survey.loss import reference_for
-from tests.sampled import sampled
+from tests.covering import sampled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = ("the cat sleeps on the warm roof", "the train was late again", "salt lowers the freezing point")

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from explorer import (
-    CALIBRATORS,
     FORMATS,
     SCHEMES,
     ExponentRule,
@@ -29,14 +28,14 @@ from explorer import (
     Scheme,
     compare,
     quantize,
+    quantize_with_scales,
 )
 from explorer.core.ranges import find_scales
 from explorer.formats import E4M3, E8M0, CodebookFormat, IntegerFormat
-from explorer.schemes import Scales, through_bfloat16
-from explorer.schemes.calibrators import CalibrationContext
+from explorer.schemes import through_bfloat16
 from explorer.schemes.rules import SUPER_BLOCK
 from explorer.schemes.scales import _nearest_power_of_two
-from tests.covering import EACH_SCHEME
+from tests.covering import EACH_SCHEME, FEW, by_pairs, parts_of, sampled
 
 SQNR = {
     "tf32": 73.66, "fp16": 73.66, "bf16": 55.58, "fp8_e4m3_tensor": 31.54, "fp8_e4m3_row": 31.56,
@@ -53,7 +52,7 @@ SQNR = {
 """dB on N(0, 1), numpy's default_rng(0), 1024 x 1024, computed with torchao, ml_dtypes and numpy."""
 
 
-@pytest.mark.parametrize("name", SQNR)
+@pytest.mark.parametrize("name", by_pairs(list(SQNR), lambda name: (*parts_of(name), SCHEMES[name].mapping)))
 def test_sqnr_table(name: str, gaussian: Tensor) -> None:
     """The published accuracy of each scheme on Gaussian data, within 0.05 dB."""
     assert compare(gaussian, quantize(gaussian, SCHEMES[name])).sqnr_db == pytest.approx(SQNR[name], abs=0.05)
@@ -70,30 +69,10 @@ BITS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BITS)
-def test_bits_per_element(name: str) -> None:
+def test_bits_per_element() -> None:
     """Scales and zero points are counted: the size on the page is the size in the file."""
-    assert SCHEMES[name].bits_per_element((4096, 4096)).total == pytest.approx(BITS[name], rel=1e-12)
-
-
-@pytest.mark.parametrize("name", EACH_SCHEME)
-def test_bytes_are_what_is_stored(name: str) -> None:
-    """``nbytes`` equals the bytes of the parts, for an awkward shape."""
-    scheme = SCHEMES[name]
-    q = quantize(torch.randn(33, 77), scheme)
-    bits = 8 * q.packed.numel()
-    if scheme.scale is not None:
-        bits += q.scales.stored.numel() * scheme.scale.bits + (32 if scheme.scale.spans_tensor else 0)
-        if scheme.scale.super_bits is not None:
-            bits += 33 * 16 * (2 if scheme.mapping.has_offset else 1)
-        if scheme.scale.nested:
-            bits += 32
-    if q.scales.zero_points is not None:
-        bits += q.scales.zero_points.numel() * scheme.format.bits
-    if q.scales.offsets is not None:
-        assert scheme.scale is not None
-        bits += q.scales.offsets.numel() * scheme.scale.bits
-    assert q.nbytes == math.ceil(bits / 8)
+    found = {name: SCHEMES[name].bits_per_element((4096, 4096)).total for name in BITS}
+    assert found == pytest.approx(BITS, rel=1e-12)
 
 
 MX_EXPONENTS = {
@@ -106,18 +85,16 @@ MX_EXPONENTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MX_EXPONENTS)
-def test_mx_exponent_rules(name: str) -> None:
+def test_mx_exponent_rules() -> None:
     """The four ways to choose a power-of-two scale, against torchao's answers."""
     rules = (ExponentRule.FLOOR, ExponentRule.RCEIL, ExponentRule.CEIL, ExponentRule.EVEN)
-    for amax, wanted in MX_EXPONENTS[name].items():
+    cases = ((name, *case) for name, amaxes in MX_EXPONENTS.items() for case in amaxes.items())
+    for name, amax, wanted in cases:
         x = torch.zeros(1, 32)
         x[0, 5] = -amax
-        got = []
-        for rule in rules:
-            scheme = Scheme("t", "t", FORMATS[name], (1, 32), ScaleRule(E8M0, rule))
-            got.append(round(math.log2(float(quantize(x, scheme).scales.stored))))
-        assert tuple(got) == wanted, f"{name} amax {amax}"
+        schemes = [Scheme("t", "t", FORMATS[name], (1, 32), ScaleRule(E8M0, rule)) for rule in rules]
+        got = tuple(round(math.log2(float(quantize(x, scheme).scales.stored))) for scheme in schemes)
+        assert got == wanted, f"{name} amax {amax}"
 
 
 def test_mx_blocks_match_gfloat(gaussian: Tensor) -> None:
@@ -149,31 +126,25 @@ def test_nvfp4_worked_block() -> None:
     assert float((error**2).mean()) == pytest.approx(0.0034567, abs=1e-7)
 
 
-INTEGERS = [
-    ("int8", MappingType.SYMMETRIC, [127, -127, 64, 38], [1, -1, 0.50394, 0.29921]),
-    ("int8", MappingType.POWER, [127, -128, 64, 38], None),
-    ("int4", MappingType.SYMMETRIC, [7, -7, 3, 2], None),
-    ("int4", MappingType.FULL, [7, -8, 4, 2], None),
-    ("int4", MappingType.POWER, [7, -8, 4, 2], None),
-    ("int8", MappingType.NO_CLIP, [127, -127, 64, 38], None),
-]
-
-
-@pytest.mark.parametrize("name, mapping, codes, restored", INTEGERS)
-def test_integer_scale_variants(
-    name: str, mapping: MappingType, codes: list[int], restored: list[float] | None
-) -> None:
+def test_integer_scale_variants() -> None:
     """[1, -1, .5, .3] under each definition of a symmetric integer scale."""
-    x = torch.tensor([[1, -1, 0.5, 0.3]])
-    q = quantize(x, Scheme("t", "t", FORMATS[name], mapping=mapping))
-    got = FORMATS[name].decode(q.codes)[0].tolist()
-    if mapping is MappingType.FULL:
-        # amax / 7.5 puts both ends on a tie, which float rounding decides.
-        assert abs(got[0]) in (7, 8) and got[2:] == codes[2:]
-    else:
-        assert got == codes
-    if restored:
-        assert q.dequantize()[0].tolist() == pytest.approx(restored, abs=1e-5)
+    for name, mapping, codes in (
+        ("int8", MappingType.SYMMETRIC, [127, -127, 64, 38]),
+        ("int8", MappingType.POWER, [127, -128, 64, 38]),
+        ("int4", MappingType.SYMMETRIC, [7, -7, 3, 2]),
+        ("int4", MappingType.FULL, [7, -8, 4, 2]),
+        ("int4", MappingType.POWER, [7, -8, 4, 2]),
+        ("int8", MappingType.NO_CLIP, [127, -127, 64, 38]),
+    ):
+        q = quantize(torch.tensor([[1, -1, 0.5, 0.3]]), Scheme("t", "t", FORMATS[name], mapping=mapping))
+        got = FORMATS[name].decode(q.codes)[0].tolist()
+        if mapping is MappingType.FULL:
+            # amax / 7.5 puts both ends on a tie, which float rounding decides.
+            assert abs(got[0]) in (7, 8) and got[2:] == codes[2:]
+        else:
+            assert got == codes, (name, mapping)
+        if (name, mapping) == ("int8", MappingType.SYMMETRIC):
+            assert q.dequantize()[0].tolist() == pytest.approx([1, -1, 0.50394, 0.29921], abs=1e-5)
 
 
 def test_the_end_that_would_clip_decides_the_scale() -> None:
@@ -183,21 +154,18 @@ def test_the_end_that_would_clip_decides_the_scale() -> None:
         assert q.scales.scale.item() == pytest.approx(scale, rel=1e-6)
 
 
-ASYMMETRIC = [
-    ([-1.0, 3.0], 4 / 255, 64),
-    ([-0.73, 2.14], 2.87 / 255, 65),
-    ([-0.1, 0.0], 0.1 / 255, 255),
-    ([10.0, 11.0], 11 / 255, 0),
-]
-
-
-@pytest.mark.parametrize("values, scale, zero", ASYMMETRIC)
-def test_asymmetric_ranges_contain_zero(values: list[float], scale: float, zero: int) -> None:
+def test_asymmetric_ranges_contain_zero() -> None:
     """Scale and zero point (counted from qmin) of 8-bit ranges; [10, 11] is extended to 0."""
-    q = quantize(torch.tensor([values]), SCHEMES["int8_tensor_asym"])
-    assert q.scales.zero_points is not None
-    assert float(q.scales.stored) == pytest.approx(scale, rel=1e-6)
-    assert int(q.scales.zero_points) + 128 == zero
+    for values, scale, zero in (
+        ([-1.0, 3.0], 4 / 255, 64),
+        ([-0.73, 2.14], 2.87 / 255, 65),
+        ([-0.1, 0.0], 0.1 / 255, 255),
+        ([10.0, 11.0], 11 / 255, 0),
+    ):
+        q = quantize(torch.tensor([values]), SCHEMES["int8_tensor_asym"])
+        assert q.scales.zero_points is not None
+        assert float(q.scales.stored) == pytest.approx(scale, rel=1e-6)
+        assert int(q.scales.zero_points) + 128 == zero
 
 
 def test_integer_codes_match_torch(gaussian: Tensor) -> None:
@@ -260,19 +228,15 @@ def naive(x: Tensor, scheme: Scheme) -> Tensor:
 @pytest.mark.parametrize("name", EACH_SCHEME)
 @settings(max_examples=4, deadline=None)
 @given(x=matrices())
-def test_blocks_are_independent_and_in_place(name: str, x: Tensor) -> None:
-    """Blocked quantization equals quantizing each block by itself, ragged last blocks included."""
-    got, want = quantize(x, SCHEMES[name]).dequantize(), naive(x, SCHEMES[name])
-    assert torch.equal(got, want)
-
-
-@pytest.mark.parametrize("name", EACH_SCHEME)
-@settings(max_examples=4, deadline=None)
-@given(x=matrices())
-def test_error_is_at_most_half_a_step(name: str, x: Tensor) -> None:
-    """Inside the range no element moves further than half the local gap; zero stays exactly zero."""
-    scheme = dataclasses.replace(SCHEMES[name], least_squares_scale=False)
+def test_blocks_are_independent_and_within_half_a_step(name: str, x: Tensor) -> None:
+    """Blocked quantization equals quantizing each block by itself, ragged last blocks included; inside the
+    range no element moves further than half the local gap, and zero stays exactly zero."""
+    scheme = SCHEMES[name]
     q = quantize(x, scheme)
+    assert torch.equal(q.dequantize(), naive(x, scheme))
+    if scheme.least_squares_scale:  # the codes were found under the scale before
+        scheme = dataclasses.replace(scheme, least_squares_scale=False)
+        q = quantize(x, scheme)
     restored = q.dequantize()
     if not isinstance(scheme.format, CodebookFormat) and not scheme.mapping.has_offset:
         assert bool((restored[x == 0] == 0).all())
@@ -301,58 +265,44 @@ def spread_over_blocks(grid: Tensor, shape: tuple[int, int], scheme: Scheme) -> 
     return grid.repeat_interleave(height, 0).repeat_interleave(width, 1)[: shape[0], : shape[1]]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        for name, scheme in SCHEMES.items()
-        if not scheme.least_squares_scale
-        and scheme.calibrator.name == "minmax"
-        and not scheme.codes.bfloat16  # restored values are float32: BF16 rounds them once more
-    ],
-)
+IDEMPOTENT = [
+    name
+    for name, scheme in SCHEMES.items()
+    if not scheme.least_squares_scale
+    and scheme.calibrator.name == "minmax"
+    and not scheme.codes.bfloat16  # restored values are float32: BF16 rounds them once more
+]
+
+
+@pytest.mark.parametrize("name", sampled(IDEMPOTENT, FEW))
 def test_idempotent(name: str) -> None:
     """Quantizing what was quantized, with the same scales, changes nothing."""
-    from explorer import quantize_with_scales
-
     x = torch.randn(20, 200, generator=torch.Generator().manual_seed(5))
     q = quantize(x, SCHEMES[name])
     again = quantize_with_scales(q.dequantize(), SCHEMES[name], q.scales)
     assert torch.equal(q.dequantize(), again.dequantize())
 
 
-DEGENERATE = {
-    "zeros": 0.0,
-    "constant": 3.7,
-    "negative": -2.5,
-    "tiny": 1e-42,
-    "huge": 8e37,
-}  # larger ranges are refused where they have two ends
-
-
-@pytest.mark.parametrize("kind", DEGENERATE)
 @pytest.mark.parametrize("name", EACH_SCHEME)
-def test_degenerate_blocks(name: str, kind: str) -> None:
-    """All-zero, constant, subnormal and huge blocks give finite answers, and zeros give zeros."""
-    x = torch.full((3, 130), DEGENERATE[kind])
-    restored = quantize(x, SCHEMES[name]).dequantize()
-    assert bool(torch.isfinite(restored).all())
-    if kind == "zeros" and SCHEMES[name].format.has_zero:
-        assert bool((restored == 0).all())
-    if kind in ("constant", "negative") and name in (
-        "int8_row_asym",
-        "fp8_e4m3_row",
-        "int4_group128",
-    ):
-        assert torch.allclose(restored, x, rtol=2e-3)
+def test_degenerate_blocks(name: str) -> None:
+    """All-zero, constant, subnormal and huge blocks give finite answers, and zeros give zeros. (Larger ranges
+    than the last are refused where they have two ends.)"""
+    for value in (0.0, 3.7, -2.5, 1e-42, 8e37):
+        x = torch.full((3, 130), value)
+        restored = quantize(x, SCHEMES[name]).dequantize()
+        assert bool(torch.isfinite(restored).all()), value
+        if value == 0 and SCHEMES[name].format.has_zero:
+            assert bool((restored == 0).all())
+        if value in (3.7, -2.5) and name in ("int8_column_asym", "fp8_e4m3_row", "int4_row"):
+            assert torch.allclose(restored, x, rtol=2e-3)
 
 
-@pytest.mark.parametrize("name", ["int4_group128", "nvfp4", "fp8_e4m3_tensor"])
-def test_non_finite_is_refused_with_count_and_place(name: str) -> None:
+def test_non_finite_is_refused_with_count_and_place() -> None:
     x = torch.randn(4, 256)
     x[2, 17], x[3, 5] = math.nan, math.inf
-    with pytest.raises(ValueError, match=r"2 of 1024 values are NaN or Inf, the first at row 2, column 17"):
-        quantize(x, SCHEMES[name])
+    for name in ("int4_group128", "nvfp4", "fp8_e4m3_tensor"):
+        with pytest.raises(ValueError, match=r"2 of 1024 .* row 2, column 17"):
+            quantize(x, SCHEMES[name])
 
 
 def test_propagate() -> None:
@@ -365,29 +315,26 @@ def test_propagate() -> None:
         quantize(x, SCHEMES["nvfp4"], allow_nonfinite=True)
 
 
-WRONG = [
-    ({"format": FORMATS["float4_e2m1fn"], "mapping": MappingType.ASYMMETRIC}, "needs an integer format"),
-    ({"format": FORMATS["int8"], "scale": None}, "needs a scale"),
-    (
-        {
-            "format": FORMATS["int8"],
-            "mapping": MappingType.ASYMMETRIC,
-            "scale": ScaleRule(E8M0, ExponentRule.FLOOR),
-        },
-        "symmetric scaling only",
-    ),
-    ({"format": E8M0}, "for scales only"),
-    ({"format": FORMATS["bfloat16"]}, "cast without a scale"),
-    ({"format": FORMATS["int8"], "block": (0, 4)}, "positive"),
-    ({"format": FORMATS["int8"], "seed": 2**64}, "a seed is a whole number from 0 to 2\\^64 - 1"),
-    ({"format": FORMATS["int8"], "seed": -1}, "a seed is a whole number"),
-]
+WRONG: list[dict[str, object]] = [
+    {"format": FORMATS["float4_e2m1fn"], "mapping": MappingType.ASYMMETRIC},
+    {"format": FORMATS["int8"], "scale": None},
+    {"format": FORMATS["int8"], "mapping": MappingType.ASYMMETRIC,
+     "scale": ScaleRule(E8M0, ExponentRule.FLOOR)},
+    {"format": E8M0},
+    {"format": FORMATS["bfloat16"]},
+    {"format": FORMATS["int8"], "block": (0, 4)},
+    {"format": FORMATS["int8"], "seed": 2**64},
+    {"format": FORMATS["int8"], "seed": -1},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("fields, words", WRONG)
-def test_wrong_combinations_cannot_be_written(fields: dict[str, object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Scheme("t", "t", **fields)  # type: ignore[arg-type]
+def test_wrong_combinations_cannot_be_written() -> None:
+    """Each differs in one part from a scheme that can be."""
+    for fields in WRONG:
+        with pytest.raises(ValueError):
+            Scheme("t", "t", **fields)  # type: ignore[arg-type]
+    for part in ({"format": FORMATS["int8"]}, {"format": FORMATS["float4_e2m1fn"]}):
+        assert Scheme("t", "t", **part, block=(1, 4), seed=2**64 - 1).seed == 2**64 - 1
 
 
 def test_wrong_scale_rules_cannot_be_written() -> None:
@@ -401,23 +348,21 @@ def test_wrong_scale_rules_cannot_be_written() -> None:
     assert ScaleRule(E4M3, per_tensor=True).smallest == 2**-9
 
 
-SCALED = [name for name, scheme in SCHEMES.items() if scheme.scale is not None]
-FITTED = [name for name in SCALED if (rule := SCHEMES[name].scale) is not None and not rule.is_searched]
+FITTED = [name for name, s in SCHEMES.items() if s.scale is not None and not s.scale.is_searched]
 """Schemes that may be refitted: llama.cpp's search has done so."""
 
 
-@pytest.mark.parametrize(
-    ("name", "fitted"), [*((name, False) for name in SCALED), *((name, True) for name in FITTED)]
-)
-def test_stored_scales_are_representable(name: str, fitted: bool, gaussian: Tensor) -> None:
+@pytest.mark.parametrize("name", EACH_SCHEME)
+def test_stored_scales_are_representable(name: str, gaussian: Tensor) -> None:
     """Rounding a stored scale to its format again changes nothing: what is saved is what was measured."""
-    scheme = dataclasses.replace(SCHEMES[name], least_squares_scale=fitted)
-    assert scheme.scale is not None
-    stored, fmt = quantize(gaussian[:64], scheme).scales.stored, scheme.scale.format
-    assert torch.equal(fmt.decode(fmt.encode(stored)), stored)
+    rule = SCHEMES[name].scale
+    for fitted in (False, True)[: 0 if rule is None else 1 if rule.is_searched else 2]:
+        scheme = dataclasses.replace(SCHEMES[name], least_squares_scale=fitted)
+        stored, fmt = quantize(gaussian[:16], scheme).scales.stored, rule.format
+        assert torch.equal(fmt.decode(fmt.encode(stored)), stored)
 
 
-@pytest.mark.parametrize("name", FITTED)
+@pytest.mark.parametrize("name", sampled(FITTED, FEW))
 @settings(max_examples=4, deadline=None)
 @given(x=matrices())
 def test_least_squares_scales_never_add_error(name: str, x: Tensor) -> None:
@@ -430,13 +375,13 @@ def test_least_squares_scales_never_add_error(name: str, x: Tensor) -> None:
     assert float(after) <= float(before) * (1 + 1e-6) + 1e-80
 
 
-@pytest.mark.parametrize("unit", [2.0**-100, 1.0, 2.0**100])
-def test_the_nearest_power_of_two(unit: float) -> None:
+def test_the_nearest_power_of_two() -> None:
     """E8M0's scales by least squares: below 1.5 down, above up, and 1.5 itself, as far from both, up."""
     middle = torch.tensor(1.5)
     below, above = (torch.nextafter(middle, torch.tensor(end)) for end in (1.0, 2.0))
-    x = torch.stack([torch.tensor(1.0), below, middle, above, torch.tensor(1.99)]) * unit
-    assert (_nearest_power_of_two(x) / unit).tolist() == [1, 1, 2, 2, 2]
+    for unit in (2.0**-100, 1.0, 2.0**100):
+        x = torch.stack([torch.tensor(1.0), below, middle, above, torch.tensor(1.99)]) * unit
+        assert (_nearest_power_of_two(x) / unit).tolist() == [1, 1, 2, 2, 2]
 
 
 def test_ties_up_are_counted_from_the_least_code() -> None:
@@ -465,51 +410,14 @@ def test_given_ranges_are_used() -> None:
     assert q.dequantize()[0, 1] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("name", EACH_SCHEME)
-def test_described_in_one_sentence(name: str) -> None:
-    text = SCHEMES[name].describe()
-    assert text.endswith(".") and text.count(". ") == 0 and SCHEMES[name].format.label in text
-
-
-@pytest.mark.parametrize(
-    ("block", "words"),
-    [
-        ("tensor", "the whole tensor shares"),
-        ("row", "every row shares"),
-        ("column", "every column shares"),
-        ("1x64", "every block of 64 along a row shares"),
-        ("64x64", "every block of 64 rows × 64 columns shares"),
-        ("64x1", "every block of 64 rows × 1 columns shares"),
-        ("flat64", "every block of 64 of the flattened tensor shares"),
-    ],
-)
-def test_the_sentence_says_what_shares_a_scale(block: str, words: str) -> None:
+def test_the_sentence_says_what_shares_a_scale() -> None:
     """A reader takes a scale of a row for one of a column otherwise."""
-    assert words in Scheme.parse(f"int8~{block}~symmetric~float16~minmax").describe()
+    for block, words in (
+        ("tensor", "tensor"), ("row", "every row"), ("column", "every column"),
+        ("1x64", "64 along a row"), ("64x1", "64 rows × 1 columns"), ("flat64", "64 of the flattened tensor"),
+    ):  # fmt: skip
+        assert words in Scheme.parse(f"int8~{block}~symmetric~float16~minmax").describe()
 
 
-def test_the_largest_seed_is_taken() -> None:
-    assert Scheme.parse(f"int8~row~symmetric~float16~minmax~s{2**64 - 1}").seed == 2**64 - 1
-
-
-def test_every_calibrator_gives_ordered_ranges() -> None:
-    blocks = torch.randn(3, 4, 5, 6) - 2
-
-    def restore(some: Tensor, scales: Scales) -> Tensor:
-        return some.clamp(-1, 1) * (scales.stored > 0)[:, None, :, None]
-
-    context = CalibrationContext(lambda wanted: Scales(wanted.high, None, None), restore, 8)
-    for row in CALIBRATORS.values():
-        found = row.of(blocks, context)
-        assert found.low.shape == (3, 5) and bool((found.low <= 0).all()) and bool((found.high >= 0).all())
-
-
-def test_a_tensor_scale_is_a_normal_number() -> None:
-    """Of so small a tensor it is the least normal float32: a subnormal one has no reciprocal."""
-    scale = quantize(torch.full((1, 16), 1e-37), SCHEMES["nvfp4"]).scales.tensor_scale
-    assert scale is not None and float(scale) == 2.0**-126
-
-
-@pytest.mark.parametrize("name", [name for name in SCHEMES if name.startswith("mx")])
-def test_a_block_of_ocp_has_32_values(name: str) -> None:
-    assert SCHEMES[name].block == (1, 32)
+def test_a_block_of_ocp_has_32_values() -> None:
+    assert {SCHEMES[name].block for name in SCHEMES if name.startswith("mx")} == {(1, 32)}

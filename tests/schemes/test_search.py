@@ -16,6 +16,7 @@ from explorer.core.encode import UnderScales
 from explorer.core.ranges import find_ranges
 from explorer.schemes import calibrators
 from explorer.schemes.calibrators import CalibrationContext, Range, minmax_range
+from tests.covering import covering, parts_of, sampled
 
 SEARCHED = (
     "int2~1x16~minimum~super4~mse~fit",
@@ -35,6 +36,11 @@ SEARCHED = (
     "binary~1x64~symmetric~float32~mse",
     "float8_e4m3fn~1xall~symmetric~float32~mse",
 )  # fmt: skip
+
+
+def traits(text: str) -> set[object]:
+    """Each kind of each part, and each mapping."""
+    return {*parts_of(text), Scheme.parse(text).mapping}
 
 
 def plain(blocks: Tensor, context: CalibrationContext) -> Range:
@@ -74,7 +80,7 @@ def matrices() -> Iterator[tuple[str, Tensor]]:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("text", SEARCHED)
+@pytest.mark.parametrize("text", sampled(SEARCHED, covering(SEARCHED, traits)))
 def test_the_search_finds_what_the_plain_loop_finds(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, codes of every scheme with a searched range are others than they were."""
     scheme = Scheme.parse(text)

@@ -2,22 +2,45 @@
 # another interpreter (3.11 or newer), JOBS how many processes run the tests.
 PYTHON ?= python3
 JOBS ?= 2
+SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 # Python compiles what it imports: to compile all of torch and transformers takes half a minute of a core.
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 
-.PHONY: run test test-all test-gpu check docs conformance load fuzz mutants lock clean
+.PHONY: run test quick test-all test-gpu check docs conformance load fuzz mutants lock clean
 
 run: $(VENV)/.installed
 	@$(BIN)/python app.py
 
-test: check
-	$(BIN)/python -m pytest -q -m "not gpu and not thorough" -n $(JOBS) --dist loadgroup -r fE
-	@echo "Passed. \`make test-all\` runs the tests marked thorough too: more of what these had a sample of."
+# Both tiers end with what they took: tests by folder, then the clock and the processor.
+TIMED := TIMEFORMAT=$$'%1lR on the clock, %1lU + %1lS of the processor'; time
+PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -r fE
+
+test: $(VENV)/.tested
+	@$(TIMED) $(MAKE) --no-print-directory check quick
+
+quick: $(VENV)/.tested
+	$(PYTEST) -m "not gpu and not thorough"
+
+# Everything, a part after another; PART=page is one of them. What no part names is in `rest`.
+numbers := analysis core cpu formats kernels products schemes training
+methods := methods models
+checkpoints := checkpoints sources
+survey := survey bench
+lab := lab recordings running fuzz
+app := app figures load
+page := page
+parts := numbers methods checkpoints survey lab app page
+all := $(notdir $(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py))
+rest := $(filter-out __pycache__ gpu $(foreach part,$(parts),$($(part))),$(all))
+PART ?= $(parts) rest
 
 test-all: check
-	$(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadgroup -r fE
+	@$(TIMED) $(foreach part,$(PART),$(MAKE) --no-print-directory all-of-$(part) &&) true
+
+all-of-%: $(VENV)/.tested
+	$(PYTEST) -m "not gpu" $(or $(addprefix tests/,$($*)),$(error no part $*; there are $(parts) rest))
 
 test-gpu: $(VENV)/.tested
 	$(BIN)/python -m explorer compile > /dev/null
@@ -51,12 +74,12 @@ fuzz: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
 # The section "Mutants" of docs/correctness.md: a seeded sample of small changes, and whether a test notices
-# each. MINUTES, SEED.
+# each. COUNT, SEED.
 SEED ?= 1
-mutants: MINUTES ?= 30
+COUNT ?= 200
 mutants: $(VENV)/.tested
 	$(PIP) "cosmic-ray==8.7.0"
-	$(BIN)/python -m tests.mutants.run --minutes $(MINUTES) --seed $(SEED) --jobs $(JOBS) --record
+	$(BIN)/python -m tests.mutants.run --count $(COUNT) --seed $(SEED) --jobs $(JOBS) --record
 
 # docs/conformance.md: codes and scales against other implementations, on a whole model.
 conformance: $(VENV)/.tested

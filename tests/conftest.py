@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +56,21 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     for group in GROUPS:
         if item.path.is_relative_to(ROOT / group):
             item.add_marker(pytest.mark.xdist_group(group))
+    if "browser" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.browser)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the five folders that took longest: a test's cost decides its tier."""
+    seconds, tests = defaultdict[str, float](float), defaultdict[str, set[str]](set)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                folder = "/".join(report.nodeid.split("::")[0].split("/")[:2])
+                seconds[folder] += report.duration
+                tests[folder].add(report.nodeid)
+    for folder in sorted(seconds, key=lambda folder: -seconds[folder])[:5]:
+        terminalreporter.write_line(f"{seconds[folder]:6.0f} s  {len(tests[folder]):5} tests  {folder}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

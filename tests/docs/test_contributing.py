@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.covering import THOROUGH
+
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = dict(
     re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", (ROOT / "CONTRIBUTING.md").read_text(), re.S | re.M)
@@ -33,14 +35,6 @@ TESTS = (
     "tests/checkpoints/test_every_row.py", "tests/app/test_wiring.py", "tests/lab/test_docs.py",
 )  # fmt: skip
 """Where tests read the tables."""
-MORE = (
-    "tests/formats", "tests/core", "tests/schemes", "tests/kernels/test_codec.py", "tests/methods",
-    "tests/products", "tests/checkpoints", "tests/survey", "tests/app", "tests/lab", "tests/figures",
-    "tests/docs/test_pages.py", "tests/test_architecture.py", "tests/test_cli.py",
-    "tests/test_words.py", "tests/page/test_numbers.py",
-)  # fmt: skip
-
-
 RECORDED = "tests/lab/test_exports.py::test_every_target_is_there"
 """What asks for a recording (`python -m lab exports`) that nobody made of an addition."""
 
@@ -167,31 +161,14 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return made
 
 
-FILES = {
-    "A format": 1, "A scheme": 1, "A calibrator": 1, "A method": 2, "A GEMM": 1, "An export target": 3,
-    "A section of the page": 2,
-}  # fmt: skip
-"""How many files each addition touches: a row's, or its own and the row's; a target has its reader beside."""
-
-
-def test_there_are_tests_at_every_place_that_is_named() -> None:
-    """pytest runs nothing where one of its arguments is not there."""
-    assert [place for place in (*TESTS, *MORE) if not (ROOT / place).exists()] == []
-
-
-def test_every_kind_of_addition_is_walked_through() -> None:
-    """A section that lost its sample would be tested by nothing."""
-    files = {title: {sample.file for sample in samples(title) if sample.file} for title in SHOWN}
-    assert {title: len(found) for title, found in files.items()} == FILES
-
-
+@THOROUGH
 def test_the_quick_checks_of_ci_pass(copy: Copy) -> None:
     """Ruff, of the whole copy."""
     copy.run("-m", "ruff", "check", ".")
     copy.run("-m", "ruff", "format", "--check", ".")
 
 
-@pytest.mark.thorough
+@THOROUGH
 def test_the_types_of_the_additions_are_right(copy: Copy) -> None:
     """mypy reads what changed, and from its cache what did not."""
     cache = copy.root / ".mypy_cache"
@@ -200,27 +177,31 @@ def test_the_types_of_the_additions_are_right(copy: Copy) -> None:
     copy.run("-m", "mypy", *(file for file in copy.changed if not file.startswith("tests/")))
 
 
+@THOROUGH
 def test_the_examples_show_what_they_say(copy: Copy) -> None:
     """The samples without a place, one after another."""
     shown = [sample.code for title in SHOWN for sample in samples(title) if not sample.file]
     run_python("\n".join(shown), copy.root)
 
 
-def test_the_tests_meet_the_additions(copy: Copy) -> None:
-    """Those whose ids name what was added, and those of tables as wholes; not the long ones that call
-    every endpoint of the page or fill it with a large tensor, which the copy has from the project."""
-    named = " or ".join((*ADDED, "wiring", "up_to_date", "is_met", "fit_together"))
-    asked = f"({named}) and not nothing_where_a_value_belongs and not large_tensor"
-    quick = ("-p", "no:randomly", "-m", "not gpu and not thorough")
-    out = copy.run("-m", "pytest", "-v", *quick, "-k", asked, *TESTS)
-    for name in ADDED:
-        assert name in out, f"no test names {name}"
-
-
-@pytest.mark.thorough
+@THOROUGH
 def test_all_tests_pass_with_the_additions(copy: Copy) -> None:
-    """Of what reads the tables, but for browsers and GPUs."""
+    """Of what reads the tables, thorough ones of the additions too, but for browsers and GPUs."""
     for command in (("init", "-q"), ("add", "-A")):  # some tests ask git which files there are
         subprocess.run(["git", *command], cwd=copy.root, check=True)
-    plain = ("-q", "-m", "not gpu and not thorough", "-n", "2", "--dist", "loadgroup", "--deselect", RECORDED)
-    copy.run("-m", "pytest", *plain, *MORE)
+    out = copy.run("-m", "pytest", "-v", "-m", "not gpu", "-k", " or ".join(ADDED), *TESTS)
+    assert not [name for name in ADDED if name not in out]
+    quick = ("-q", "-m", "not gpu and not thorough and not browser", "-n", "2", "--dist", "loadgroup")
+    copy.run("-m", "pytest", *quick, "--deselect", RECORDED)
+
+
+def test_one_addition_is_met(tmp_path: Path) -> None:
+    """The guide's format, by the tests of formats, and its example."""
+    shutil.copytree(ROOT, tmp_path / "project", ignore=NOT_COPIED)
+    copy = Copy(tmp_path / "project", ())
+    for sample in samples("A format"):
+        if sample.file:
+            sample.put(copy.root)
+    run_python("\n".join(sample.code for sample in samples("A format") if not sample.file), copy.root)
+    out = copy.run("-m", "pytest", "-v", "-m", "not gpu", "-k", ADDED[0], "tests/formats/test_formats.py")
+    assert ADDED[0] in out

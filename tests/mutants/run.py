@@ -1,16 +1,14 @@
-"""Runs a seeded sample of mutants for some minutes, and writes what became of them.
+"""Runs a seeded sample of mutants, and writes what became of them.
 
-    python -m tests.mutants.run --minutes 30 [--seed 1] [--jobs 2] [--packages formats,core] [--record]
-                                [--traces FOLDER] [--page]
+    python -m tests.mutants.run --count 200 [--seed 1] [--jobs 2] [--packages formats,core] [--record]
+                                [--traces FOLDER] [--before FILE] [--page]
 
 First the tests of the packages run once, as they are: which functions each calls, and how long it takes. Then
-each mutant is made in a copy of the project, and the tests that call the changed function run, the quickest
-first, up to ``TESTS_SECONDS`` of them (``chosen``). A mutant is killed by a failure, an error, or by taking
-``SLOWER`` times as long; else it survives.
-``--traces`` keeps the first run's files, and takes those that are there: on a slow machine it takes longer
-than all mutants.
-A mutant whose tests had not ended by the deadline has no verdict: it is counted apart, and the share killed
-is also given as if all of these had survived, since those that survive or hang take the longest.
+each mutant is made in a copy of the project, and the tests of ``make test`` that call the changed function
+run, the quickest first, up to ``TESTS_SECONDS`` of them (``chosen``). A mutant is killed by a failure, an
+error, or by taking ``SLOWER`` times as long; else it survives. What survives, and a test of the run of before
+killed (``--before``), meets that test once more, if ``make test-all`` has it.
+``--traces`` keeps the first run's files and the verdicts, and takes those that are there.
 ``--record`` writes ``recorded.json`` and the section "Mutants" of docs/correctness.md; ``--page`` writes the
 section again, after survivors were given their reasons (``known.WHY``).
 """
@@ -18,6 +16,7 @@ section again, after survivors were given their reasons (``known.WHY``).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -38,34 +37,34 @@ from explorer.core.backend import CPU
 from explorer.recordings.machine import this_machine
 from tests.mutants.known import WHY, Reason
 from tests.mutants.sample import Mutant, change_in_words, function_at, sample
+from tests.mutants.zygote import Zygote
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, HEADING = "docs/correctness.md", "## Mutants"
-RECORDED = ROOT / "tests/mutants/recorded.json"
+RECORDED, BEFORE = (ROOT / f"tests/mutants/{name}.json" for name in ("recorded", "before"))
 TESTS = {
     "formats": ["tests/formats", "tests/core", "tests/analysis", "tests/test_values.py"],
     "schemes": ["tests/schemes", "tests/core", "tests/analysis", "tests/test_values.py"],
     "core": ["tests/core", "tests/schemes", "tests/analysis", "tests/methods", "tests/test_values.py"],
     "methods": ["tests/methods", "tests/test_values.py"],
+    "analysis": ["tests/analysis", "tests/figures", "tests/test_values.py"],
     "checkpoints": ["tests/checkpoints", "tests/test_values.py"],
+    "survey": ["tests/survey", "tests/test_values.py"],
 }
 """By package of the library the tests that ought to notice a change of it."""
-QUICK = "not gpu and not thorough and not browser"
+QUICK, THOROUGH = "not gpu and not thorough and not browser", "thorough and not gpu and not browser"
+"""The tests of ``make test``, and what ``make test-all`` adds; the page's are of the page."""
 TESTS_SECONDS, SLOWER, STARTING = 20.0, 6.0, 120.0
 """Seconds of tests that are run on a mutant, as they took unchanged; how many times that counts as a hang,
-beside the seconds that Python, torch and the collection of tests may take."""
-ENDS = (0, 1, 2)
-"""How pytest ends with a verdict: passed; failed; a file of tests that cannot be imported any more. Other
-codes (no tests collected, a wrong option) say nothing of the mutant, unless conftest.py cannot
-be imported."""
+beside the seconds that the collection of tests may take."""
+FAILS = (1, 2)
+"""How pytest ends with a test that failed, and with a file of tests that cannot be imported any more."""
 USAGE = 4
 """How pytest ends where a test that it was asked for is not there."""
 NOT_IMPORTED = ("conftest", "ERROR: found no collectors for")
-"""What pytest says, beside a code that is none of ``ENDS``, where a file of tests cannot be imported."""
+"""What pytest says, beside a code that is none of ``FAILS``, where a file of tests cannot be imported."""
 HANG = "time:"
 """How ``Outcome.by`` begins where a mutant took too long; on a busy machine some that were not noticed do."""
-WARM_SHARE = 0.5
-"""Share of the time after which the tests that have not run by then are left out."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +79,13 @@ class Timed:
 @dataclass(frozen=True)
 class Outcome:
     """What became of a mutant: ``by`` is the test that noticed it, or how else it was killed; empty if it
-    survived ``tests`` tests, or was ``dropped``: the deadline came before its verdict."""
+    survived ``tests`` tests. ``thorough`` is a test of ``make test-all`` alone that notices it."""
 
     mutant: Mutant
     change: str
     by: str
     tests: int
-    dropped: bool = False
+    thorough: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,26 +114,21 @@ class Run:
 
 
 class Kept:
-    """Verdicts of a seed at a commit, a line each in a file of ``folder``: a run that ended before its time
-    goes on where it was."""
+    """Verdicts of a seed at a commit, a line each in a file of ``folder``: a run that was ended goes on where
+    it was."""
 
     def __init__(self, folder: Path, seed: int, commit: str) -> None:
-        self.seed, self._file = seed, folder / f"verdicts-{seed}-{commit or 'unknown'}.jsonl"
-        lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
-        rows = list(map(json.loads, lines))
-        ends = {row.pop("run"): row.pop("at") for row in rows}
-        self._start, self._run = time.monotonic(), len(ends)
-        self.outcomes = [Outcome(**{**row, "mutant": _mutant(row["mutant"])}) for row in rows]
-        self.seconds = sum(ends.values())
-        """What earlier runs took, each to its last verdict."""
+        self._file = folder / f"verdicts-{seed}-{commit or 'unknown'}.jsonl"
+        self.seed, lines = seed, self._file.read_text("utf-8").splitlines() if self._file.exists() else []
+        self.outcomes = [
+            Outcome(**{**row, "mutant": _mutant(row["mutant"])}) for row in map(json.loads, lines)
+        ]
 
     def add(self, outcome: Outcome) -> None:
-        """Write one that was not dropped, with the seconds since this run began."""
+        """Write one."""
         self.outcomes.append(outcome)
-        if not outcome.dropped:
-            row = asdict(outcome) | {"run": self._run, "at": time.monotonic() - self._start}
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
 
 
 def _mutant(fields: dict[str, Any]) -> Mutant:
@@ -143,52 +137,59 @@ def _mutant(fields: dict[str, Any]) -> Mutant:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30, help="for all, the tests' first run included")
+    parser.add_argument("--count", type=int, default=200, help="mutants")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="processes beside each other")
     parser.add_argument("--packages", default=",".join(TESTS), help=f"of {', '.join(TESTS)}")
     parser.add_argument(
         "--traces", type=Path, help="keep the first run and verdicts here, and use what is there"
     )
+    parser.add_argument("--before", type=Path, help="another run of the same mutants, to compare with")
     parser.add_argument("--record", action="store_true", help=f"write the section {HEADING!r} of {PAGE}")
     parser.add_argument("--page", action="store_true", help="write that section of what was recorded")
     asked = parser.parse_args()
     if asked.page:
-        write_page(Run.read(RECORDED))
+        write_page(Run.read(RECORDED), Run.read(BEFORE))
         return 0
     packages = asked.packages.split(",")
     if wrong := [name for name in packages if name not in TESTS]:
         parser.error(f"no package {', '.join(wrong)}; accepted: {', '.join(TESTS)}")
-    start = time.monotonic()
+    start, before = time.monotonic(), Run.read(asked.before) if asked.before else None
+    killers = {one.mutant: one.by for one in before.outcomes} if before else {}
     with tempfile.TemporaryDirectory() as folder:
         traces = asked.traces or Path(folder)
         traces.mkdir(parents=True, exist_ok=True)
         kept = Kept(traces, asked.seed, this_machine(CPU).commit)
-        outcomes = run(Path(folder), traces, packages, kept, start + 60 * asked.minutes, asked.jobs)
-    minutes = (time.monotonic() - start + kept.seconds) / 60
+        run(Path(folder), traces, packages, kept, asked.count, asked.jobs, killers)
     machine = this_machine(CPU, ("cosmic-ray", "pytest")).describe()
-    found = Run(asked.seed, minutes, machine, tuple(outcomes))
-    print(report(found))
+    found = Run(asked.seed, (time.monotonic() - start) / 60, machine, tuple(kept.outcomes))
+    print(report(found, before))
     if asked.record:
         found.write(RECORDED)
-        write_page(found)
-    return 0 if outcomes else 1
+        if before:
+            before.write(BEFORE)
+        write_page(found, before)
+    return 0
 
 
-def write_page(found: Run) -> None:
+def write_page(found: Run, before: Run | None) -> None:
     """Write the section of docs/."""
     page = ROOT / PAGE
-    page.write_text(with_section(page.read_text(encoding="utf-8"), report(found)), encoding="utf-8")
+    page.write_text(with_section(page.read_text(encoding="utf-8"), report(found, before)), encoding="utf-8")
 
 
 def run(
-    folder: Path, traces: Path, packages: Sequence[str], kept: Kept, deadline: float, jobs: int
-) -> list[Outcome]:
-    """What became of as many mutants of ``packages`` as fit until ``deadline`` (of ``time.monotonic``), those
-    of ``kept`` first."""
+    folder: Path,
+    traces: Path,
+    packages: Sequence[str],
+    kept: Kept,
+    count: int,
+    jobs: int,
+    killers: dict[Mutant, str],
+) -> None:
+    """Add to ``kept`` until it holds ``count`` mutants of ``packages``."""
     original, *copies = (copied(folder / f"copy{i}") for i in range(jobs + 1))
-    first = time.monotonic() + WARM_SHARE * (deadline - time.monotonic())
-    tests = {name: found for name, found in first_run(traces, copies, packages, first).items() if found}
+    tests = first_run(traces, copies, packages)
     paths = [
         path.relative_to(ROOT).as_posix()
         for name in tests
@@ -197,22 +198,23 @@ def run(
     for name, found in tests.items():
         print(f"{name}: {len(found)} tests pass unchanged", file=sys.stderr)
     known, lock = {outcome.mutant for outcome in kept.outcomes}, threading.Lock()
-    mutants = (mutant for mutant in sample(original, paths, kept.seed) if mutant not in known)
+    mutants = itertools.islice(sample(original, paths, kept.seed), count)
 
     def work(copy: Path) -> None:
-        while time.monotonic() < deadline:
+        zygote = Zygote()
+        while True:
             with lock:
-                mutant = next(mutants, None)
+                mutant = next((mutant for mutant in mutants if mutant not in known), None)
             if mutant is None:
                 return
-            outcome = try_one(copy, mutant, tests[Path(mutant.path).parts[1]], deadline)
+            own = tests[Path(mutant.path).parts[1]]
+            outcome = try_one(zygote, copy, mutant, own, killers.get(mutant, ""))
             with lock:
                 kept.add(outcome)
-                print(f"{len(kept.outcomes)}: {_line(outcome)}", file=sys.stderr)
+                print(f"{len(kept.outcomes)}: {_line(outcome)}", file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(work, copies))
-    return kept.outcomes
 
 
 def copied(folder: Path) -> Path:
@@ -226,21 +228,19 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def first_run(
-    traces: Path, copies: Sequence[Path], packages: Sequence[str], deadline: float
-) -> dict[str, list[Timed]]:
-    """By package the tests that pass unchanged, of those that end until ``deadline``, the quickest first. A
-    group of tests with a file in ``traces`` is not run again."""
+def first_run(traces: Path, copies: Sequence[Path], packages: Sequence[str]) -> dict[str, list[Timed]]:
+    """By package the tests that pass unchanged, the quickest first. A group of tests with a file in
+    ``traces`` is not run again."""
     groups = list(dict.fromkeys(group for name in packages for group in TESTS[name]))
     files = {group: traces / f"{group.replace('/', '-')}.jsonl" for group in groups}
-    traces.mkdir(parents=True, exist_ok=True)
     free = list(copies)
 
     def trace(group: str) -> None:
-        copy, left = free.pop(), max(1.0, deadline - time.monotonic())
-        command = ["-p", "tests.mutants.reach", "--reach", str(files[group]), group]
-        if pytest(copy, command, left)[0] is None:
-            print(f"{group}: what did not run in {left:.0f} s is left out", file=sys.stderr)
+        copy = free.pop()
+        command = [sys.executable, "-m", "pytest", *OPTIONS, "-m", QUICK, "-p", "tests.mutants.reach"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+        command += ["--reach", str(files[group]), group]
+        subprocess.run(command, cwd=copy, env=environment, capture_output=True)
         free.append(copy)
 
     with ThreadPoolExecutor(len(copies)) as pool:
@@ -280,36 +280,44 @@ def chosen(tests: Sequence[Timed], path: str, function: int | None) -> list[Time
     return found
 
 
-def try_one(copy: Path, mutant: Mutant, tests: Sequence[Timed], deadline: float) -> Outcome:
-    """What became of one mutant by ``deadline``."""
+def try_one(zygote: Zygote, copy: Path, mutant: Mutant, tests: Sequence[Timed], killer: str) -> Outcome:
+    """What became of one mutant, which ``killer`` noticed before."""
     file = copy / mutant.path
     source = file.read_text(encoding="utf-8")
     changed = mutant.apply(source)
     change = change_in_words(source, changed)
     own = chosen(tests, mutant.path, function_at(source, mutant.place[0]))
-    names = copy.with_suffix(".tests")
-    names.write_text("\n".join(test.name for test in own), encoding="utf-8")
     limit = SLOWER * sum(test.seconds for test in own) + STARTING
-    left = deadline - time.monotonic()
     try:
         _write(file, changed)
-        code, said = pytest(copy, ["-x", f"@{names}"], min(limit, max(left, 1.0)))
-        if missing := not_found(said) if code == USAGE else set():
-            # A table of tests has other rows now. The whole suite would not notice: the others decide.
-            own = [test for test in own if test.name.partition("[")[0] not in missing]
-            names.write_text("\n".join(test.name for test in own), encoding="utf-8")
-            left = deadline - time.monotonic()
-            code, said = pytest(copy, ["-x", f"@{names}"], min(limit, max(left, 1.0))) if own else (0, "")
+        by = noticed(zygote, copy, [test.name for test in own], QUICK, limit)
+        function = killer.partition("[")[0]
+        thorough = noticed(zygote, copy, [function], THOROUGH, 300) if not by and "::" in function else ""
     finally:
         _write(file, source)
-    if code is None:
-        hangs = limit <= left
-        return Outcome(mutant, change, f"{HANG} {limit:.0f} s" if hangs else "", len(own), dropped=not hangs)
-    if code not in ENDS and not any(words in said for words in NOT_IMPORTED):
-        raise RuntimeError(
-            f"pytest ended with {code} on {place_of(mutant)}, without a verdict:\n{said[-2000:]}"
-        )
-    return Outcome(mutant, change, "" if code == 0 else _killer(said, code), len(own))
+    return Outcome(mutant, change, by, len(own), thorough)
+
+
+OPTIONS = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--hypothesis-seed=0")
+
+
+def noticed(zygote: Zygote, copy: Path, tests: Sequence[str], marked: str, seconds: float) -> str:
+    """Which of ``tests`` with these marks notices the change in a copy of the project, or that they take
+    longer than ``seconds``; an empty text if none does."""
+    names = copy.with_suffix(".tests")
+    while tests:
+        names.write_text("\n".join(tests), encoding="utf-8")
+        code, said = zygote.run(copy, [*OPTIONS, "-m", marked, "-x", f"@{names}"], seconds)
+        if code is None:
+            return f"{HANG} {seconds:.0f} s"
+        if code in FAILS or any(words in said for words in NOT_IMPORTED):
+            return _killer(said, code)
+        missing = not_found(said) if code == USAGE else set()
+        if not missing:
+            return ""
+        # A table of tests has other rows now. The whole suite would not notice: the others decide.
+        tests = [test for test in tests if test.partition("[")[0] not in missing]
+    return ""
 
 
 def not_found(said: str) -> set[str]:
@@ -335,21 +343,6 @@ def _killer(said: str, code: int) -> str:
     return lines[0].split(" - ")[0].split(" ", 1)[1] if lines else f"pytest ended with {code}"
 
 
-def pytest(copy: Path, arguments: Sequence[str], seconds: float) -> tuple[int | None, str]:
-    """The exit code of a run of tests in a copy of the project, None after so many seconds; what it
-    printed."""
-    options = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-m", QUICK]
-    command = [sys.executable, "-m", "pytest", *options, *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-    try:
-        done = subprocess.run(
-            command, cwd=copy, capture_output=True, text=True, timeout=seconds, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        return None, ""
-    return done.returncode, done.stdout + done.stderr
-
-
 def place_of(mutant: Mutant) -> str:
     """File and line."""
     return f"{mutant.path}:{mutant.place[0]}"
@@ -358,45 +351,42 @@ def place_of(mutant: Mutant) -> str:
 def _line(outcome: Outcome) -> str:
     place = place_of(outcome.mutant)
     ended = f"killed by {outcome.by}" if outcome.by else f"survived {outcome.tests} tests"
-    ended = "dropped at the deadline" if outcome.dropped else ended
+    ended += f", killed by {outcome.thorough}" if outcome.thorough else ""
     return f"{place} {outcome.change}: {ended}"
 
 
-def report(run: Run) -> str:
+def report(run: Run, before: Run | None = None) -> str:
     """The section of the page: shares by package, and every survivor with what is known of it."""
     outcomes = run.outcomes
-    known = [one for one in outcomes if not one.dropped]
-    same = sum(_reason(one).equivalent for one in known if not one.by)
-    killed, dropped = sum(bool(one.by) for one in known), len(outcomes) - len(known)
+    same = sum(_reason(one).equivalent for one in outcomes if not one.by)
+    killed = sum(bool(one.by) for one in outcomes)
     lines = [
         HEADING,
         "",
         "`make mutants` makes one small change at a time (cosmic-ray's operators: a number, a comparison, an "
         "operation,",
-        "a decorator), and runs the tests that call the changed function, the quickest first,",
+        "a decorator), and runs the tests of `make test` that call the changed function, the quickest first,",
         f"up to {TESTS_SECONDS:.0f} s of them. A change that no test notices survives.",
         "",
-        f"{len(known)} mutants, seed {run.seed}, in {run.minutes:.0f} min: "
-        f"**{_share(killed, len(known))} killed**{_interval(killed, len(known))}. "
-        f"{_equivalent_in_words(same, killed, len(known))}Measured on",
+        f"{len(outcomes)} mutants, seed {run.seed}, in {run.minutes:.0f} min: "
+        f"**{_share(killed, len(outcomes))} killed**{_interval(killed, len(outcomes))}. "
+        f"{_equivalent_in_words(same, killed, len(outcomes))}Measured on",
         f"{run.machine}.",
-        _dropped_in_words(dropped, killed, len(outcomes)),
         "They are a sample of all mutants: the interval in brackets is Wilson's, of 95 %.",
+        *([_before_in_words(run, before)] if before else []),
         "",
-        "| package | mutants | killed | of them by time | survived | of them equivalent | dropped |",
-        "|---|---|---|---|---|---|---|",
+        "| package | mutants | killed | of them by time | survived | of them equivalent |",
+        "|---|---|---|---|---|---|",
     ]
     for name in TESTS:
-        all_ = [one for one in outcomes if Path(one.mutant.path).parts[1] == name]
-        own = [one for one in all_ if not one.dropped]
-        if all_:
+        own = [one for one in outcomes if Path(one.mutant.path).parts[1] == name]
+        if own:
             dead = sum(bool(one.by) for one in own)
             late = sum(one.by.startswith(HANG) for one in own)
-            share = f"{_share(dead, len(own))}{_interval(dead, len(own))}"
             equal = sum(_reason(one).equivalent for one in own if not one.by)
-            counts = f"{late} | {len(own) - dead} | {equal} | {len(all_) - len(own)}"
-            lines.append(f"| `{name}` | {len(own)} | {share} | {counts} |")
-    alive = [one for one in known if not one.by]
+            share = f"{_share(dead, len(own))}{_interval(dead, len(own))}"
+            lines.append(f"| `{name}` | {len(own)} | {share} | {late} | {len(own) - dead} | {equal} |")
+    alive = [one for one in outcomes if not one.by]
     lines += ["", "| survivor | change | why |", "|---|---|---|"] if alive else []
     for one in sorted(alive, key=lambda one: (one.mutant.path, one.mutant.place)):
         reason, change = _reason(one), one.change.replace("|", "\\|")
@@ -405,9 +395,23 @@ def report(run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _before_in_words(run: Run, before: Run) -> str:
+    """How another suite did on the same mutants."""
+    now = {one.mutant: one for one in run.outcomes}
+    both = [one for one in before.outcomes if one.mutant in now]
+    dead, alive = sum(bool(one.by) for one in both), sum(bool(now[one.mutant].by) for one in both)
+    return (
+        f"Of {len(both)} of the same mutants the tests of commit {before.machine.split()[-1]} killed "
+        f"{_share(dead, len(both))}, these {_share(alive, len(both))}; "
+        f"{sum(bool(one.thorough) for one in run.outcomes)} are killed by thorough tests alone."
+    )
+
+
 def _reason(outcome: Outcome) -> Reason:
-    unknown = Reason(f"not explained yet: {outcome.tests} tests ran")
-    return WHY.get((outcome.mutant.path, outcome.change), unknown)
+    unknown = f"not explained yet: {outcome.tests} tests ran"
+    if outcome.thorough:
+        unknown = f"killed by a thorough test alone, `{outcome.thorough.partition('[')[0]}`"
+    return WHY.get((outcome.mutant.path, outcome.change), Reason(unknown))
 
 
 def _equivalent_in_words(same: int, killed: int, mutants: int) -> str:
@@ -432,16 +436,6 @@ def _interval(part: int, whole: int) -> str:
         return ""
     low, high = wilson(part, whole)
     return f" ({100 * low:.1f} to {100 * high:.1f})"
-
-
-def _dropped_in_words(dropped: int, killed: int, mutants: int) -> str:
-    if not dropped:
-        return "None was dropped at the deadline."
-    what = "One more was" if dropped == 1 else f"{dropped} more were"
-    return (
-        f"{what} dropped at the deadline, without a verdict: if all that were dropped survived, "
-        f"{_share(killed, mutants)} would be killed."
-    )
 
 
 def wilson(part: int, whole: int) -> tuple[float, float]:

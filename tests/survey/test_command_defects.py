@@ -1,7 +1,6 @@
 """Spellings, hints, broken files and log files of ``explorer survey``, ``recipe`` and ``apply``.
 
-If these fail, a command refuses what another one took, gives advice that leads nowhere, works on half a
-model, or says nothing for hours.
+If these fail, a command refuses what another one took, works on half a model, or says nothing for hours.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from explorer.checkpoints import Plan
 from explorer.cli import main, output
 from explorer.cli.options import FILE_SUFFIXES
 from explorer.cli.survey import SIGNALS, _check_together
@@ -30,112 +27,81 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SPELLED = "int8~1x64~asymmetric~float16~minmax"
 
 
-def surveyed(model: Path, out: Path, schemes: str) -> str:
-    """The survey of a model's weights."""
-    assert main(["survey", str(model), "--schemes", schemes, "--signal", "weight", "--out", str(out)]) == 0
-    return str(out)
-
-
-@pytest.mark.parametrize(
-    "schemes",
-    [
-        SPELLED,
-        SPELLED.upper(),
-        f"{SPELLED},NVFP4",
-        "int8~1x64~asymmetric~float16~MinMax, nvfp4,nvfp4",
-        "NvFp4",
-    ],
-)
 def test_a_recipe_takes_the_spellings_that_a_survey_takes(
-    schemes: str, tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    survey = surveyed(tiny_llama, tmp_path / "s.jsonl", f"{SPELLED},nvfp4")
-    assert main(["recipe", survey, "--bits", "9", "--schemes", schemes, "--json"]) == 0, capsys.readouterr()
-    asked = {part.strip().lower() for part in schemes.split(",")}
-    out = capsys.readouterr().out
-    recipe = json.loads(out[out.index('{\n  "recipe"') :])["recipe"]
-    assert set(recipe["schemes"]) == asked and len(recipe["schemes"]) == len(asked)
+    """In any case, with spaces, or twice."""
+    out = str(tmp_path / "s.jsonl")
+    command = ["survey", str(tiny_llama), "--schemes", f"{SPELLED},nvfp4", "--signal", "weight", "--out", out]
+    assert main(command) == 0
+    for schemes in (SPELLED.upper(), f"{SPELLED.replace('minmax', 'MinMax')}, nvfp4,nvfp4", "NvFp4"):
+        capsys.readouterr()
+        assert main(["recipe", out, "--bits", "9", "--schemes", schemes, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["recipe"]["schemes"]
+        assert sorted(found) == sorted({part.strip().lower() for part in schemes.split(",")})
 
 
-@pytest.mark.parametrize(
-    ("together", "hinted"),
-    [
-        (lambda plan: "one scheme for all" if len(plan.schemes) > 1 else "", True),
-        (lambda plan: "graphs are built of other models", False),
-    ],
-    ids=["a mixture", "the model"],
-)
-def test_other_schemes_are_advised_where_they_help(
-    together: Callable[[Plan], str], hinted: bool, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_schemes_are_advised_where_they_help(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the model's architecture is the reason, no list of schemes changes that."""
-    monkeypatch.setattr("explorer.checkpoints.EXPORTS", {"this": SimpleNamespace(together=together)})
-    parts = zip(("up", "down"), ("int8_row", "nvfp4"), strict=True)
-    layers = {f"model.layers.0.mlp.{part}_proj": Recipe.parse(scheme) for part, scheme in parts}
-    with pytest.raises(ValueError, match=r"^this: ") as refused:
-        _check_together("this", ModelRecipe(str(tiny_llama), None, "", layers), ("int8_row", "nvfp4"))
-    assert ("--schemes names those to choose from" in str(refused.value)) is hinted
+    layers = {
+        f"model.layers.0.mlp.{part}_proj": Recipe.parse(scheme)
+        for part, scheme in (("up", "int8_row"), ("down", "nvfp4"))
+    }
+    recipe = ModelRecipe(str(tiny_llama), None, "", layers)
+    for refused, hinted in ((lambda plan: "no" * (len(plan.schemes) > 1), True), (lambda plan: "no", False)):
+        monkeypatch.setattr("explorer.checkpoints.EXPORTS", {"this": SimpleNamespace(together=refused)})
+        with pytest.raises(ValueError, match=r"^this: ") as error:
+            _check_together("this", recipe, ("int8_row", "nvfp4"))
+        assert ("--schemes" in str(error.value)) is hinted
 
 
-@pytest.mark.parametrize("command", ["survey", "apply"])
 def test_a_shard_that_is_cut_off_is_an_error(
-    command: str, tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its layers would be missing in a survey that looks whole."""
+    """Its layers would be missing in a survey or a checkpoint that looks whole."""
     from transformers import LlamaForCausalLM
 
-    model = tmp_path / "model"
+    model, out = tmp_path / "model", ["--out", str(tmp_path / "out")]
     LlamaForCausalLM.from_pretrained(tiny_llama).save_pretrained(model, max_shard_size="120KB")
     shards = sorted(model.glob("*.safetensors"))
-    assert len(shards) > 1
     shards[1].write_bytes(shards[1].read_bytes()[:-100])
     recipe = ModelRecipe(str(model), None, "", {"model.layers.0.mlp.up_proj": Recipe.parse("int8_row")})
     recipe.save(tmp_path / "r.json")
-    out = ["--out", str(tmp_path / "out")]
-    typed = (
-        ["survey", str(model), *out]
-        if command == "survey"
-        else ["apply", str(tmp_path / "r.json"), "--to", "compressed-tensors", *out]
-    )
-    assert main(typed) == 2
-    assert f"{shards[1].name} is cut short" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    for command in (
+        ["survey", str(model), *out],
+        ["apply", str(tmp_path / "r.json"), "--to", "compressed-tensors", *out],
+    ):
+        assert main(command) == 2
+        assert shards[1].name in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_a_log_file_gets_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """About every tenth, and at least every 30 seconds; the last one; nothing for what is done at once."""
+    """About every tenth, and at least every 30 seconds; the last one; nothing for what is done at once. The
+    time left is of the phase that runs: a survey runs the model before it does the layers."""
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def told() -> list[str]:
+        return capsys.readouterr().err.splitlines()
+
     with output.reporting("tensors", False) as report:
         for done in range(1001):
             now += 0.1
             report(done, 1000)
-    lines = capsys.readouterr().err.splitlines()
-    assert (
-        lines[0].startswith("tensors: 100 of 1,000 (10 %), 10.1 s, about 1 min 31 s left")
-        and len(lines) == 10
-    )
+    lines = told()
+    assert len(lines) == 10 and lines[0].startswith("tensors: 100 of 1,000 (10 %), 10.1 s, about 1 min 31 s")
     assert lines[-1].startswith("tensors: 1,000 of 1,000 (100 %)")
     with output.reporting("tensors", False) as report:
         for done in range(4):
             now += 31
             report(done, 1000)
-    assert len(capsys.readouterr().err.splitlines()) == 4
-    with output.reporting("tensors", False) as report:
-        report(5, 5)
-    with output.reporting("tensors", True) as report:
-        report(5, 5)
-    assert capsys.readouterr().err == ""
-
-
-def test_the_time_left_is_of_the_phase_that_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A survey runs the model before it does the layers. If this fails, the time that took counts as that of
-    the first layers, and a minute that is left is half an hour."""
-    now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert len(told()) == 4
+    for quiet in (False, True):
+        with output.reporting("tensors", quiet) as report:
+            report(5, 5)
+    assert not told()
     model, later = output.reporting("running the model", False), output.reporting("layers", False, later=True)
     with model as ran, later as layers:
         for done in range(11):
@@ -144,7 +110,7 @@ def test_the_time_left_is_of_the_phase_that_runs(
         for done in range(1, 5):
             now += 10
             layers(done, 10)
-    assert capsys.readouterr().err.splitlines()[-1] == "layers: 4 of 10 (40 %), 30 s, about 1 min left"
+    assert told()[-1].startswith("layers: 4 of 10 (40 %), 30 s, about 1 min")
 
 
 def test_a_stopped_survey_says_what_it_keeps(
@@ -162,43 +128,32 @@ def test_a_stopped_survey_says_what_it_keeps(
 
     monkeypatch.setattr(survey_run, "survey_layer", stops)
     command = ["survey", str(tiny_llama), "--schemes", "int8_row", "--signal", "weight", "--out", str(out)]
-    assert main(command) == 130 and "keeps 0 of 16 layers" in capsys.readouterr().err
-    left[0] = 2
-    assert main(command) == 130
-    said = capsys.readouterr().err
-    assert "s.jsonl keeps 2 of 16 layers: the same command" in said and said.endswith("stopped\n")
+    for kept in (0, 2):
+        left[0] = kept
+        assert main(command) == 130 and f"{kept} of 16 layers" in capsys.readouterr().err
 
 
-FAST = [
-    ("survey /nope", "no folder '/nope' here"),
-    ("survey . --signal nope", "no signal 'nope'"),
-    ("survey . --out /no/such/s.jsonl", "no folder /no/such"),
-    ("survey . --text /no/such.txt", "no such file"),
-    ("recipe /no/such.jsonl --bits 4", "no such file"),
-    ("recipe README.md", "name one budget"),
-    ("recipe README.md --bits 4 --for nope", "no checkpoint format 'nope'; there are compressed-tensors, "),
-    ("check /no/such.json", "no such file"),
-    ("check README.md --text /no/such.txt", "no such file"),
-    ("apply /no/such.json --to gguf --out x", "no such file"),
-    ("apply README.md --to nope --out x", "no checkpoint format 'nope'; there are compressed-tensors, "),
-    ("apply README.md --to onnx --out x --shard-size 2x", "is no size"),
-    ("apply README.md --to gguf --out .", "exists already"),
-    ("quantize none.npy --scheme nvfp4", "none.npy: no such file"),
-    ("quantize x/none.safetensors --scheme nope", "none.safetensors: no such file"),
-    ("compare none.PT", "none.PT: no such file"),
-    ("calibrate none.npz", "none.npz: no such file"),
-    ("picture none.png --schemes nvfp4 --out a.html", "none.png: no such file"),
-]
+def test_what_commands_know_without_torch_is_what_the_modules_know() -> None:
+    """If this fails, a signal is unknown, or a missing file is looked for on the Hub."""
+    assert set(SIGNALS) == set(SENSITIVITIES) and FILE_SUFFIXES == SUFFIXES
 
 
-def test_the_signals_of_the_command_are_those_of_the_table() -> None:
-    """The command names them without the table, whose module imports torch."""
-    assert set(SIGNALS) == set(SENSITIVITIES)
-
-
-def test_the_suffixes_of_the_command_are_those_of_the_readers() -> None:
-    """If this fails, a missing file is looked for on the Hub, or one that can be read is refused."""
-    assert FILE_SUFFIXES == SUFFIXES
+FAST = {
+    "survey /nope": "'/nope'",
+    "survey . --signal nope": "'nope'",
+    "survey . --out /no/such/s.jsonl": "/no/such",
+    "survey . --text /no/such.txt": "/no/such.txt",
+    "recipe /no/such.jsonl --bits 4": "/no/such.jsonl",
+    "recipe README.md": "--bits",
+    "recipe README.md --bits 4 --for nope": "compressed-tensors, ",
+    "check README.md --text /no/such.txt": "/no/such.txt",
+    "apply README.md --to nope --out x": "compressed-tensors, ",
+    "apply README.md --to onnx --out x --shard-size 2x": "2x",
+    "apply README.md --to gguf --out .": "exists already",
+    "quantize none.npy --scheme nvfp4": "none.npy",
+    "compare none.PT": "none.PT",
+    "picture none.png --schemes nvfp4 --out a.html": "none.png",
+}
 
 
 def test_bad_input_is_refused_without_torch() -> None:
@@ -206,18 +161,12 @@ def test_bad_input_is_refused_without_torch() -> None:
     code = """
 import json, sys
 from explorer.cli import main
-for command, _ in json.loads(sys.argv[1]):
+for command in json.loads(sys.argv[1]):
     print("#", main(command.split()), file=sys.stderr, flush=True)
     assert "torch" not in sys.modules and "transformers" not in sys.modules, command
 """
-    run = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(FAST)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
+    command = [sys.executable, "-c", code, json.dumps([*FAST])]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
     assert run.returncode == 0, run.stderr
-    said = run.stderr.split("# 2\n")
-    for (command, words), text in zip(FAST, said, strict=False):
-        assert words in text, (command, text)
+    for (typed, fact), text in zip(FAST.items(), run.stderr.split("# 2\n"), strict=False):
+        assert fact in text, (typed, text)

@@ -21,7 +21,7 @@ from explorer.models.capture import load_model
 from explorer.progress import StoppedError, stoppable
 from explorer.sources import open_source
 from explorer.sources.base import TensorSource
-from explorer.survey import SENSITIVITIES, Layer, Needs, Role, frontier, load_survey
+from explorer.survey import SENSITIVITIES, Layer, Role, frontier, load_survey
 from explorer.survey import run as running
 from explorer.survey.budget import Constraints, recipe_of
 from explorer.survey.evidence import gather, weights_of
@@ -30,10 +30,10 @@ from explorer.survey.loss import reference_for
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import FIRST, head_differs
 from explorer.survey.run import SurveyPlan, survey_model
+from tests.survey.conftest import SEEN as TEXTS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("int3_group64_asym", "nvfp4", "int8_row")
-TEXTS = ("the cat sleeps on the warm roof", "the train was late again", "salt lowers the roof")
 
 
 @pytest.fixture(scope="module", params=["tiny_llama", "tiny_bert"])
@@ -152,28 +152,22 @@ def test_a_finished_survey_opens_without_running(
     assert out.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_a_file_of_another_survey_is_not_touched(surveyed: tuple[Path, Path], tmp_path: Path) -> None:
+    """What differs is named. Of a model on the Hub no weights are on this machine to compare."""
+    folder, done = surveyed
+    before, other = done.read_bytes(), str(shutil.copytree(folder, tmp_path / "other"))
+    plan = SurveyPlan(str(folder), None, NAMES, tuple(SENSITIVITIES), TEXTS)
+    for change, words in (
         ({"schemes": ("nvfp4",)}, "the schemes"),
         ({"signals": ("weight",)}, "the signals"),
         ({"texts": ("other words",)}, "the texts"),
-        ({"model": "OTHER"}, "the model"),
-    ],
-)
-def test_a_file_of_another_survey_is_not_touched(
-    surveyed: tuple[Path, Path], tmp_path: Path, change: dict[str, tuple[str, ...]], words: str
-) -> None:
-    folder, done = surveyed
-    out = tmp_path / "s.jsonl"
-    shutil.copy(done, out)
-    if "model" in change:
-        shutil.copytree(folder, tmp_path / "other")
-        change = {"model": str(tmp_path / "other")}  # type: ignore[dict-item]
-    plan = replace(SurveyPlan(str(folder), None, NAMES, tuple(SENSITIVITIES), TEXTS), **change)
-    with pytest.raises(ValueError, match=f"s.jsonl is another survey: {words}"):
-        survey_model(plan, out)
-    assert out.read_bytes() == done.read_bytes()
+        ({"model": other}, "the model"),
+    ):
+        with pytest.raises(ValueError, match=f"s.jsonl .*: {words}"):
+            survey_model(replace(plan, **change), done)  # type: ignore[arg-type]
+        assert done.read_bytes() == before
+    head = load_survey(done).head
+    assert list(head_differs(head, replace(head, revision="v2"))) == ["the revision (None there, v2 now)"]
 
 
 def test_changed_weights_and_versions_are_another_survey(tiny_bert: Path, tmp_path: Path) -> None:
@@ -215,13 +209,6 @@ def test_surveys_and_recipes_with_texts_of_earlier_versions_are_read(
     assert ModelRecipe.from_json(recipe.to_json().replace(TODAY, OLD)) == recipe
 
 
-def test_a_foreign_file_is_not_overwritten(tiny_bert: Path, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("precious\n")
-    with pytest.raises(ValueError, match="no JSON"):
-        survey_model(SurveyPlan(str(tiny_bert)), tmp_path / "notes.txt")
-    assert (tmp_path / "notes.txt").read_text() == "precious\n"
-
-
 def test_weights_alone_where_the_model_cannot_be_run(tmp_path: Path) -> None:
     """Without a config or tokenizer there is ``weight``, and the file says why; other signals are refused."""
     (tmp_path / "m").mkdir()
@@ -251,7 +238,7 @@ def test_a_model_too_large_to_run_has_weights_alone(
     assert less.head.signals == ("weight", "fisher")
     monkeypatch.setattr(running, "_memory", lambda: (4 * parameters, "a small machine"))
     least = survey_model(SurveyPlan(str(tiny_bert), None, ("nvfp4",)), tmp_path / "c.jsonl")
-    assert least.head.signals == ("weight",) and "of a small machine" in least.head.why
+    assert least.head.signals == ("weight",) and "a small machine" in least.head.why
 
 
 def test_one_layer_is_in_memory_at_a_time(
@@ -287,38 +274,25 @@ def test_a_checkpoint_stops_it_between_schemes(tiny_llama: Path, tmp_path: Path)
     assert 0 < len(load_survey(tmp_path / "s.jsonl").layers) < layers
 
 
-@pytest.mark.parametrize(
-    ("plan", "words"),
-    [
-        ({"signals": ("nope",)}, "no signal 'nope'; there are weight, output"),
-        ({"schemes": ("int4_nope",)}, "no scheme 'int4_nope'"),
-        ({"schemes": ()}, "at least one scheme"),
-    ],
-)
-def test_what_cannot_be_planned_is_said(plan: dict[str, tuple[str, ...]], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        SurveyPlan("model", **plan)  # type: ignore[arg-type]
-
-
 def test_what_cannot_be_surveyed_is_said(tmp_path: Path) -> None:
-    """No linear layer; and NaN, by the name of its layer."""
+    """Unknown names before anything is read; no linear layer; and NaN, by the name of its layer."""
+    for plan, words in (
+        ({"signals": ("nope",)}, "'nope'.*weight, output"),
+        ({"schemes": ("int4_nope",)}, "'int4_nope'"),
+        ({"schemes": ()}, "at least one"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            SurveyPlan("model", **plan)  # type: ignore[arg-type]
     for name, tensors in {
         "norms": {"norm.weight": torch.ones(8)},
         "nan": {"a.q_proj.weight": torch.full((8, 8), float("nan"))},
     }.items():
         (tmp_path / name).mkdir()
         save_file(tensors, tmp_path / name / "model.safetensors")
-    with pytest.raises(SourceError, match="norms has no linear layers"):
+    with pytest.raises(SourceError, match="norms"):
         survey_model(SurveyPlan(str(tmp_path / "norms")), tmp_path / "s.jsonl")
     with pytest.raises(ValueError, match=r"a\.q_proj, by int3_group64_asym: .*NaN"):
         survey_model(SurveyPlan(str(tmp_path / "nan"), None, NAMES), tmp_path / "t.jsonl")
-
-
-@pytest.mark.parametrize("name", SENSITIVITIES)
-def test_rows_of_the_table_say_what_they_are(name: str) -> None:
-    row = SENSITIVITIES[name]
-    assert row.name == name and row.label and row.why and row.trust
-    assert row.is_loss == (row.needs in (Needs.GRADIENTS, Needs.RUNS))
 
 
 def test_layers_are_values() -> None:
@@ -326,23 +300,18 @@ def test_layers_are_values() -> None:
     assert layer.weights == 6 and layer.sqnr_db("s") == pytest.approx(6.0206, abs=1e-4)
 
 
-@pytest.mark.parametrize("left", ["", "{", '{"model":', '{"model":"cut o'])
-def test_a_survey_cut_off_in_its_first_line_is_begun_anew(tiny_bert: Path, tmp_path: Path, left: str) -> None:
-    """Else the same command fails for good on a file that says nothing."""
-    out = tmp_path / "s.jsonl"
-    out.write_text(left)
-    assert survey_model(SurveyPlan(str(tiny_bert), None, NAMES, ("weight",)), out).complete
-    assert out.read_bytes().startswith(FIRST)
-
-
-@pytest.mark.parametrize("left", ["notes of mine, one line", '{"key": 1}', "{x"])
-def test_a_file_that_is_no_survey_is_not_overwritten(tiny_bert: Path, tmp_path: Path, left: str) -> None:
-    """Else a name typed wrong loses a file."""
-    out = tmp_path / "s.jsonl"
-    out.write_text(left)
-    with pytest.raises(ValueError, match=r"s\.jsonl"):
-        survey_model(SurveyPlan(str(tiny_bert), None, NAMES, ("weight",)), out)
-    assert out.read_text() == left
+def test_a_survey_cut_off_in_its_first_line_is_begun_anew(tiny_bert: Path, tmp_path: Path) -> None:
+    """Else the same command fails for good. What is no survey is not overwritten: a name typed wrong would
+    lose a file."""
+    out, plan = tmp_path / "s.jsonl", SurveyPlan(str(tiny_bert), None, NAMES, ("weight",))
+    for left in ("", "{", '{"model":', '{"model":"cut o'):
+        out.write_text(left)
+        assert survey_model(plan, out).complete and out.read_bytes().startswith(FIRST)
+    for left in ("precious\n", "notes of mine, one line", '{"key": 1}', "{x"):
+        out.write_text(left)
+        with pytest.raises(ValueError, match=r"s\.jsonl"):
+            survey_model(plan, out)
+        assert out.read_text() == left
 
 
 def test_two_surveys_do_not_write_one_file(
@@ -374,18 +343,12 @@ def test_two_surveys_do_not_write_one_file(
     assert survey_model(plan, out).complete
 
 
-def test_another_revision_is_another_survey(surveyed: tuple[Path, Path]) -> None:
-    """Of a model on the Hub no weights are on this machine to compare."""
-    head = load_survey(surveyed[1]).head
-    assert list(head_differs(head, replace(head, revision="v2"))) == ["the revision (None there, v2 now)"]
-
-
 def test_transposed_layers_are_not_surveyed(tiny_llama: Path, tmp_path: Path) -> None:
     """GPT-2 stores [inputs, outputs]: blocks along its rows would lie across the inputs."""
     folder = Path(shutil.copytree(tiny_llama, tmp_path / "m"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
-    with pytest.raises(SourceError, match="stored transposed"):
+    with pytest.raises(SourceError, match="transposed"):
         survey_model(SurveyPlan(str(folder), None, NAMES, ("weight",)), tmp_path / "s.jsonl")
 
 
@@ -405,12 +368,11 @@ def test_layers_that_the_network_lacks_are_not_called_idle(tiny_llama: Path) -> 
     assert len(running._weights(model, dict.fromkeys(infos, Role.LINEAR))) == len(infos)
     experts = [replace(info, name=info.name.replace("mlp.", "mlp.experts.0.")) for info in infos]
     assert any(role_of(info) is Role.LINEAR and "experts" in info.name for info in experts)
-    with pytest.raises(SourceError, match=r"% of their weights, such as .*experts"):
+    with pytest.raises(SourceError, match="experts"):
         running._weights(model, dict.fromkeys(experts, Role.LINEAR))
 
 
-def test_a_model_that_computes_nan_is_refused_in_words(tiny_llama: Path, tmp_path: Path) -> None:
-    """One NaN in a weight was a traceback out of the sampler."""
+def test_a_model_that_computes_nan_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_llama, tmp_path / "m"))
     path = folder / "model.safetensors"
     tensors = load_file(path)

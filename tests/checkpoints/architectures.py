@@ -78,137 +78,81 @@ class Architecture:
 
 ARCHITECTURES = {
     "llama with biases": Architecture(
-        "LlamaForCausalLM",
-        "LlamaConfig",
-        TEXT | {"attention_bias": True, "mlp_bias": True},
-        15, 1, thorough=True,
+        "LlamaForCausalLM", "LlamaConfig", TEXT | {"attention_bias": True, "mlp_bias": True}, 15, 1,
+        thorough=True,
     ),
-    "mixtral": Architecture("MixtralForCausalLM", "MixtralConfig", TEXT | {"num_local_experts": 4}, 33, 3),
-    "qwen3 moe": Architecture("Qwen3MoeForCausalLM", "Qwen3MoeConfig", TEXT | EXPERTS, 33, 3),
+    "mixtral": Architecture(
+        "MixtralForCausalLM", "MixtralConfig", TEXT | {"num_local_experts": 4}, 33, 3,
+    ),
+    "qwen3 moe": Architecture(
+        "Qwen3MoeForCausalLM", "Qwen3MoeConfig", TEXT | EXPERTS, 33, 3,
+    ),
     "qwen3 next": Architecture(
-        "Qwen3NextForCausalLM",
-        "Qwen3NextConfig",
-        TEXT | EXPERTS | {
-            "shared_expert_intermediate_size": 64, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
-            "linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_hidden_layers": 4,
-        },
-        78, 5,
+        "Qwen3NextForCausalLM", "Qwen3NextConfig", TEXT | EXPERTS |
+        {"shared_expert_intermediate_size": 64, "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "num_hidden_layers": 4}, 78, 5, thorough=True,
     ),
     "deepseek v3": Architecture(
-        "DeepseekV3ForCausalLM",
-        "DeepseekV3Config",
-        {
-            "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "num_hidden_layers": 3,
-            "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 4,
-            "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
-            "kv_lora_rank": 32, "q_lora_rank": 32,
-            "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "vocab_size": 128,
-        },
-        49, 3,
+        "DeepseekV3ForCausalLM", "DeepseekV3Config", {"hidden_size": 64, "intermediate_size": 128,
+        "moe_intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+        "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 32, "q_lora_rank": 32,
+        "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "vocab_size": 128}, 49, 3,
+        thorough=True,
     ),
     "gpt-oss": Architecture(
-        "GptOssForCausalLM", "GptOssConfig", TEXT | {"num_local_experts": 4, "num_experts_per_tok": 2}, 9, 3
+        "GptOssForCausalLM", "GptOssConfig", TEXT | {"num_local_experts": 4,
+        "num_experts_per_tok": 2}, 9, 3,
     ),
     "gemma 3 with vision": Architecture(
-        "Gemma3ForConditionalGeneration",
-        "Gemma3Config",
-        {"text_config": TEXT, "vision_config": VISION, "mm_tokens_per_image": 4},
-        14, 17,
+        "Gemma3ForConditionalGeneration", "Gemma3Config", {"text_config": TEXT,
+        "vision_config": VISION, "mm_tokens_per_image": 4}, 14, 17, thorough=True,
     ),
     "nemotron-h": Architecture(
-        "NemotronHForCausalLM",
-        "NemotronHConfig",
-        {
-            "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "head_dim": 16, "vocab_size": 128, "mamba_num_heads": 8, "mamba_head_dim": 16,
-            "ssm_state_size": 16, "n_groups": 1, "layers_block_type": ["mamba", "attention", "mlp"],
-        },
-        8, 2,
+        "NemotronHForCausalLM", "NemotronHConfig", {"hidden_size": 64, "intermediate_size": 128,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128,
+        "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1,
+        "layers_block_type": ["mamba", "attention", "mlp"]}, 8, 2,
     ),
     "mamba 2": Architecture(
-        "Mamba2ForCausalLM",
-        "Mamba2Config",
-        {
-            "hidden_size": 64, "num_heads": 8, "head_dim": 16, "num_hidden_layers": 2, "vocab_size": 128,
-            "state_size": 16, "n_groups": 1, "expand": 2,
-        },
+        "Mamba2ForCausalLM", "Mamba2Config", {"hidden_size": 64, "num_heads": 8, "head_dim": 16,
+        "num_hidden_layers": 2, "vocab_size": 128, "state_size": 16, "n_groups": 1, "expand": 2},
         2, 4,
     ),
     "lfm2": Architecture(
-        "Lfm2ForCausalLM", "Lfm2Config", TEXT | {"layer_types": ["conv", "full_attention"]}, 12, 1
-    ),
-    "gpt-neox": Architecture(
-        "GPTNeoXForCausalLM",
-        "GPTNeoXConfig",
-        {
-            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "vocab_size": 128,
-        },
-        9, 1, thorough=True,
-    ),
-    "phi moe": Architecture(
-        "PhimoeForCausalLM",
-        "PhimoeConfig",
-        TEXT | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
-        33, 3, thorough=True,
-    ),
-    "smollm 3": Architecture(
-        "SmolLM3ForCausalLM",
-        "SmolLM3Config",
-        PLAIN | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-        14, 1, thorough=True,
-    ),
-    "olmo 3": Architecture(
-        "Olmo3ForCausalLM",
-        "Olmo3Config",
-        PLAIN | {"pad_token_id": 0, "eos_token_id": 2},
-        15, 1, thorough=True,
+        "Lfm2ForCausalLM", "Lfm2Config", TEXT | {"layer_types": ["conv", "full_attention"]}, 12, 1,
     ),
     "gemma 4": Architecture(
-        "Gemma4ForCausalLM",
-        "Gemma4TextConfig",
-        TEXT | {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 128},
-        19, 2, thorough=True,
+        "Gemma4ForCausalLM", "Gemma4TextConfig", TEXT | {"hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 128}, 19, 2, thorough=True,
     ),
     "qwen3.5": Architecture(
-        "Qwen3_5ForCausalLM", "Qwen3_5TextConfig", LINEAR_ATTENTION, 32, 1, thorough=True
+        "Qwen3_5ForCausalLM", "Qwen3_5TextConfig", LINEAR_ATTENTION, 32, 1, thorough=True,
     ),
     "qwen3.5 with vision": Architecture(
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5Config",
-        {"text_config": LINEAR_ATTENTION, "vision_config": DEEPSTACK},
-        42, 2, thorough=True,
+        "Qwen3_5ForConditionalGeneration", "Qwen3_5Config", {"text_config": LINEAR_ATTENTION,
+        "vision_config": DEEPSTACK}, 42, 2, thorough=True,
     ),
     "qwen3-vl": Architecture(
-        "Qwen3VLForConditionalGeneration",
-        "Qwen3VLConfig",
-        {"text_config": TEXT, "vision_config": DEEPSTACK},
-        27, 2, thorough=True,
+        "Qwen3VLForConditionalGeneration", "Qwen3VLConfig", {"text_config": TEXT,
+        "vision_config": DEEPSTACK}, 27, 2, thorough=True,
     ),
-    "vit": Architecture("ViTForImageClassification", "ViTConfig", VISION, 13, 0, picture),
+    "vit": Architecture(
+        "ViTForImageClassification", "ViTConfig", VISION, 13, 0, picture,
+    ),
     "t5": Architecture(
-        "T5ForConditionalGeneration",
-        "T5Config",
-        {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 128},
-        0, 35, both_sides,
+        "T5ForConditionalGeneration", "T5Config", {"d_model": 64, "d_kv": 16, "d_ff": 128,
+        "num_layers": 2, "num_heads": 4, "vocab_size": 128}, 0, 35, both_sides,
     ),
     "bert for next sentences": Architecture(
-        "BertForNextSentencePrediction",
-        "BertConfig",
-        {
-            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "vocab_size": 128,
-        },
-        14, 3,
+        "BertForNextSentencePrediction", "BertConfig", {"hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}, 14, 3,
     ),
     "whisper": Architecture(
-        "WhisperForConditionalGeneration",
-        "WhisperConfig",
-        {
-            "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-            "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 128,
-            "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
-        },
-        32, 3, sound,
+        "WhisperForConditionalGeneration", "WhisperConfig", {"d_model": 64, "encoder_layers": 2,
+        "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 128, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}, 32, 3, sound,
     ),
 }  # fmt: skip

@@ -20,6 +20,7 @@ from explorer import SCHEMES, Scheme
 from explorer.checkpoints import EXPORTS, Plan
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
+from tests import covering
 
 NAME = "layer"
 """Of the one tensor in the files that readers are given."""
@@ -72,6 +73,29 @@ def fitting(target: str, model: Path, layers: list[str]) -> str:
         if carried and not row.together(plan):
             return scheme.name
     pytest.fail(f"the target {target!r} carries no scheme of the table in a small Llama")
+
+
+def target_parts(target: str, text: str) -> tuple[Any, ...]:
+    """The parts of a target's row, whose pairs are covered: itself, the codes' bits, the scheme's kinds."""
+    return target, Scheme.parse(text).format.bits, *covering.parts_of(text)
+
+
+def hard_weight(scale: float) -> Tensor:
+    """[128, 512] with a row of zeros, an outlier, a row of positive values only (whose zero point is the
+    lowest code) and one of negative ones."""
+    x = scale * torch.randn(128, 512)
+    x[3], x[5, 7] = 0, 40 * scale
+    x[6], x[7] = x[6].abs() + scale, -x[7].abs() - scale
+    return x
+
+
+def finished(writer: gguf.GGUFWriter, path: Path) -> Path:
+    """Write the GGUF file of what the writer was given."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 def parts_of(path: Path, name: str = NAME) -> dict[str, Tensor]:

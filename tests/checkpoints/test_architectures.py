@@ -16,24 +16,12 @@ from explorer.checkpoints.front_matter import CARD
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import Skeleton
-from tests.checkpoints.architectures import ARCHITECTURES, Architecture
+from tests.checkpoints.architectures import ARCHITECTURES
+from tests.covering import sampled
 
 SCHEME = SCHEMES["int4_group32"]
 PLACE = EXPORTS["compressed-tensors"].place
-
-
-ROWS = [
-    pytest.param(name, marks=[pytest.mark.thorough] if row.thorough else [])
-    for name, row in ARCHITECTURES.items()
-]
-
-
-@pytest.fixture(scope="module", params=ROWS)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
-    row = ARCHITECTURES[request.param]
-    folder = ModelFolder(row.save(tmp_path_factory.mktemp("model") / "tiny"))
-    folder.row = row  # type: ignore[attr-defined]
-    return folder
+QUICK = [name for name, row in ARCHITECTURES.items() if not row.thorough]
 
 
 def matrices(model: ModelFolder) -> list[str]:
@@ -42,32 +30,36 @@ def matrices(model: ModelFolder) -> list[str]:
     return [info.name.removesuffix(".weight") for info in infos]
 
 
-def test_each_matrix_has_its_place_or_a_reason(model: ModelFolder) -> None:
-    """If a matrix is placed wrongly, a checkpoint opens with random weights."""
-    row: Architecture = model.row  # type: ignore[attr-defined]
+@pytest.mark.parametrize("architecture", sampled(ARCHITECTURES, QUICK))
+def test_it_opens_and_agrees(architecture: str, tmp_path: Path) -> None:
+    """Every matrix has its place or is refused by name. Nothing is missing or left over; outputs are those
+    of the rounded weights: INT4 and FP8 in turn."""
+    row, out = ARCHITECTURES[architecture], tmp_path / "out"
+    model = ModelFolder(row.save(tmp_path / "tiny"))
     assert isinstance(model.skeleton, Skeleton)
     places = {name: PLACE(model, name, SCHEME) for name in matrices(model)}
     placed = [name for name, place in places.items() if place.module]
     assert (len(placed), len(places) - len(placed)) == (row.linear, row.refused)
     assert all(bool(place.module) != bool(place.refusal) for place in places.values())
     assert len({places[name].module for name in placed}) == len(placed), "two tensors in one place"
+    for name in [name for name in places if name not in placed][-1:]:
+        with pytest.raises(ValueError, match="cannot"):
+            write_checkpoint("compressed-tensors", model.folder, {name: Recipe(SCHEME)}, out)
+        assert not out.exists()
+    if placed:
+        check_outputs(architecture, model, placed, out)
 
 
-def test_it_opens_and_agrees(model: ModelFolder, tmp_path: Path) -> None:
-    """Nothing is missing, nothing left over, and its outputs are those of the rounded weights: INT4 and FP8
-    in turn."""
-    row: Architecture = model.row  # type: ignore[attr-defined]
-    placed = [name for name in matrices(model) if PLACE(model, name, SCHEME).module]
-    if not placed:
-        return  # all are refused, by name
+def check_outputs(architecture: str, model: ModelFolder, placed: list[str], out: Path) -> None:
+    """Write the layers that are placed, and compare what the opened folder computes."""
     of_one_scheme = {name: "experts" if ".experts." in name else name for name in placed}
     turns, by = list(dict.fromkeys(of_one_scheme.values())), (SCHEME, SCHEMES["fp8_e4m3_row"])
     recipes = {name: Recipe(by[turns.index(one) % 2]) for name, one in of_one_scheme.items()}
     layers = {name: recipes[name] for name in placed if not (model.tied and model.is_head(name))}
     assert len({recipe.scheme.name for recipe in layers.values()}) == min(2, len(turns))
-    made = write_checkpoint("compressed-tensors", model.folder, layers, tmp_path / "out", verified=True)
-    out, told = made.folder, made.verified
-    assert told is not None and told.layers + told.unseen == len(layers) and str(told) in card_of(out)
+    told = write_checkpoint("compressed-tensors", model.folder, layers, out, verified=True).verified
+    assert told is not None and told.layers + told.unseen == len(layers)
+    assert str(told) in (out / CARD).read_text()
     auto = getattr(transformers, model.auto_class)
     theirs, found = auto.from_pretrained(out, output_loading_info=True)
     assert not any(found[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), found
@@ -76,13 +68,9 @@ def test_it_opens_and_agrees(model: ModelFolder, tmp_path: Path) -> None:
         for name, recipe in layers.items():
             weight = weight_of(ours, model, name)
             weight.copy_(quantize(weight, recipe.scheme).dequantize())
-        asked = row.asked()
+        asked = ARCHITECTURES[architecture].asked()
         there, here = theirs.eval()(**asked).logits, ours(**asked).logits
     assert float((there - here).abs().max() / here.abs().max()) < 1e-3
-
-
-def card_of(folder: Path) -> str:
-    return (folder / CARD).read_text()
 
 
 def weight_of(network: nn.Module, model: ModelFolder, layer: str) -> Tensor:
@@ -95,12 +83,3 @@ def weight_of(network: nn.Module, model: ModelFolder, layer: str) -> Tensor:
     return {"gate_proj": half[0], "w1": half[0], "up_proj": half[-1], "w3": half[-1]}.get(
         kind, stacked[int(expert)]
     )
-
-
-def test_what_cannot_hold_codes_is_refused_by_name(model: ModelFolder, tmp_path: Path) -> None:
-    """Before anything is written."""
-    refused = [name for name in matrices(model) if not PLACE(model, name, SCHEME).module]
-    for name in refused[:3] + refused[-1:]:
-        with pytest.raises(ValueError, match=r"cannot"):
-            write_checkpoint("compressed-tensors", model.folder, {name: Recipe(SCHEME)}, tmp_path / "out")
-        assert not (tmp_path / "out").exists()

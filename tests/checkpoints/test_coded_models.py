@@ -18,7 +18,6 @@ from torch import Tensor
 
 from explorer import SCHEMES, Scheme, SourceError, quantize
 from explorer.checkpoints import write_checkpoint
-from explorer.checkpoints.front_matter import CARD
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import is_expert
@@ -96,7 +95,6 @@ def test_a_checkpoint_opens_and_agrees(coded: Path, tmp_path: Path) -> None:
     assert made.verified is not None and made.verified.layers + made.verified.unseen == len(layers)
     names = load_file(made.folder / "model.safetensors").keys()
     assert not [n for n in names if n.endswith(("_scale_inv", "_blocks", "_scales"))]
-    assert "restored to bfloat16" in (made.folder / CARD).read_text()
     auto = getattr(transformers, model.auto_class)
     theirs, told = auto.from_pretrained(made.folder, output_loading_info=True, dtype=torch.float32)
     assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
@@ -135,24 +133,19 @@ def test_other_targets_take_the_restored_weights(target: str, llama_fp8: Path, t
         assert theirs(**{"input_ids": torch.arange(3, 3 + len(TEXT) // 4)[None]}).logits.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+def test_other_quantized_models_are_refused(llama_fp8: Path, tmp_path: Path) -> None:
+    """If this fails, codes of an unknown layout are exported as weights."""
+    folder = copied(llama_fp8, tmp_path / "model")
+    for settings, words in (
         ({"quant_method": "gptq", "bits": 4}, "quantized already"),
         ({"quant_method": "fp8"}, "quantized already"),
         ({"quant_method": "fp8", "weight_block_size": "128"}, "quantized already"),
-        ({"quant_method": "mxfp4"}, "is stored as F8_E4M3"),
-    ],
-)
-def test_other_quantized_models_are_refused(
-    settings: dict[str, object], words: str, llama_fp8: Path, tmp_path: Path
-) -> None:
-    """If this fails, codes of an unknown layout are exported as weights."""
-    folder = copied(llama_fp8, tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": settings}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(SourceError, match=words):
-        ModelFolder(folder)
+        ({"quant_method": "mxfp4"}, "F8_E4M3"),
+    ):
+        config = json.loads((folder / "config.json").read_text()) | {"quantization_config": settings}
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(SourceError, match=words):
+            ModelFolder(folder)
 
 
 def test_missing_scales_are_refused_before_anything_is_written(llama_fp8: Path, tmp_path: Path) -> None:
@@ -162,7 +155,7 @@ def test_missing_scales_are_refused_before_anything_is_written(llama_fp8: Path, 
     lost = next(name for name in tensors if name.endswith("_scale_inv"))
     del tensors[lost]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(SourceError, match="has no scales"):
+    with pytest.raises(SourceError, match="no scales"):
         ModelFolder(folder)
 
 

@@ -42,12 +42,11 @@ from explorer.checkpoints.stored import GgufCheckpoint, gguf_of, open_checkpoint
 from explorer.cli import main
 from explorer.core.file import save_quantized
 from explorer.figures.diff import depth_figure
-from explorer.progress import StoppedError, stoppable
 from explorer.sources.base import SourceError
 from explorer.sources.gguf_file import GgufFile
 from explorer.sources.source_limits import LOCAL
-from tests.checkpoints.reading import NAME, uniform
-from tests.checkpoints.test_every_row import hard_weight
+from tests.checkpoints.reading import NAME, finished, hard_weight, target_parts, uniform
+from tests.covering import by_pairs, sampled
 
 READ = [name for name, export in EXPORTS.items() if export.sharded or name == "gguf"]
 """What ``explorer diff`` reads: safetensors and GGUF."""
@@ -67,7 +66,7 @@ def rows(found: Diff) -> dict[str, LayerDiff]:
     return {layer.name: layer for layer in found.layers}
 
 
-@pytest.mark.parametrize(("target", "scheme", "kind"), WHOLE, ids=lambda part: str(part))
+@pytest.mark.parametrize(("target", "scheme", "kind"), sampled(WHOLE, WHOLE[1::3]))
 def test_a_written_model_has_the_error_of_its_scheme(
     target: str, scheme: str, kind: str, llama: Path, layers: list[str], tmp_path: Path
 ) -> None:
@@ -90,32 +89,25 @@ def test_a_written_model_has_the_error_of_its_scheme(
 
 
 CARRIED = [
-    (target, name)
+    (target, scheme.text)
     for target in READ
-    for name, scheme in SCHEMES.items()
+    for scheme in (
+        *SCHEMES.values(),
+        Scheme.parse("int8~1x64~asymmetric~float16~minmax"),
+        Scheme.parse("int4~1x16~asymmetric~bfloat16~mse"),
+        Scheme.parse("float8_e4m3fn~128x128~symmetric~bfloat16~minmax"),
+        Scheme.parse("nf4~flat64~symmetric~float32~minmax"),
+    )
     if scheme.scale is not None and not EXPORTS[target].refusal(scheme, (128, 512))
 ]
-SMALL_SCHEMES = [
-    "int8~1x64~asymmetric~float16~minmax", "int4~1x16~asymmetric~bfloat16~mse",
-    "float8_e4m3fn~128x128~symmetric~bfloat16~minmax", "nf4~flat64~symmetric~float32~minmax",
-]  # fmt: skip
-CARRIED += [
-    (target, text)
-    for target in READ
-    for text in SMALL_SCHEMES
-    if not EXPORTS[target].refusal(Scheme.parse(text), (128, 512))
-]
 
 
-@pytest.mark.parametrize(("target", "text"), CARRIED, ids=lambda part: str(part))
+@pytest.mark.parametrize(("target", "text"), by_pairs(CARRIED, target_parts))
 def test_every_layout_is_restored(target: str, text: str, tmp_path: Path) -> None:
-    """One hard weight by every scheme that a target carries: its values, bit for bit, and no error beyond
-    what a step allows. Where the scale over the tensor is stored as its reciprocal, to one part in 10⁶."""
+    """Bit for bit. Where the scale over the tensor is stored as its reciprocal, to one part in 10⁶."""
     weight, scheme = hard_weight(0.1), Scheme.parse(text)
     q = quantize(weight, scheme)
-    path = write_one(target, q, tmp_path / "one", NAME)
-    restored = _one(path, target, scheme)
-    expected = q.dequantize()
+    restored, expected = _one(write_one(target, q, tmp_path / "one", NAME), target, scheme), q.dequantize()
     if scheme.scale is not None and scheme.scale.per_tensor and not scheme.scale.divides_by_tensor_scale:
         assert torch.allclose(restored.values, expected, rtol=1e-6, atol=0)
     else:
@@ -162,51 +154,46 @@ def changed(written: Path, folder: Path, change: Mapping[str, float | None]) -> 
     return folder
 
 
-def test_what_was_damaged_stands_out_and_what_is_missing_is_listed(
-    llama: Path, written: Path, tmp_path: Path
-) -> None:
+def ringed(found: Diff) -> list[object]:
+    """Depths of the layers that the figure rings as standing out."""
+    return list(next(t for t in depth_figure(found.layers, "x").data if "stands out" in t.name).x)
+
+
+def test_what_is_damaged_or_missing_is_listed(llama: Path, written: Path, tmp_path: Path) -> None:
     """One layer with other scales, one with NaN, one without codes, one norm with other values."""
     norm, lost = "model.layers.1.post_attention_layernorm.weight", "model.layers.0.mlp.up_proj"
     nan = "model.layers.1.mlp.up_proj"
     change = {f"{Q}.scales": 1.2, f"{lost}.qweight": None, norm: 1.01, f"{nan}.scales": math.nan}
-    folder = changed(written, tmp_path / "damaged", change)
-    found = diff(open_pair(str(llama), str(folder)))
+    found = diff(open_pair(str(llama), str(changed(written, tmp_path / "damaged", change))))
     first, second = found.outliers
     assert (first.name, second.name) == (f"{Q}.weight", f"{nan}.weight")
-    assert "dB below the median of the 12 layers" in first.outlier and first.z is not None and first.z < -3.5
-    assert first.note == "as a whole it is 1.2 times the original's"
-    assert "NaN" in second.outlier and math.isnan(second.sqnr_db)
+    assert "the 12 layers" in first.outlier and first.z is not None and first.z < -3.5
+    assert "1.2 times" in first.note and "NaN" in second.outlier and math.isnan(second.sqnr_db)
     assert found.missing == (f"{lost}.weight",) and set(found.extra) == {f"{lost}.qzeros", f"{lost}.scales"}
-    assert not rows(found)[norm].equal and rows(found)[norm].note == "differs from the original's"
+    assert not rows(found)[norm].equal and rows(found)[norm].note
+    assert [layer.name for layer in ordered(found.layers, "db")[:2]] == [f"{nan}.weight", f"{Q}.weight"]
     told = " ".join(sentences(found))
-    assert (
-        f"Stands out: {Q}.weight" in told and f"Only in the original: {lost}.weight" in told and norm in told
-    )
-    worst = ordered(found.layers, "db")[:2]
-    assert [layer.name for layer in worst] == [f"{nan}.weight", norm] or worst[1].name == f"{Q}.weight"
-    ring = next(trace for trace in depth_figure(found.layers, "x").data if "stands out" in trace.name)
-    assert list(ring.x) == [0]
+    assert all(name in told for name in (Q, nan, lost, norm)) and ringed(found) == [0]
 
 
-@pytest.mark.parametrize(
-    "decibels, found",
-    [
-        ([73.0, 20.0, 73.1], [1]),
-        ([73.0, 72.9, 73.1, 20.0], [3]),
-        ([30.0, 30.1, 28.0], []),
-        ([30.0, 34.0, 25.0], []),
-        ([73.0, 20.0], []),
-        ([30.0, 30.1, 30.0, 30.2, 28.0], [4]),
-    ],
-)
-def test_a_layer_stands_out_among_few(decibels: list[float], found: list[int]) -> None:
+STANDING_OUT: dict[tuple[float, ...], list[int]] = {
+    (73.0, 20.0, 73.1): [1],
+    (73.0, 72.9, 73.1, 20.0): [3],
+    (30.0, 30.1, 28.0): [],
+    (30.0, 34.0, 25.0): [],
+    (73.0, 20.0): [],
+    (30.0, 30.1, 30.0, 30.2, 28.0): [4],
+}
+"""Decibels of layers: which of them stands out."""
+
+
+def test_a_layer_stands_out_among_few() -> None:
     """Of three layers one at 20 dB beside 73 dB looked fine; of so few, 2 dB are nothing."""
     usual = {f.name: None for f in dataclasses.fields(LayerDiff)} | {"kind": "bfloat16", "outlier": ""}
-    layers = [
-        LayerDiff(**usual | {"name": f"{i}", "sqnr_db": db, "shape": (8, 8), "coded": True})  # type: ignore[arg-type]
-        for i, db in enumerate(decibels)
-    ]
-    assert [i for i, one in enumerate(with_outliers(layers)) if one.outlier] == found
+    usual |= {"shape": (8, 8), "coded": True}
+    for decibels, found in STANDING_OUT.items():
+        layers = [LayerDiff(**usual | {"name": f"{i}", "sqnr_db": db}) for i, db in enumerate(decibels)]  # type: ignore[arg-type]
+        assert [i for i, one in enumerate(with_outliers(layers)) if one.outlier] == found, decibels
 
 
 def test_rounded_weights_in_a_plain_type_have_their_error(
@@ -224,17 +211,15 @@ def test_rounded_weights_in_a_plain_type_have_their_error(
     found = diff(open_pair(str(llama), str(other)))
     assert {layer.name.removesuffix(".weight") for layer in found.changed} >= set(layers)
     assert [layer.name for layer in found.outliers] == [f"{Q}.weight"]
-    told = " ".join(sentences(found))
-    assert "holds no layer of codes; " in told and "other values than the original's: SQNR" in told
-    ring = next(trace for trace in depth_figure(found.layers, "x").data if "stands out" in trace.name)
-    assert list(ring.x) == [0]
+    assert not found.coded and f"{len(found.changed)} matrices" in sentences(found)[0]
+    assert ringed(found) == [0]
 
 
-def test_folded_factors_are_found_and_undone(
+def test_folded_factors_are_undone(
     llama: Path, layers: list[str], original: torch.nn.Module, tmp_path: Path
 ) -> None:
-    """As AWQ folds them: into the norm before query, key and value, and from the rows of up into the columns
-    of down. The error is that of the scaled weight's codes over the factors, and the norm is named."""
+    """As AWQ folds them, into the norm before query, key and value, and from the rows of up into the columns
+    of down: the error is that of the scaled weight's codes over the factors."""
     up, down = "model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"
     norm, readers = "model.layers.0.input_layernorm.weight", [Q.replace("q_proj", f"{c}_proj") for c in "qkv"]
     weights = {name: original.get_submodule(name).weight.detach() for name in (*readers, up, down)}
@@ -253,14 +238,12 @@ def test_folded_factors_are_found_and_undone(
             (q.dequantize() / s - weights[name]).square().sum() / weights[name].square().sum()
         )
         assert row.sqnr_db == pytest.approx(truth, abs=1e-3) and row.stored_sqnr_db < row.sqnr_db - 3
-        assert norm in row.note and "as it is stored" in row.note
+        assert norm in row.note
         x, analysis, _ = analysis_of(opened, name)
         assert analysis.report.sqnr_db == pytest.approx(truth, abs=1e-3) and torch.equal(x, weights[name])
     for name, where in ((up, "rows"), (down, "columns")):
         row = by_name[f"{name}.weight"]
-        assert (
-            where in row.note and "found from the weight" in row.note and row.sqnr_db > row.stored_sqnr_db + 3
-        )
+        assert where in row.note and row.sqnr_db > row.stored_sqnr_db + 3
     plain = [
         row for name, row in by_name.items() if row.coded and name.removesuffix(".weight") not in weights
     ]
@@ -342,8 +325,7 @@ def _grouped(**weights: object) -> dict[str, object]:
     ids=lambda part: getattr(part, "__name__", ""),
 )
 def test_layouts_that_others_write(build: object, settings: dict[str, object], tmp_path: Path) -> None:
-    """By the arithmetic of their documentation, with every step's size where the largest error is measured
-    in it."""
+    """By the arithmetic of their documentation."""
     parts, values, kind = build()  # type: ignore[operator]
     name = "a" if "a_blocks" in parts else "a.weight"
     moved = values + 1e-3
@@ -369,7 +351,7 @@ def test_files_of_this_program_are_compared_too(tmp_path: Path) -> None:
         save_quantized(quantize(weights[name], SCHEMES[scheme]), own / f"{name}.safetensors", name)
     save_file({"h.2.packed": torch.ones(1)}, own / "z.safetensors", {"quantization_explorer": "{}"})
     found = diff(open_pair(str(whole), str(own)))
-    assert "z.safetensors: its metadata is damaged" in found.left_out[0]
+    assert found.left_out[0].startswith("z.safetensors: ")
     assert [(layer.name, layer.scheme) for layer in found.layers] == [
         ("h.0.weight", "int4_group32"),
         ("h.1.weight", "q4_1"),
@@ -417,10 +399,7 @@ def test_experts_of_a_gguf_file_are_those_of_the_folder(tmp_path: Path) -> None:
     data = np.array(tensor.data).reshape(11, 4, -1)
     writer.add_tensor("blk.0.ffn_up_exps.weight", data, raw_dtype=tensor.tensor_type)
     writer.add_tensor("output_norm.weight", np.ones(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finished(writer, path)
     found = diff(open_pair(str(folder), str(path)))
     (row,) = found.coded
     assert row.kind == "Q8_0" and row.shape == (44, 32) and row.bits == 8.5 and not found.missing
@@ -435,7 +414,7 @@ def test_a_folder_is_its_only_gguf_file(tmp_path: Path) -> None:
     (tmp_path / "b.gguf").touch()
     assert gguf_of(str(tmp_path), LOCAL) == tmp_path / "b.gguf"
     (tmp_path / "a.gguf").touch()
-    with pytest.raises(SourceError, match=r"holds 2 GGUF files: name one, such as .*a\.gguf"):
+    with pytest.raises(SourceError, match=r"2 GGUF files.*a\.gguf"):
         gguf_of(str(tmp_path), LOCAL)
     (tmp_path / "model.safetensors").touch()
     assert gguf_of(str(tmp_path), LOCAL) is None
@@ -485,17 +464,17 @@ def test_factors_are_believed_from_three_decibels_on(where: str, gain_db: float,
 def test_what_cannot_be_compared_is_said(llama: Path, written: Path, tmp_path: Path) -> None:
     """Another model, another shape, a file that is none; each in one line."""
     other = made(tmp_path / "other", {"x.weight": torch.ones(4, 4), "y.weight": torch.ones(4)})
-    with pytest.raises(SourceError, match=r"no weight of other has a name that tiny-llama has: x\.weight"):
+    with pytest.raises(SourceError, match=r"other .* tiny-llama .*x\.weight"):
         open_pair(str(llama), str(other))
     taller = made(tmp_path / "taller", {"x.weight": torch.ones(8, 4), "y.weight": torch.ones(4)})
     found = diff(open_pair(str(other), str(taller)))
-    assert found.unread[0].why == "its shape is [4, 4] in other, and [8, 4] in taller"
-    with pytest.raises(SourceError, match="no folder"):
+    assert "[4, 4] in other" in found.unread[0].why and "[8, 4] in taller" in found.unread[0].why
+    with pytest.raises(SourceError, match="nothing"):
         open_pair(str(llama), str(tmp_path / "nothing"))
-    with pytest.raises(SourceError, match="no weight 'zz' is in both"):
+    with pytest.raises(SourceError, match="'zz'"):
         diff(open_pair(str(llama), str(written)), "zz")
     opened = open_pair(str(llama), str(written))
-    with pytest.raises(SourceError, match="up to 100 are shown here"):
+    with pytest.raises(SourceError, match="up to 100 "):
         analysis_of(opened, Q, most=100)
 
 
@@ -533,7 +512,7 @@ LYING = [
     (_gptq(64, 8, torch.zeros(HUGE >> 30)), "groups of 1,048,576 inputs, and codes of 64"),
     (_gptq(64, 8, torch.ones(64)), "a group other than 0 to 0"),
     (_gptq(64, 8, -torch.ones(64)), "a group other than 0 to 0"),
-    (_gptq(64, 16, torch.zeros(64)), "it has 1,024 elements; up to 1,000 are compared here"),
+    (_gptq(64, 16, torch.zeros(64)), "1,024 elements; up to 1,000"),
     ({"a.weight": torch.ones(8, 200)}, "it has 1,600 elements"),
     ({"a.weight": torch.ones(8, 65)}, "and [8, 65] in lying"),
     (
@@ -547,12 +526,9 @@ LYING = [
 ]
 
 
-@pytest.mark.parametrize(("parts", "words"), LYING, ids=lambda part: part if isinstance(part, str) else "")
-def test_no_number_of_a_file_sets_how_much_memory_is_taken(
-    parts: dict[str, Tensor], words: str, tmp_path: Path
-) -> None:
-    """Sizes that a file only claims are held against its codes, and weights above the limit are not read: a
-    file of a few kilobytes would end a server."""
+@pytest.mark.parametrize(("parts", "words"), LYING, ids=[words for _, words in LYING])
+def test_no_number_of_a_file_sets_the_memory(parts: dict[str, Tensor], words: str, tmp_path: Path) -> None:
+    """A file of a few kilobytes would end a server."""
     whole = made(tmp_path / "whole", {"a.weight": torch.zeros(8, 64)})
     lying = made(tmp_path / "lying", parts)
     opened = open_pair(str(whole), str(lying))
@@ -574,11 +550,10 @@ def test_a_weight_without_an_error_leaves_the_others(tmp_path: Path) -> None:
     found = diff(open_pair(str(whole), str(made(tmp_path / "other", other | {"d.weight": good.double()}))))
     assert [layer.name for layer in found.layers] == ["a.weight", "c.weight", "d.weight"]
     first, (second,) = found.layers[0], found.unread
-    assert first.note == "it holds NaN or infinity" and math.isnan(first.sqnr_db)
-    assert math.isnan(first.max_error) and first.max_error_at == (0, 0)
-    with pytest.raises(SourceError, match=r"a\.weight holds infinities of both signs"):
+    assert math.isnan(first.sqnr_db) and math.isnan(first.max_error) and first.max_error_at == (0, 0)
+    with pytest.raises(SourceError, match=r"a\.weight"):
         analysis_of(open_pair(str(whole), str(tmp_path / "other")), "a.weight")
-    assert second.name == "b.weight" and "of 4096 float64 values are beyond float32" in second.why
+    assert second.name == "b.weight" and "of 4096 float64 values" in second.why
 
 
 @pytest.mark.parametrize("build", [_ragged_tiles, _ragged_groups])
@@ -587,7 +562,7 @@ def test_cut_blocks_are_not_guessed(build: object, tmp_path: Path) -> None:
     false error."""
     parts, _, _ = build()  # type: ignore[operator]
     folder = made(tmp_path / "coded", parts, quant_method="compressed-tensors")
-    with pytest.raises(SourceError, match="states no group_size, block_structure or weight_block_size"):
+    with pytest.raises(SourceError, match="group_size, block_structure or weight_block_size"):
         open_checkpoint(str(folder)).restore("a.weight")
 
 
@@ -611,20 +586,6 @@ def test_zero_points_less_one_are_added_to_as_readers_do(bits: int, tmp_path: Pa
     assert torch.equal(restored.values, values)
 
 
-def test_it_can_be_stopped(llama: Path, written: Path) -> None:
-    """Between two weights, by whoever waits for it."""
-    done: list[int] = []
-
-    def check() -> None:
-        if len(done) >= 3:
-            raise StoppedError("stopped")
-
-    opened = open_pair(str(llama), str(written))
-    with pytest.raises(StoppedError), stoppable(check):
-        diff(opened, progress=lambda count, total: done.append(count))
-    assert done == [1, 2, 3]
-
-
 def test_the_command(llama: Path, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A table sorted by decibels, JSON and CSV of every weight, code 2 and one line for bad input."""
     sheet = tmp_path / "layers.csv"
@@ -633,17 +594,16 @@ def test_the_command(llama: Path, written: Path, tmp_path: Path, capsys: pytest.
     listed = [line.split()[0] for line in lines if line.startswith("model.layers")]
     with sheet.open(newline="") as file:
         records = list(csv.DictReader(file))
+    assert any("(14 INT4 group 128, asymmetric), 4.156 bits" in line for line in lines)
     assert len(listed) == 14 and listed == [r["name"] for r in records if r["coded"] == "True"]
-    assert any("14 layers of codes (14 INT4 group 128, asymmetric)" in line for line in lines)
     assert main(["diff", str(llama), str(written), "--layer", Q, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["layers"]
-    assert (
-        row["name"] == f"{Q}.weight" and row["scheme"] == "int4_group128_asym" and row["shape"] == [256, 256]
-    )
+    assert (row["name"], row["scheme"]) == (f"{Q}.weight", "int4_group128_asym")
+    assert row["shape"] == [256, 256]
     for extra, words in (
-        (["--sort", "size"], "there are name, db, bits"),
-        (["--csv", str(tmp_path)], "is a folder"),
-        (["--layer", "zz"], "no weight 'zz'"),
+        (["--sort", "size"], "name, db, bits"),
+        (["--csv", str(tmp_path)], str(tmp_path)),
+        (["--layer", "zz"], "'zz'"),
     ):
         assert main(["diff", str(llama), str(written), *extra]) == 2
         assert words in capsys.readouterr().err

@@ -38,17 +38,22 @@ def test_a_whole_model(
     assert torch.equal(head, ours.lm_head.weight)
 
 
-def test_recipes_that_the_readers_have_no_words_for_are_refused(
-    llama: Path, layers: list[str], tmp_path: Path
-) -> None:
-    """GPTQ has one scheme for all layers of the blocks; AWQ one group size."""
+def test_recipes_that_readers_cannot_state(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """GPTQ has one scheme for all layers of the blocks; AWQ one group size, and no codes in the head;
+    bitsandbytes one type. compressed-tensors mixes schemes, but transformers loads packed zero points by
+    neither of its paths then."""
     whole = uniform(layers, "int4_group128")
-    mixed = {**whole, layers[0]: Recipe(SCHEMES["int4_group64"])}
+    mixed, first = {**whole, layers[0]: Recipe(SCHEMES["int4_group64"])}, layers[0]
+    two_types = {**uniform(layers, "nf4_block64"), first: Recipe(SCHEMES["fp4_block64_bnb"])}
+    packed = {**uniform(layers, "int8_row"), first: Recipe(SCHEMES["int4_group128_asym"])}
     for target, recipes, words in (
         ("gptq", mixed, "one width and one group size"),
-        ("gptq", uniform(layers[1:], "int4_group128"), "all layers of the blocks, and .* is kept"),
-        ("gptq", uniform([*layers, "lm_head"], "int4_group128"), "lm_head is outside of them"),
+        ("gptq", uniform(layers[1:], "int4_group128"), layers[0]),
+        ("gptq", uniform([*layers, "lm_head"], "int4_group128"), "lm_head"),
         ("awq", mixed, "one group size"),
+        ("awq", uniform([*layers, "lm_head"], "int4_group64"), "lm_head"),
+        ("bitsandbytes", two_types, "one type"),
+        ("compressed-tensors", packed, "zero points"),
     ):
         with pytest.raises(ValueError, match=words):
             write_checkpoint(target, llama, recipes, tmp_path / "out")

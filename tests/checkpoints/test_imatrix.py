@@ -7,7 +7,6 @@ llama.cpp's quantizer makes of the same importances.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -27,6 +26,7 @@ from explorer.models.capture import capture, linear_layers, load_model
 from explorer.survey import ModelRecipe
 from explorer.survey.importances import imatrix_of
 from tests.checkpoints.conftest import TEXT
+from tests.checkpoints.reading import finished
 from tests.schemes.test_k_quants import by_ggml
 
 TEXTS = (TEXT, "Every model is rounded.", "a scheme of its own")
@@ -118,16 +118,13 @@ def test_the_newer_form_is_what_the_package_gguf_reads(tmp_path: Path) -> None:
 
 
 def test_tensors_that_llama_cpp_adds_are_passed_over(tmp_path: Path) -> None:
-    """Newer versions of llama-imatrix write sums of the inputs and statistics, which may be NaN, beside."""
+    """Sums of the inputs and statistics, which may be NaN."""
     writer = gguf.GGUFWriter(tmp_path / "a.gguf", "")
     writer.add_type(gguf.GGUFType.IMATRIX)
     for name, values in {"in_sum2": [2.0, 6.0], "counts": [2.0], "in_sum": [-1.0, 1.0]}.items():
         writer.add_tensor(f"output.weight.{name}", np.array(values, np.float32))
     writer.add_tensor("output.weight.stats", np.full(11, np.nan, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finished(writer, tmp_path / "a.gguf")
     found = read_imatrix(tmp_path / "a.gguf")
     assert list(found.tensors) == ["output.weight"]
     importance = found.importance("output.weight", 2)
@@ -150,24 +147,24 @@ def _dat(*parts: bytes) -> bytes:
     return struct.pack("<i", 1) + b"".join(parts)
 
 
-@pytest.mark.parametrize(
-    ("raw", "why"),
-    [
-        (b"", "ends within the number of entries"),
-        (_dat(), "ends within the length of a name"),
-        (_dat(struct.pack("<i", -3)), "length of a name is -3"),
-        (_dat(struct.pack("<i3sii", 3, b"abc", 1, 1 << 29)), "ends within its values"),
-        (_dat(struct.pack("<i3siif", 3, b"abc", 1, 1, float("nan"))), "abc has sums that are negative"),
-        (_dat(struct.pack("<i3siif", 3, b"abc", 1, 1, -1.0)), "abc has sums that are negative"),
-        (_dat(struct.pack("<i3siif", 3, b"abc", 1, 1, 1.0) + b"x"), "ends within the number of chunks"),
-        (b"GGUF" + bytes(40), "no importance file"),
-    ],
-)
-def test_what_is_no_importance_file_is_refused(raw: bytes, why: str, tmp_path: Path) -> None:
+DAMAGED: list[tuple[bytes, str]] = [
+    (b"", "number of entries"),
+    (_dat(), "length of a name"),
+    (_dat(struct.pack("<i", -3)), "name is -3"),
+    (_dat(struct.pack("<i3sii", 3, b"abc", 1, 1 << 29)), "within its values"),
+    (_dat(struct.pack("<i3siif", 3, b"abc", 1, 1, float("nan"))), "abc"),
+    (_dat(struct.pack("<i3siif", 3, b"abc", 1, 1, -1.0)), "abc"),
+    (_dat(struct.pack("<i3siif", 3, b"abc", 1, 1, 1.0) + b"x"), "number of chunks"),
+    (b"GGUF" + bytes(40), "no importance file"),
+]
+
+
+def test_what_is_no_importance_file_is_refused(tmp_path: Path) -> None:
     """By what is wrong with it, before anything is quantized."""
-    (tmp_path / "a.dat").write_bytes(raw)
-    with pytest.raises(ValueError, match=why):
-        read_imatrix(tmp_path / "a.dat")
+    for raw, why in DAMAGED:
+        (tmp_path / "a.dat").write_bytes(raw)
+        with pytest.raises(ValueError, match=why):
+            read_imatrix(tmp_path / "a.dat")
     with pytest.raises(ValueError, match=r"\.gguf, or in \.dat"):
         write_imatrix(some(), tmp_path / "a.txt")
 
@@ -201,12 +198,7 @@ def types(layers: list[str]) -> dict[str, Recipe]:
 
 @pytest.mark.parametrize("way", ["folder", "base"])
 def test_a_file_under_importances_has_the_bytes_of_llama_cpps_quantizer(
-    way: str,
-    llama: Path,
-    layers: list[str],
-    original: LlamaForCausalLM,
-    imatrix_file: Path,
-    tmp_path: Path,
+    way: str, llama: Path, layers: list[str], original: LlamaForCausalLM, imatrix_file: Path, tmp_path: Path
 ) -> None:
     """Of every type, from the model's folder and from a file in 32 bits; types that take no importances have
     the bytes that they had."""
@@ -236,43 +228,22 @@ def _paired(layer: str, weight: Tensor) -> Tensor:
     return weight if heads is None else in_pairs(weight, heads)
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda r: {n: Recipe(SCHEMES["q8_0"]) for n in r}, "decide on no codes of q8_0"),
-        (lambda r: {n: Recipe.parse("q4_0+awq") for n in r}, "AWQ chooses codes by"),
-    ],
-)
 def test_importances_that_decide_on_nothing_are_refused(
-    change: Callable[[dict[str, Recipe]], dict[str, Recipe]],
-    why: str,
-    llama: Path,
-    layers: list[str],
-    imatrix_file: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Else a file is called weighed that is not."""
-    recipe = ModelRecipe(str(llama), None, "", change(types(layers)), target="gguf")
-    recipe.save(tmp_path / "recipe.json")
-    asked = ["apply", str(tmp_path / "recipe.json"), "--imatrix", str(imatrix_file), "--out"]
-    assert main([*asked, str(tmp_path / "out"), "--to", "gguf"]) == 2
-    assert why in capsys.readouterr().err and not (tmp_path / "out").exists()
-    assert main([*asked, str(tmp_path / "out"), "--to", "awq"]) == 2
-    assert "goes with --to gguf" in capsys.readouterr().err
-
-
-def test_importances_of_another_model_are_refused(
     llama: Path, layers: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By a name that it has none of, or another number of columns."""
-    ModelRecipe(str(llama), None, "", types(layers), target="gguf").save(tmp_path / "recipe.json")
-    asked = ["apply", str(tmp_path / "recipe.json"), "--to", "gguf", "--out", str(tmp_path / "out")]
-    one = Squares(torch.ones(1, 256), torch.ones(1))
-    for tensors, why in (
-        ({"blk.7.attn_q.weight": one}, "none of these layers"),
-        ({name_of(layers[0]): Squares(torch.ones(1, 32), torch.ones(1))}, "32 importances"),
+    """Else a file is called weighed that is not: other schemes and methods, another format, another model's
+    importances, or another number of columns."""
+    file, saved, out = str(tmp_path / "a.gguf"), str(tmp_path / "recipe.json"), tmp_path / "out"
+    name, whole, schemes = name_of(layers[0]), Squares(torch.ones(1, 256), torch.ones(1)), types(layers)
+    narrow = Squares(torch.ones(1, 32), torch.ones(1))
+    for recipes, tensors, target, why in (
+        (dict.fromkeys(layers, Recipe(SCHEMES["q8_0"])), {name: whole}, "gguf", "q8_0"),
+        (dict.fromkeys(layers, Recipe.parse("q4_0+awq")), {name: whole}, "gguf", "AWQ"),
+        (schemes, {name: whole}, "awq", "--to gguf"),
+        (schemes, {"blk.7.attn_q.weight": whole}, "gguf", "none of these layers"),
+        (schemes, {name: narrow}, "gguf", "32 importances"),
     ):
-        write_imatrix(Imatrix(tensors, (), 1, 512), tmp_path / "a.gguf")
-        assert main([*asked, "--imatrix", str(tmp_path / "a.gguf")]) == 2
-        assert why in capsys.readouterr().err and not (tmp_path / "out").exists()
+        ModelRecipe(str(llama), None, "", recipes, target="gguf").save(saved)
+        write_imatrix(Imatrix(tensors, (), 1, 512), Path(file))
+        assert main(["apply", saved, "--imatrix", file, "--out", str(out), "--to", target]) == 2
+        assert why in capsys.readouterr().err and not out.exists()

@@ -17,15 +17,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from explorer import SCHEMES, quantize
 from explorer.checkpoints import EXPORTS, in_vllm, write_one
 from explorer.checkpoints.in_vllm import ReferenceKernel
 from explorer.checkpoints.to_vllm import layout_of
-from tests.checkpoints.reading import NAME
-from tests.checkpoints.test_every_row import hard_weight
+from tests.checkpoints.reading import NAME, hard_weight
 
 Tensors = dict[str, nn.Parameter]
 
@@ -46,35 +45,19 @@ def turned(t: Tensors) -> dict[str, Any]:
     return {"weight": t["weight"].t(), "weight_scale": t["weight_scale"]}
 
 
-def as_stored(t: Tensors) -> dict[str, Any]:
-    return t
-
-
-def tiles(t: Tensors) -> dict[str, Any]:
-    return {**t, "weight_block_size": [128, 128]}
-
-
 def inverse(t: Tensors) -> dict[str, Any]:
     """Where no kernel was chosen, the scales of tiles have DeepSeek's name."""
     return {"weight": t["weight"], "weight_scale_inv": t["weight_scale"]}
 
 
+WORDS = ("int4_group128", "int4_group32_asym", "int4_row", "int8_group32", "int8_row_vllm")
 LAYERS: list[tuple[str, Callable[[Tensors], dict[str, Any]]]] = [
-    ("int4_group128", words),
-    ("int4_group32_asym", words),
-    ("int4_row", words),
-    ("int8_group32", words),
-    ("int8_row_vllm", words),
-    ("nvfp4", e2m1),
-    ("nvfp4_vllm", e2m1),
-    ("mxfp4", e2m1),
-    ("mxfp8_e4m3", as_stored),
-    ("fp8_e4m3_tensor", turned),
-    ("fp8_e4m3_row", turned),
-    ("int8_tensor", turned),
-    ("fp8_e4m3_128x128", tiles),
+    *((name, words) for name in WORDS),
+    *((name, e2m1) for name in ("nvfp4", "nvfp4_vllm", "mxfp4")),
+    *((name, turned) for name in ("fp8_e4m3_tensor", "fp8_e4m3_row", "int8_tensor")),
+    *((name, dict) for name in ("mxfp8_e4m3", "fp8_e4m3_128x128")),  # as they are stored
+    ("fp8_e4m3_128x128", lambda t: {**t, "weight_block_size": [128, 128]}),
     ("fp8_e4m3_128x128", inverse),
-    ("fp8_e4m3_128x128", as_stored),
 ]
 
 
@@ -148,8 +131,7 @@ def test_the_reference_takes_the_place_of_a_missing_kernel_alone() -> None:
 
         return own
 
-    static = SimpleNamespace(scale=SimpleNamespace(static=True))
-    dynamic = SimpleNamespace(scale=SimpleNamespace(static=False))
+    static, dynamic = (SimpleNamespace(scale=SimpleNamespace(static=one)) for one in (True, False))
     missing = failing("Failed to find a Kernel")
     assert in_vllm._or_reference(missing, gives_class=True)() is ReferenceKernel
     assert isinstance(in_vllm._or_reference(missing, gives_class=False)(), ReferenceKernel)
@@ -185,101 +167,43 @@ class Network(nn.Module):
             torch.randn(6, 4, generator=made), 2, 4, scheme=SimpleNamespace(kernel=ReferenceKernel())
         )
         self.attn.o_proj = Matrix(torch.randn(3, 4, generator=made), 3)
-        self.linear = nn.Module()
-        self.linear.scheme = OwnScheme()
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        return hidden * 2
 
 
 LINEAR = ("model.attn.q_proj", "model.attn.v_proj", "model.attn.o_proj")
 """Layers by the names of the checkpoint."""
 
 
-class OwnScheme:
-    """A scheme of vLLM whose own kernel serves."""
+def test_outputs_are_the_parts_of_joined_matrices() -> None:
+    """Each layer by its name in the checkpoint; what has no input has no output."""
+    x, network = torch.arange(4.0), Network()
+    joined = network.attn.qv_proj.matrix @ x
+    wanted = dict(zip(LINEAR, (joined[:2], joined[2:], network.attn.o_proj.matrix @ x), strict=True))
+    found = dict(in_vllm._outputs(network, dict.fromkeys(LINEAR, x)))
+    assert set(found) == set(LINEAR) and all(torch.equal(found[name], wanted[name]) for name in LINEAR)
+    assert set(dict(in_vllm._outputs(network, {LINEAR[1]: x}))) == {LINEAR[1]}
 
-    kernel, linear_kernel = None, SimpleNamespace()
 
+def test_every_job_is_answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each; a folder that fails leaves the next one."""
 
-class Engine:
-    """What ``vllm.LLM`` gives: it runs a text in two parts, of which the longer one is the text's."""
-
-    def __init__(self, folder: str, **named: Any) -> None:
-        if folder == "broken":
+    def run(job: dict[str, str]) -> dict[str, str]:
+        if job["folder"] == "broken":
             raise RuntimeError("no such layout")
-        self.named, self.network = named, Network()
-        worker = SimpleNamespace(worker=SimpleNamespace(get_model=lambda: self.network))
-        executor = SimpleNamespace(driver_worker=worker)
-        self.llm_engine = SimpleNamespace(model_executor=executor)
+        return {"kernels": job["folder"]}
 
-    def generate(self, prompt: Any, asked: Any, use_tqdm: bool) -> None:
-        ids = prompt.prompt_token_ids
-        assert self.named["max_model_len"] == max(len(ids) + 2, 16) and asked.prompt_logprobs == 0
-        for count in (1, len(ids)):
-            self.network.compute_logits(torch.tensor(ids[:count])[:, None].half())
-
-
-class Flushed(io.StringIO):
-    """Standard output that counts how often it was flushed."""
-
-    flushes = 0
-
-    def flush(self) -> None:
-        self.flushes += 1
-
-
-@pytest.fixture
-def cleaned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Modules with the names that the program imports of vLLM; how often the last of them was called."""
-    calls = list[int]()
-    package = "vllm.model_executor.layers.quantization.compressed_tensors.schemes"
-    kernels = {f"{package}.{module}": {name: None} for module, name in in_vllm._FACTORIES.items()}
-    modules: dict[str, dict[str, Any]] = {
-        "vllm": {"LLM": Engine, "SamplingParams": SimpleNamespace},
-        "vllm.inputs": {"TokensPrompt": SimpleNamespace},
-        "vllm.distributed": {"cleanup_dist_env_and_memory": lambda: calls.append(1)},
-        "vllm._custom_ops": {},
-        **kernels,
-    }
-    for path in list(modules):
-        for depth in range(1, path.count(".") + 1):
-            modules.setdefault(path.rsplit(".", depth)[0], {})
-    for path, names in modules.items():
-        module = ModuleType(path)
-        vars(module).update(names, __path__=[])
-        monkeypatch.setitem(sys.modules, path, module)
-    return calls
-
-
-def test_every_job_is_answered(cleaned: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One line for each, at once, for the caller waits for it; a folder that fails leaves the next one."""
-    x = torch.arange(4.0)
-    inputs = {name: x.clone() for name in LINEAR}
-    save_file({**inputs, "ids": torch.arange(20)}, tmp_path / "in")
-    save_file({LINEAR[1]: x}, tmp_path / "few")
-    job = {"dtype": "auto", "outputs": str(tmp_path / "out"), "package": "torch"}
-    jobs = [
-        {**job, "folder": "broken", "inputs": str(tmp_path / "in")},
-        {**job, "folder": "whole", "inputs": str(tmp_path / "in")},
-        {**job, "folder": "whole", "inputs": str(tmp_path / "few"), "outputs": str(tmp_path / "less")},
-    ]
-    said = Flushed()
-    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(json.dumps(one) + "\n" for one in jobs)))
-    monkeypatch.setattr(sys, "stdout", said)
+    cleaned = list[int]()
+    package = ModuleType("vllm.distributed")
+    vars(package).update(cleanup_dist_env_and_memory=lambda: cleaned.append(1))
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.distributed", package)
+    monkeypatch.setattr(in_vllm, "use_references", lambda: None)
+    monkeypatch.setattr(in_vllm, "_SETTINGS", {})
+    monkeypatch.setattr(in_vllm, "run", run)
+    jobs = [{"folder": folder, "package": "torch"} for folder in ("broken", "whole")]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(json.dumps(job) + "\n" for job in jobs)))
     in_vllm.main()
-    lines = said.getvalue().splitlines()
-    assert all(line.startswith(in_vllm.ANSWER) for line in lines) and said.flushes == len(jobs)
-    first, second, third = (json.loads(line.removeprefix(in_vllm.ANSWER)) for line in lines)
+    lines = capsys.readouterr().out.splitlines()
+    first, second = (json.loads(line.removeprefix(in_vllm.ANSWER)) for line in lines)
     version = torch.__version__
     assert first == {"opened": False, "why": "RuntimeError: no such layout", "version": version}
-    kernels = {"SimpleNamespace": "reference", "OwnScheme": "SimpleNamespace"}
-    assert second == third == {"opened": True, "kernels": kernels, "version": version}
-    outputs, network = load_file(tmp_path / "out"), Network()
-    joined = network.attn.qv_proj.matrix @ x
-    wanted = zip(LINEAR, (joined[:2], joined[2:], network.attn.o_proj.matrix @ x), strict=True)
-    assert all(torch.equal(outputs[name], value) for name, value in wanted)
-    assert torch.equal(outputs["logits"], torch.arange(20.0)[:, None] * 2)
-    assert set(load_file(tmp_path / "less")) == {LINEAR[1]} and len(cleaned) == len(jobs)
-    wrapped = sys.modules["vllm._custom_ops"]
-    assert wrapped.scaled_fp8_quant is in_vllm._plain_fp8
+    assert second == {"opened": True, "kernels": "whole", "version": version} and len(cleaned) == 2

@@ -5,21 +5,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from explorer import SCHEMES, quantize
+from explorer import SCHEMES
 from explorer.checkpoints import EXPORTS, write_checkpoint
 from explorer.checkpoints.export import plain_dtype
-from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.to_vllm import VERSION, layout_of
 from explorer.checkpoints.vllm_reader import VARIABLE, interpreter, read_by_vllm
 from explorer.methods.recipe import Recipe
-from lab.vllm import INPUTS, NOT_TRIED, VllmRow, recorded_vllm
+from lab.vllm import INPUTS, NOT_TRIED, recorded_vllm
 from tests.checkpoints.reading import uniform
 
 ROWS = recorded_vllm().rows
@@ -29,17 +27,17 @@ EXACT, WITH_INPUTS = 1e-2, 4e-2
 needs_vllm = pytest.mark.skipif(not interpreter(), reason=f"{VARIABLE} names no Python with vLLM")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.scheme}-{row.inputs}")
-def test_what_is_written_was_opened(row: VllmRow) -> None:
+def test_what_is_written_was_opened() -> None:
     """A model that vLLM refuses, or reads otherwise, is of no use; nor is a refusal of what it serves."""
-    assert row.version == VERSION and row.text in ("", SCHEMES[row.scheme].text), "of a former scheme"
-    carried = layout_of(SCHEMES[row.scheme], bool(row.inputs)) is not None
-    assert carried == (not row.refused), "record again: python -m lab vllm --record"
-    if carried:
-        bound = WITH_INPUTS if row.inputs else EXACT
-        assert row.opened and row.difference is not None and row.difference < bound
-    else:
-        assert not row.opened or (NO_KERNEL in row.refused and row.kernel == "reference")
+    for row in ROWS:
+        assert row.version == VERSION and row.text in ("", SCHEMES[row.scheme].text), "of a former scheme"
+        carried = layout_of(SCHEMES[row.scheme], bool(row.inputs)) is not None
+        assert carried == (not row.refused), f"{row}: record again: python -m lab vllm --record"
+        if carried:
+            bound = WITH_INPUTS if row.inputs else EXACT
+            assert row.opened and row.difference is not None and row.difference < bound, row
+        else:
+            assert not row.opened or (NO_KERNEL in row.refused and row.kernel == "reference"), row
 
 
 def test_every_scheme_of_the_layout_was_tried() -> None:
@@ -55,7 +53,7 @@ def test_every_scheme_of_the_layout_was_tried() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["nvfp4", "fp8_e4m3_tensor"])
-def test_parts_of_one_matrix_share_its_scale(
+def test_parts_of_one_matrix_share_scales(
     scheme: str, llama: Path, layers: list[str], tmp_path: Path
 ) -> None:
     """vLLM keeps the largest of their divisors: with others query and key are read as something else."""
@@ -72,28 +70,28 @@ def test_parts_of_one_matrix_share_its_scale(
     assert down not in found
 
 
-def test_parts_of_one_matrix_by_two_schemes_are_refused(
-    llama: Path, layers: list[str], tmp_path: Path
-) -> None:
+def test_parts_of_one_matrix_have_one_scheme(llama: Path, layers: list[str], tmp_path: Path) -> None:
     """vLLM stops at a bare assertion after the download."""
     for other in ({}, {"model.layers.0.self_attn.k_proj": Recipe(SCHEMES["int8_row"])}):
         recipes = uniform(layers, "int4_group32") | other
         if not other:
             del recipes["model.layers.0.self_attn.k_proj"]
-        with pytest.raises(ValueError, match=r"self_attn.k_proj, q_proj and v_proj as one matrix: they need"):
+        with pytest.raises(ValueError, match=r"self_attn.k_proj, q_proj and v_proj"):
             write_checkpoint("vllm", llama, recipes, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_python_without_vllm_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each way not to have vLLM ends in a line that says so."""
-    with pytest.raises(ValueError, match=r"ended without an answer: .*vllm"):
-        list(read_by_vllm([tmp_path], {"x": torch.zeros(4)}, python=sys.executable))
+    """Each way not to have vLLM ends in a line that says so; the first is asked as a process."""
+    (tmp_path / "python").write_text("#!/bin/sh\nread job\necho No module named vllm >&2\nexit 1\n")
+    (tmp_path / "python").chmod(0o755)
+    with pytest.raises(ValueError, match="vllm"):
+        list(read_by_vllm([tmp_path], {"x": torch.zeros(4)}, python=str(tmp_path / "python")))
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(ValueError, match=f"set {VARIABLE} to the Python"):
+    with pytest.raises(ValueError, match=VARIABLE):
         list(read_by_vllm([tmp_path], {}))
     monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
-    with pytest.raises(ValueError, match="there is no file"):
+    with pytest.raises(ValueError, match="none"):
         interpreter()
 
 
@@ -107,22 +105,3 @@ def test_vllm_opens_a_mixed_recipe(llama: Path, layers: list[str], tmp_path: Pat
     assert made.verified is not None and made.verified.layers == len(layers)
     assert made.verified.difference < EXACT and f"vLLM {VERSION}" in str(made.verified)
     assert str(made.verified) in (made.folder / "README.md").read_text()
-
-
-@needs_vllm
-def test_vllm_itself_finds_what_is_wrong(llama: Path, layers: list[str], tmp_path: Path) -> None:
-    """The oracle can fail: other codes than were rounded are no checkpoint."""
-
-    def other(name: str, weight: torch.Tensor, recipe: Recipe) -> object:
-        return quantize(weight.flip(0) if name.endswith("down_proj") else weight, recipe.scheme)
-
-    model = ModelFolder(llama)
-    recipes = uniform(layers, "int4_group32")
-    made = write_checkpoint("vllm", llama, recipes, tmp_path / "a", quantized=other)  # type: ignore[arg-type]
-    inputs = {name: torch.ones(model.info(f"{name}.weight").shape[1]) for name in layers}
-    (read,) = read_by_vllm([made.folder], inputs)
-    name = "model.layers.0.mlp.down_proj"
-    expected = (
-        quantize(model.read(f"{name}.weight").float(), SCHEMES["int4_group32"]).dequantize() @ inputs[name]
-    )
-    assert float((read.outputs[name] - expected).abs().max() / expected.abs().max()) > 10 * EXACT

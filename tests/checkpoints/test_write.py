@@ -26,6 +26,7 @@ from explorer.methods.recipe import Recipe
 from explorer.progress import StoppedError, checkpoint, stoppable
 from explorer.words import code
 from tests.checkpoints.reading import fitting, uniform
+from tests.covering import sampled
 
 TARGET = "compressed-tensors"
 
@@ -40,9 +41,8 @@ def shard(model: Path) -> Path:
 
 def test_small_files_come_along(llama: Path, layers: list[str], tmp_path: Path) -> None:
     """Configuration, tokenizer, generation settings, terms; the index is a new one; the card is ours."""
-    written = write_checkpoint(
-        TARGET, llama, uniform(layers, "int4_group128"), tmp_path / "out", card="0.0312"
-    )
+    recipes = uniform(layers, "int4_group128")
+    written = write_checkpoint(TARGET, llama, recipes, tmp_path / "out", card="0.0312")
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "LICENSE"):
         assert (written.folder / name).read_bytes() == (llama / name).read_bytes()
     card = (written.folder / "README.md").read_text()
@@ -58,12 +58,10 @@ ODD = "q\x1b]0;t\x07`</code><img src=x onerror=y>|\u202e[a](http:b)**_\n\n# Head
 
 
 def test_names_are_text_in_the_card(llama: Path, layers: list[str], tmp_path: Path) -> None:
-    """The card is shown by the Hub and by cat: the name of the model's folder is code. What config.json says
-    it was trained from is not the model that was quantized."""
+    """The card is shown by the Hub and by cat; what config.json says is not the model that was quantized."""
     model = copied(llama, tmp_path / ODD.replace("/", ""))
     for origin in (ODD, [ODD], {"a": ODD}, None):
-        config = json.loads((llama / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps({**config, "_name_or_path": origin}))
+        overwrite(model, _name_or_path=origin)
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         written = write_checkpoint(TARGET, model, uniform(layers, "int4_group128"), tmp_path / "out")
         card = (written.folder / "README.md").read_text(encoding="utf-8")
@@ -79,12 +77,7 @@ def test_names_are_text_in_the_card(llama: Path, layers: list[str], tmp_path: Pa
 def test_what_is_not_named_stays_as_it_is(llama: Path, layers: list[str], tmp_path: Path) -> None:
     """Norms, embeddings and the head keep their bits, in several files as in one."""
     recipes = uniform(layers, "int4_group128")
-    kept = {
-        name: tensor
-        for path in llama.glob("*.safetensors")
-        for name, tensor in load_file(path).items()
-        if name.removesuffix(".weight") not in recipes
-    }
+    kept = {name: x for name, x in load(llama).items() if name.removesuffix(".weight") not in recipes}
     one = write_checkpoint(TARGET, llama, recipes, tmp_path / "one")
     many = write_checkpoint(TARGET, llama, recipes, tmp_path / "many", shard_bytes=200_000)
     index = json.loads((many.folder / "model.safetensors.index.json").read_text())["weight_map"]
@@ -98,19 +91,16 @@ def test_what_is_not_named_stays_as_it_is(llama: Path, layers: list[str], tmp_pa
 
 def test_tensors_of_any_length_and_dtype_can_be_mapped(tmp_path: Path) -> None:
     """An odd number of bytes before a wider dtype would put that one where it can't be read."""
-    tensors = {
-        f"{dtype}.{n}": torch.arange(n).to(dtype)
-        for dtype in (torch.uint8, torch.float16, torch.float32, torch.int64, torch.float8_e4m3fn)
-        for n in (0, 1, 3, 8)
-    }
+    dtypes = (torch.uint8, torch.float16, torch.float32, torch.int64, torch.float8_e4m3fn)
+    tensors = {f"{dtype}.{n}": torch.arange(n).to(dtype) for dtype in dtypes for n in (0, 1, 3, 8)}
     shards = Shards(tmp_path, 1e9, 10_000)
     for name, tensor in tensors.items():
         shards.add(name, tensor)
     shards.close()
-    read = load_file(tmp_path / "model.safetensors")
-    assert {n: (t.dtype, t.tolist()) for n, t in read.items()} == {
-        n: (t.dtype, t.tolist()) for n, t in tensors.items()
-    }
+    for name, read in load(tmp_path).items():
+        want = tensors.pop(name)
+        assert (read.dtype, read.tolist()) == (want.dtype, want.tolist())
+    assert not tensors
 
 
 def cut(model: Path) -> None:
@@ -124,9 +114,10 @@ def lose_tensor(model: Path) -> None:
     save_file(tensors, shard(model))
 
 
-def overwrite(model: Path) -> None:
+def overwrite(model: Path, **settings: object) -> None:
+    """Other settings in the configuration."""
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"quantization_config": {}}))
+    (model / "config.json").write_text(json.dumps(config | settings))
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -135,21 +126,19 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a lost tensor": (lose_tensor, "which no file holds"),
     "no configuration": (lambda model: (model / "config.json").unlink(), "has no config.json"),
     "a damaged configuration": (lambda model: (model / "config.json").write_text("{"), "config.json cannot"),
-    "a quantized model": (overwrite, "quantized already"),
+    "a quantized model": (lambda model: overwrite(model, quantization_config={}), "quantized already"),
 }
+TURNS = {(case, list(EXPORTS)[i % len(EXPORTS)]) for i, case in enumerate(BROKEN)}
+"""Each way to be broken by one target, another each time."""
 
 
-def test_every_target_has_the_name_of_its_row() -> None:
-    """Names are known before the targets are imported."""
-    assert [row.name for row in EXPORTS.values()] == list(EXPORTS)
-
-
-@pytest.mark.parametrize("target", EXPORTS)
-@pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.parametrize(
+    ("case", "target"), sampled([(case, target) for case in BROKEN for target in EXPORTS], TURNS)
+)
 def test_a_broken_model_is_refused_before_anything_is_written(
     case: str, target: str, llama: Path, layers: list[str], tmp_path: Path
 ) -> None:
-    """The message names the file; no folder is begun."""
+    """The message says what is broken; no folder is begun."""
     damage, words = BROKEN[case]
     model = copied(llama, tmp_path / "model")
     damage(model)
@@ -160,58 +149,46 @@ def test_a_broken_model_is_refused_before_anything_is_written(
 
 def test_wrong_names_are_refused(llama: Path, layers: list[str], tmp_path: Path) -> None:
     """A target, a layer, a method without inputs, an existing folder, nothing to do."""
-    recipes = uniform(layers, "int4_group128")
+    recipes, out = uniform(layers, "int4_group128"), tmp_path / "out"
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    gptq = {layers[0]: Recipe(SCHEMES["int4_group128"], "gptq")}
-    for arguments, words in (
-        (
-            ("no-such", llama, recipes, tmp_path / "out"),
-            "format 'no-such'; there are compressed-tensors",
-        ),
-        (
-            (TARGET, llama, uniform(["model.nope"], "int8_row"), tmp_path / "out"),
-            "no tensor 'model.nope.weight'",
-        ),
-        ((TARGET, llama, uniform(["model.norm"], "int8_row"), tmp_path / "out"), r"has the shape \[256\]"),
-        ((TARGET, llama, gptq, tmp_path / "out"), "GPTQ needs inputs"),
-        ((TARGET, llama, {}, tmp_path / "out"), "no layer is named"),
-        ((TARGET, llama, recipes, tmp_path / "full"), "exists already"),
+    for target, layer_recipes, folder, words in (
+        ("no-such", recipes, out, "'no-such'.* compressed-tensors"),
+        (TARGET, uniform(["model.nope"], "int8_row"), out, "'model.nope.weight'"),
+        (TARGET, uniform(["model.norm"], "int8_row"), out, r"shape \[256\]"),
+        (TARGET, {layers[0]: Recipe(SCHEMES["int4_group128"], "gptq")}, out, "GPTQ"),
+        (TARGET, {}, out, "no layer"),
+        (TARGET, recipes, tmp_path / "full", "exists already"),
     ):
         with pytest.raises(ValueError, match=words):
-            write_checkpoint(*arguments)
-    assert not (tmp_path / "out").exists()
+            write_checkpoint(target, llama, layer_recipes, folder)
+    assert not out.exists()
 
 
-def test_models_that_store_their_layers_transposed_are_refused(
-    llama: Path, layers: list[str], tmp_path: Path
-) -> None:
-    """Conv1D of GPT-2 keeps [K, N]; blocks along a row would be blocks of outputs."""
+def test_what_would_be_read_otherwise_is_refused(llama: Path, layers: list[str], tmp_path: Path) -> None:
+    """Conv1D of GPT-2 keeps [K, N]; scales of inputs that are not quantized would never be used."""
     model = copied(llama, tmp_path / "model")
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
-    with pytest.raises(ValueError, match=r"gpt2 stores its layers \[K, N\]"):
-        write_checkpoint(TARGET, model, uniform(layers, "int4_group128"), tmp_path / "out")
-
-
-def test_scales_of_inputs_that_are_not_quantized_are_refused(
-    llama: Path, layers: list[str], tmp_path: Path
-) -> None:
-    """They would be written and never used."""
-    recipes, scales = uniform(layers, "int8_row"), {"lm_head": 0.1}
-    for inputs in (None, SCHEMES["int8_tensor"]):
-        with pytest.raises(ValueError, match="inputs of lm_head, which are not quantized"):
-            write_checkpoint(TARGET, llama, recipes, tmp_path / "out", inputs=inputs, input_scales=scales)
-    with pytest.raises(ValueError, match=f"{layers[0]} has none"):
-        write_checkpoint(TARGET, llama, recipes, tmp_path / "out", inputs=SCHEMES["int8_tensor"])
-    with pytest.raises(ValueError, match="no way to say inputs by MXFP4"):
-        write_checkpoint(TARGET, llama, recipes, tmp_path / "out", inputs=SCHEMES["mxfp4"])
+    overwrite(model, model_type="gpt2")
+    recipes, out = uniform(layers, "int8_row"), tmp_path / "out"
+    with pytest.raises(ValueError, match=r"gpt2 .*\[K, N\]"):
+        write_checkpoint(TARGET, model, recipes, out)
+    static, head = SCHEMES["int8_tensor"], {"lm_head": 0.1}
+    for inputs, scales, fact in (
+        (None, head, "lm_head"),
+        (static, head, "lm_head"),
+        (static, None, layers[0]),
+        (SCHEMES["mxfp4"], None, "MXFP4"),
+    ):
+        with pytest.raises(ValueError, match=fact):
+            write_checkpoint(TARGET, llama, recipes, out, inputs=inputs, input_scales=scales)
 
 
 @pytest.mark.parametrize("target", EXPORTS)
-def test_a_stopped_export_leaves_nothing(target: str, llama: Path, layers: list[str], tmp_path: Path) -> None:
-    """By its progress or by a checkpoint, in the middle."""
-    recipes, calls = uniform(layers, fitting(target, llama, layers)), 0
+def test_progress_counts_the_tensors_and_a_stop_leaves_nothing(
+    target: str, llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """Each tensor once, up to all of them; stopped by the progress or by a checkpoint, in the middle."""
+    recipes, seen, calls = uniform(layers, fitting(target, llama, layers)), list[tuple[int, int]](), 0
 
     def stop(done: int, total: int) -> None:
         if done == total // 2:
@@ -229,21 +206,9 @@ def test_a_stopped_export_leaves_nothing(target: str, llama: Path, layers: list[
         checkpoint()
         write_checkpoint(target, llama, recipes, tmp_path / "out")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("target", EXPORTS)
-def test_progress_counts_the_tensors(target: str, llama: Path, layers: list[str], tmp_path: Path) -> None:
-    """Each once, up to all of them."""
-    seen: list[tuple[int, int]] = []
-    written = write_checkpoint(
-        target,
-        llama,
-        uniform(layers, fitting(target, llama, layers)),
-        tmp_path / "out",
-        progress=lambda *at: seen.append(at),
-    )
-    assert seen == [(i, len(seen)) for i in range(1, len(seen) + 1)] and len(seen) == 21
-    assert written.layers == len(layers) and (written.folder / "README.md").is_file()
+    out = write_checkpoint(target, llama, recipes, tmp_path / "out", progress=lambda *at: seen.append(at))
+    assert seen == [(i, 21) for i in range(1, 22)]
+    assert out.layers == len(layers) and (out.folder / "README.md").is_file()
 
 
 def test_a_full_disk_is_told_beforehand_and_in_the_middle(
@@ -253,50 +218,39 @@ def test_a_full_disk_is_told_beforehand_and_in_the_middle(
     recipes = uniform(layers, "int4_group128")
     with monkeypatch.context() as patch:
         patch.setattr(folders.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1000))
-        with pytest.raises(OSError, match=r"needs at least [\d,]+ bytes; the disk has 1,000 left"):
+        with pytest.raises(OSError, match=r"[\d,]+ bytes.* 1,000 "):
             write_checkpoint(TARGET, llama, recipes, tmp_path / "out")
 
     def full(name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(OSError, match="out cannot be written: No space left on device"):
+    with pytest.raises(OSError, match=r"out .*No space left on device"):
         write_checkpoint(TARGET, llama, recipes, tmp_path / "out", quantized=full)
     assert not list(tmp_path.iterdir())
 
 
-def test_codes_by_another_scheme_are_refused(llama: Path, layers: list[str], tmp_path: Path) -> None:
-    """A method that answers with something else than was asked would be written under a wrong name."""
-    with pytest.raises(ValueError, match="were given for a weight"):
-        write_checkpoint(
-            TARGET,
-            llama,
-            uniform(layers, "int4_group128"),
-            tmp_path / "out",
-            quantized=lambda name, weight, recipe: quantize(weight, SCHEMES["int8_row"]),
-        )
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_codes_that_are_given_are_written(llama: Path, layers: list[str], tmp_path: Path) -> None:
-    """Nothing is rounded a second time: any codes of the scheme come back as they are."""
-    scheme, given = SCHEMES["int4_group128"], {}
+    """Nothing is rounded a second time; codes by another scheme than was asked for are refused."""
+    scheme, given, recipes = SCHEMES["int4_group128"], {}, uniform(layers, "int4_group128")
 
     def negated(name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
         given[name] = quantize(-2 * weight, scheme)
         return given[name]
 
-    written = write_checkpoint(
-        TARGET, llama, uniform(layers, "int4_group128"), tmp_path / "out", quantized=negated
-    )
+    def other(name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
+        return quantize(weight, SCHEMES["int8_row"])
+
+    with pytest.raises(ValueError, match=r"by int8_row .* by int4_group128"):
+        write_checkpoint(TARGET, llama, recipes, tmp_path / "out", quantized=other)
+    assert not list(tmp_path.iterdir())
+    written = write_checkpoint(TARGET, llama, recipes, tmp_path / "out", quantized=negated)
     tensors = load_file(written.folder / "model.safetensors")
     for name in layers:
         assert torch.equal(tensors[f"{name}.weight_scale"].float(), given[name].scales.scale)
 
 
 @pytest.mark.parametrize("target", EXPORTS)
-def test_one_tensor_in_the_targets_layout(
-    target: str, llama: Path, layers: list[str], tmp_path: Path
-) -> None:
+def test_one_tensor_in_its_layout(target: str, llama: Path, layers: list[str], tmp_path: Path) -> None:
     """A file with the target's suffix, and a refusal of what a whole model would be refused."""
     q = quantize(torch.randn(64, 256), SCHEMES[fitting(target, llama, layers)])
     path = write_one(target, q, tmp_path / "one.bin", "layer")
@@ -307,26 +261,20 @@ def test_one_tensor_in_the_targets_layout(
     assert [path.name for path in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("target", ["bitsandbytes", "gguf"])
-def test_other_readers_verify_too(llama: Path, layers: list[str], target: str, tmp_path: Path) -> None:
-    """The code on the card opens the folder, and every layer computes with its codes."""
+@pytest.mark.parametrize("target", [TARGET, "bitsandbytes", "gguf"])
+def test_readers_verify(llama: Path, layers: list[str], target: str, tmp_path: Path) -> None:
+    """Where nothing else is asked for, the code on the card opens the folder, and every layer is compared."""
     plan = uniform(layers, fitting(target, llama, layers))
-    made = write_checkpoint(target, llama, plan, tmp_path / "out", verified=True)
+    made = write_checkpoint(target, llama, plan, tmp_path / "out", verified=None)
     assert made.verified is not None and made.verified.layers == len(layers) and made.verified.tensors > 0
 
 
+@pytest.mark.thorough
 def test_what_the_network_ignores_is_not_missed(minilm: Path, tmp_path: Path) -> None:
     """A real encoder's files hold a table of positions that today's transformers does not load."""
     plan = uniform(["encoder.layer.0.intermediate.dense"], "nvfp4")
     made = write_checkpoint(TARGET, minilm, plan, tmp_path / "out", verified=True)
     assert made.verified is not None and made.verified.tensors > 100
-
-
-def test_quantized_inputs_are_no_difference(llama: Path, layers: list[str], tmp_path: Path) -> None:
-    """Weights are compared, whatever a layer does to its inputs when the model runs."""
-    plan, two = uniform(layers, "int2_group64"), SCHEMES["int8_row"]
-    made = write_checkpoint(TARGET, llama, plan, tmp_path / "out", inputs=two, verified=True)
-    assert made.verified is not None and made.verified.difference < 1e-5
 
 
 def test_a_wrong_checkpoint_is_not_put_in_place(
@@ -336,36 +284,25 @@ def test_a_wrong_checkpoint_is_not_put_in_place(
     right = integer_words.int32_words
     monkeypatch.setattr(integer_words, "int32_words", lambda codes, bits: right(codes.flip(1), bits))
     out, plan = tmp_path / "out", uniform(layers, "int4_group32")
-    with pytest.raises(ValueError, match=r"computes something else after loading"):
+    with pytest.raises(ValueError, match="computes something else"):
         write_checkpoint("compressed-tensors", llama, plan, out, verified=True)
     assert not list(tmp_path.iterdir())
     assert write_checkpoint("compressed-tensors", llama, plan, out).layers == len(layers)
 
 
 def test_a_target_without_a_reader_is_not_verified(llama: Path, layers: list[str], tmp_path: Path) -> None:
-    """That is known before anything is written."""
+    """That is known before anything is written; where it is not asked for, the folder is written."""
     plan = uniform(layers, fitting("gptq", llama, layers))
-    with pytest.raises(ValueError, match="cannot be verified here: transformers does not open it here"):
+    with pytest.raises(ValueError, match="cannot be verified"):
         write_checkpoint("gptq", llama, plan, tmp_path / "out", verified=True)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("target", "verified"), [(TARGET, True), ("gptq", False)])
-def test_what_can_be_verified_is(
-    target: str, verified: bool, llama: Path, layers: list[str], tmp_path: Path
-) -> None:
-    """Asked for where it is possible, by None: a target without a reader is written all the same."""
-    plan = uniform(layers, fitting(target, llama, layers))
-    made = write_checkpoint(target, llama, plan, tmp_path / "out", verified=None)
-    assert (made.verified is not None) is verified and made.layers == len(layers)
+    made = write_checkpoint("gptq", llama, plan, tmp_path / "out", verified=None)
+    assert made.verified is None and made.layers == len(layers)
 
 
 @pytest.mark.parametrize("target", [TARGET, "gguf", "bitsandbytes"])
-def test_changed_tensors_take_the_place_of_the_models_own(
-    llama: Path, layers: list[str], target: str, tmp_path: Path
-) -> None:
-    """A norm that took in factors, a weight that is kept, and one that is rounded: the reader finds those,
-    and verifying compares with them. The card names them once a kind."""
+def test_changed_tensors_are_written(llama: Path, layers: list[str], target: str, tmp_path: Path) -> None:
+    """A norm that took in factors, a weight that is kept, and one that is rounded: the reader finds those."""
     rounded, kept, norm = "mlp.up_proj", "mlp.down_proj", "input_layernorm"
     own = load(llama)
     named = [f"model.layers.{i}.{part}.weight" for i in (0, 1) for part in (rounded, kept, norm)]
@@ -383,8 +320,7 @@ def test_changed_tensors_take_the_place_of_the_models_own(
     assert written.verified is not None and written.verified.tensors > 5
     assert all(torch.equal(seen[name], changed[name]) for name in named if rounded in name)
     card = (written.folder / "README.md").read_text()
-    assert "they were, but factors were folded into `model.layers.N.mlp.up_proj.weight`, `model.l" in card
-    assert "are equal to the original, 4 of them as the methods changed them" in card
+    assert "`model.layers.N.mlp.up_proj.weight`" in card and " 4 of them " in card
     if target == TARGET:
         found = load(written.folder)
         assert all(torch.equal(found[name], changed[name]) for name in named if rounded not in name)

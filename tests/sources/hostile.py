@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import pickle
 import struct
 import zipfile
 import zlib
@@ -210,7 +209,7 @@ def whole_gguf() -> bytes:
 
 def _cut_ggufs() -> dict[str, Callable[[], bytes]]:
     """The whole file without its end, in each of its sections."""
-    places = (0, 3, 4, 7, 10, 20, 24, 30, 50, 60, 90, 120, 140, 170, 200, 250, 300, 320, 330, 340, 420, 500)
+    places = (0, 3, 7, 20, 50, 90, 170, 250, 330, 500)
     return {f"cut-{at}.gguf": lambda at=at: whole_gguf()[:at] for at in places}
 
 
@@ -232,17 +231,13 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "expanded.pt": _expanded,
     "deflated-pickle.pt": lambda: _deflated_pickle(1024),
     "long-claim.pt": lambda: torch_zip(b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40)),
-    "unhashable.pt": lambda: torch_zip(b"\x80\x02}]]s."),
-    "stop.pt": lambda: torch_zip(b"."),
     "empty.pt": lambda: b"",
     "build.pt": lambda: torch_zip(b"\x80\x02ccollections\nOrderedDict\n)R}(X\x01\x00\x00\x00aK\x01ub."),
-    "no-storage.pt": lambda: torch_zip(pickle.dumps({"a": 1}, 2)),
     # zip archives
     "fortran-bomb.npz": lambda: _fortran_bomb(0.625),
     "header-bomb.npz": lambda: zipped(
         {"x.npy": npy("", version=2, length=(1 << 32) - 1)}, repeat={"x.npy": 48}
     ),
-    "directory.npz": _big_directory,
     "directory.pt": _big_directory,
     "members.npz": lambda: _many_members(25_000),
     "corrupt.npz": _corrupt_deflate,
@@ -253,123 +248,72 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "same-name.npz": lambda: _same_names(),
     # headers of arrays
     "negative.npy": lambda: npy(array_header((-1, 4)), bytes(64)),
-    "negatives.npy": lambda: npy(array_header((-2, -4)), bytes(64)),
-    "bool-shape.npy": lambda: npy(array_header((True, 4)), bytes(64)),
     "huge-shape.npy": lambda: npy(array_header((1 << 70, 0)), bytes(64)),
     "many-axes.npy": lambda: npy(array_header((1,) * 100), bytes(64)),
     "empty-huge.npy": lambda: npy(array_header((0, 1 << 62, 1 << 62)), bytes(64)),
-    "token.npy": lambda: npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4,", bytes(64)),
     "parentheses.npy": lambda: npy("(" * 5000, bytes(64)),
-    "minus.npy": lambda: npy("-" * 9000 + "1", bytes(64)),
-    "set.npy": lambda: npy("{'descr'}", bytes(64)),
-    "list-descr.npy": lambda: npy(array_header((4,), descr=[("a", "<f4"), ("a", "<f4")]), bytes(64)),
     "tuple-descr.npy": lambda: npy(array_header((4,), descr=("<f4", (1 << 40,))), bytes(64)),
-    "number-descr.npy": lambda: npy(array_header((4,), descr=5), bytes(64)),
     "digits.npy": lambda: npy(array_header((4,)).replace("(4,)", "(" + "9" * 5000 + ",)"), bytes(64)),
-    "null.npy": lambda: npy("{'descr': '\x00f4', 'fortran_order': False, 'shape': (4,)}", bytes(64)),
     "long-header.npy": lambda: npy("", version=2, length=(1 << 32) - 1) + bytes(64),
-    "version.npy": lambda: b"\x93NUMPY\x09\x00" + bytes(100),
     "longdouble.npy": lambda: npy(array_header((1,), descr="<f16"), bytes(16)),
-    "long-axis.npy": lambda: npy(array_header((10**4000, 3)), bytes(64)),
     "long-axes.npy": lambda: npy(array_header((10**4000, 10**4000)), bytes(64)),
     # safetensors headers
-    "nothing.safetensors": lambda: safetensors({}),
     "long-offset.safetensors": lambda: safetensors({"w": entry([4], 10**4199, 10**4199 + 16)}, bytes(16)),
-    "long-end.safetensors": lambda: safetensors({"w": entry([4], 0, 10**4199)}, bytes(16)),
     "long-size.safetensors": lambda: safetensors({"w": entry([1 << 62] * 64, 0, 16)}, bytes(16)),
-    "long-names.safetensors": lambda: safetensors(
-        {f"{i}" + "n" * 990: entry([0], 0, 0) for i in range(9)}
-    ),
     "infinite.safetensors": lambda: framed(
         b'{"w":{"dtype":"F32","shape":[1e999],"data_offsets":[0,16]}}', bytes(16)
     ),
     "axes.safetensors": lambda: safetensors({"w": entry([9_999_999] * 200_000, 0, 16)}, bytes(16)),
-    "long-axis.safetensors": lambda: safetensors({"w": entry([10**4000] * 60, 0, 16)}, bytes(16)),
     "float-shape.safetensors": lambda: safetensors({"w": entry([2.5], 0, 16)}, bytes(16)),
-    "bool-shape.safetensors": lambda: safetensors({"w": entry([True, 4], 0, 16)}, bytes(16)),
     "negative.safetensors": lambda: safetensors({"w": entry([-2, -2], 0, 16)}, bytes(16)),
     "beyond.safetensors": lambda: safetensors({"w": entry([4], 1 << 70, (1 << 70) + 16)}, bytes(16)),
     "huge-empty.safetensors": lambda: safetensors({"w": entry([0, 1 << 63], 0, 0)}),
     "deep.safetensors": lambda: framed(b"[" * 100_000),
     "nest.safetensors": lambda: framed(b"[" + b"{}," * (5 * MiB) + b"{}]"),
-    "list.safetensors": lambda: framed(b"[1]"),
     "null.safetensors": lambda: framed(b'{"w":null}'),
-    "surrogate.safetensors": lambda: framed(
-        b'{"\\ud800":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}', bytes(16)
-    ),
-    "utf8.safetensors": lambda: framed(b'{"\xff\xfe":1}'),
     "fp6.safetensors": lambda: safetensors({"w": entry([4], 0, 3, "F6_E2M3")}, bytes(3)),
     "odd-fp4.safetensors": lambda: safetensors({"w": entry([2, 3], 0, 3, "F4")}, bytes(3)),
     "empties.safetensors": lambda: safetensors({str(i): entry([0], 0, 0) for i in range(25_000)}),
-    "claim.safetensors": lambda: struct.pack("<Q", (1 << 63) + 5) + b"{}",
-    "metadata.safetensors": lambda: framed(b'{"__metadata__":{"a":1}}'),
     # GGUF headers
     "bytes-list.gguf": lambda: gguf([pair(b"x", ARRAY, items(U8, 1 << 40))]) + bytes(88),
-    "texts-list.gguf": lambda: gguf([pair(b"x", ARRAY, items(STRING, 1 << 40))]) + bytes(88),
-    "negative-list.gguf": lambda: gguf([pair(b"x", ARRAY, items(U64, 1 << 63))]) + bytes(88),
     "overflowing-list.gguf": lambda: gguf([pair(b"x", ARRAY, items(U64, (1 << 61) + 1))]) + bytes(88),
     "deep-lists.gguf": lambda: gguf([pair(b"x", ARRAY, _nested_items(100_000))]),
     "wide-lists.gguf": lambda: gguf(
         [pair(b"x", ARRAY, items(ARRAY, 200_000, items(U8, 0) * 200_000))]
     ),
     "many-texts.gguf": lambda: gguf([pair(b"x", ARRAY, items(STRING, 1_900_000, bytes(8 * 1_900_000)))]),
-    "long-list.gguf": lambda: gguf([pair(b"x", ARRAY, items(U8, 12 * MiB, bytes(12 * MiB)))]),
     "unknown-list.gguf": lambda: gguf([pair(b"x", ARRAY, items(99, 4, bytes(64)))]),
-    "many-keys.gguf": lambda: gguf([pair(b"k%d" % i, U8, b"x") for i in range(300_000)]),
-    "claimed-keys.gguf": lambda: gguf(counts=(0, 1 << 40)) + bytes(64),
-    "claimed-tensors.gguf": lambda: gguf(counts=(1 << 40, 0)) + bytes(64),
     "claimed-both.gguf": lambda: gguf(counts=((1 << 64) - 1, (1 << 64) - 1)) + bytes(64),
     "long-key.gguf": lambda: gguf([pair(b"k" * (4 * MiB), U8, b"x")]),
-    "claimed-key.gguf": lambda: gguf(counts=(0, 1)) + text(b"key", length=1 << 62) + bytes(64),
     "claimed-text.gguf": lambda: gguf([pair(b"x", STRING, text(b"v", length=1 << 63))]) + bytes(64),
     "unknown-value.gguf": lambda: gguf([pair(b"x", 13, bytes(64))]),
-    "same-key.gguf": lambda: gguf([pair(b"x", U8, b"1"), pair(b"x", U8, b"2")]),
-    "utf8-key.gguf": lambda: gguf([pair(b"\xff\xfe", U8, b"1")]),
-    "utf8-text.gguf": lambda: gguf([pair(b"x", STRING, text(b"\xff\xfe"))]),
     "header-too-long.gguf": lambda: gguf([pair(b"x", ARRAY, items(U8, 17 * MiB, bytes(17 * MiB)))]),
     "no-tensors.gguf": gguf,
-    "version-1.gguf": lambda: gguf((), [listed(b"w", [4])], bytes(64), version=1),
     "version-99.gguf": lambda: gguf((), [listed(b"w", [4])], bytes(64), version=99),
-    "version-zero.gguf": lambda: gguf(version=0) + bytes(64),
     "big-endian.gguf": lambda: gguf([pair(b"x", U8, b"1", ">")], (), bytes(64), order=">"),
-    "big-endian-counts.gguf": lambda: gguf((), (), bytes(64), order=">", counts=(1 << 40, 1 << 40)),
     "mixed-endian.gguf": lambda: gguf([pair(b"x", U8, b"1")], (), bytes(64), order=">", counts=(0, 1)),
     # what they say of tensors
-    "huge-dims.gguf": _one_gguf(listed(b"w", [1 << 40, 1 << 40])),
     "overflowing-dims.gguf": _one_gguf(listed(b"w", [1 << 32, 1 << 32, 1 << 32, 1 << 32])),
-    "negative-dim.gguf": _one_gguf(listed(b"w", [(1 << 64) - 4, 4])),
     "empty-huge.gguf": _one_gguf(listed(b"w", [0, 1 << 63, 1 << 63])),
-    "no-dims.gguf": _one_gguf(listed(b"w", [])),
     "no-dims-coded.gguf": _one_gguf(listed(b"w", [], 8)),
     "zero-dim.gguf": _one_gguf(listed(b"w", [4, 0])),
-    "five-dims.gguf": _one_gguf(listed(b"w", [1, 1, 1, 1, 4])),
     "many-dims.gguf": _one_gguf(listed(b"w", [1] * 100_000)),
-    "claimed-dims.gguf": _one_gguf(listed(b"w", [4], axes=(1 << 32) - 1)),
     "unknown-type.gguf": _one_gguf(listed(b"w", [4], 31)),
-    "unknown-types.gguf": _one_gguf(listed(b"w", [4], (1 << 32) - 1)),
     "part-of-a-block.gguf": _one_gguf(listed(b"w", [31], 8)),
     "unrestored-type.gguf": _one_gguf(listed(b"w", [256], 15), data=bytes(320)),
     "same-names.gguf": _one_gguf(listed(b"w", [4]), listed(b"w", [8], 0, 32), data=bytes(64)),
-    "beyond.gguf": _one_gguf(listed(b"w", [4], 0, 1 << 20)),
     "far-beyond.gguf": _one_gguf(listed(b"w", [4], 0, (1 << 64) - 32)),
     "overlapping.gguf": _one_gguf(listed(b"v", [16], 0, 0), listed(b"w", [8], 0, 32), data=bytes(96)),
     "all-over-each-other.gguf": lambda: gguf(
         (), [listed(b"w%d" % i, [1 << 20]) for i in range(10_000)], bytes(4 * MiB)
     ),
     "misaligned.gguf": _one_gguf(listed(b"w", [4], 0, 4)),
-    "long-name.gguf": _one_gguf(listed(b"n" * MiB, [4])),
-    "claimed-name.gguf": lambda: gguf(counts=(1, 0)) + text(b"w", length=1 << 63) + bytes(64),
     "newline.gguf": _one_gguf(listed(b"a\nb", [4])),
-    "escape.gguf": _one_gguf(listed(b"\x1b]0;x\x07", [4])),
     "direction.gguf": _one_gguf(listed("a\u202eb".encode(), [4])),
     "utf8-name.gguf": _one_gguf(listed(b"\xff\xfe", [4])),
-    "surrogate-name.gguf": _one_gguf(listed(b"\xed\xa0\x80", [4])),
-    "empties.gguf": lambda: gguf((), [listed(b"%d" % i, [0]) for i in range(25_000)]),
     "alignment-0.gguf": _alignment(struct.pack("<I", 0)),
     "alignment-3.gguf": _alignment(struct.pack("<I", 3)),
-    "alignment-huge.gguf": _alignment(struct.pack("<I", 1 << 31)),
     "alignment-text.gguf": _alignment(text(b"32"), STRING),
-    "alignment-wide.gguf": _alignment(struct.pack("<Q", 32), U64),
     "not-one.gguf": lambda: b"GGML" + bytes(200),
     **_cut_ggufs(),
     # tables
@@ -383,9 +327,6 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     # pictures
     "claimed.png": lambda: png(1 << 30, 1 << 30, b""),
     "bomb.png": lambda: png(1 << 12, 1 << 12, bytes(1 << 24)),
-    "colour-bomb.png": lambda: png(1 << 12, 1 << 12, bytes(4 << 24), 6),
-    "longer.png": lambda: png(4, 4, bytes(1 << 26)),
-    "no-pixels.png": lambda: png(4, 4, b""),
     "no-width.png": lambda: png(0, 4, b""),
     "text-bomb.png": lambda: png(
         4, 4, bytes(20), more=_chunk(b"zTXt", b"x\0\0" + zlib.compress(bytes(1 << 26)))
@@ -408,12 +349,6 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def _same_names() -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("x.npy", npy(array_header((4,)), bytes(16)))
-        import warnings
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            archive.writestr("x.npy", npy(array_header((4096,)), bytes(16384)))
-    return out.getvalue()
+    """Two members of one name, made by renaming one of them."""
+    small, large = npy(array_header((4,)), bytes(16)), npy(array_header((4096,)), bytes(16384))
+    return zipped({"x.npy": small, "y.npy": large}).replace(b"y.npy", b"x.npy")

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from explorer import SourceError, load_matrix, open_source
 from explorer.sources.models import HubModel, LocalModel, folder_stamp
-from explorer.sources.stamped import StampedFile
 from tests.sources.coded_models import FP8, MXFP4, fp8_parts, mxfp4_parts, tiles
 
 LAYER = "model.layers.0.mlp.up_proj"
@@ -68,25 +67,19 @@ def test_fp8_is_what_transformers_restores(tmp_path: Path) -> None:
     assert source.restored == {f"{LAYER}.weight"}
 
 
-@pytest.mark.parametrize(
-    ("shape", "tile"), [((200, 320), 128), ((192, 128), 128), ((5, 7), 1 << 20), ((70, 33), 32)]
-)
-def test_tiles_may_be_cut_at_the_edges(shape: tuple[int, int], tile: int, tmp_path: Path) -> None:
-    """If this fails, a scale is spread over the wrong rows where N or K is no whole number of tiles."""
-    folder, codes, scales = fp8_folder(tmp_path / "m", shape, tile)
-    assert torch.equal(
-        load_matrix(str(folder), f"{LAYER}.weight").values, tiles(codes, scales, min(tile, 512))
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e8m0fnu])
-def test_scales_may_be_shorter_floats(dtype: torch.dtype, tmp_path: Path) -> None:
-    """If this fails, models with scales of 8 or 16 bits cannot be read."""
+def test_tiles_may_be_cut_at_the_edges_and_scales_be_shorter(tmp_path: Path) -> None:
+    """A scale is spread over its own rows where N or K is no whole number of tiles; scales have 8 to 32
+    bits."""
+    for shape, tile in (((200, 320), 128), ((192, 128), 128), ((5, 7), 1 << 20), ((70, 33), 32)):
+        folder, codes, scales = fp8_folder(tmp_path / f"{shape}", shape, tile)
+        read = load_matrix(str(folder), f"{LAYER}.weight").values
+        assert torch.equal(read, tiles(codes, scales, min(tile, 512)))
     codes, scales = fp8_parts(torch.randn(130, 130))
-    short = scales.to(dtype)
-    tensors = {f"{LAYER}.weight": codes, f"{LAYER}.weight_scale_inv": short}
-    folder = folder_of(tmp_path / "m", tensors, FP8 | {"weight_block_size": [128, 128]})
-    assert torch.equal(open_source(str(folder)).read(f"{LAYER}.weight"), tiles(codes, short))
+    for dtype in (torch.bfloat16, torch.float16, torch.float8_e8m0fnu):
+        short = scales.to(dtype)
+        tensors = {f"{LAYER}.weight": codes, f"{LAYER}.weight_scale_inv": short}
+        folder = folder_of(tmp_path / f"{dtype}", tensors, FP8 | {"weight_block_size": [128, 128]})
+        assert torch.equal(open_source(str(folder)).read(f"{LAYER}.weight"), tiles(codes, short))
 
 
 def test_mxfp4_is_what_transformers_restores(tmp_path: Path) -> None:
@@ -117,58 +110,35 @@ def test_every_code_and_scale_of_mxfp4(tmp_path: Path) -> None:
     assert torch.equal(read[:, finite], want[:, finite]) and read[:, 255].isnan().all()
 
 
-def test_first_rows_read_their_bytes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, a look at a layer's first rows costs the bytes of the whole layer."""
-    spans: list[int] = []
-    read = StampedFile.read
-
-    def counted(file: StampedFile, start: int, size: int) -> bytearray:
-        spans.append(size)
-        return read(file, start, size)
-
+def test_first_rows_are_restored_alone(tmp_path: Path) -> None:
+    """A part of the tiles, and of the experts."""
     folder, codes, scales = fp8_folder(tmp_path / "a", (300, 256))
-    mx, blocks, exponents = mxfp4_folder(tmp_path / "b")
-    fp8, mxfp4 = LocalModel(folder), LocalModel(mx)
-    monkeypatch.setattr(StampedFile, "read", counted)
-    part = fp8.matrix(f"{LAYER}.weight", max_elements=130 * 256)
+    part = LocalModel(folder).matrix(f"{LAYER}.weight", max_elements=130 * 256)
     assert part.cut and torch.equal(part.values, tiles(codes, scales)[:130])
-    assert sorted(spans) == [2 * 2 * 4, 130 * 256]
-    spans.clear()
-    whole = mxfp4.read(EXPERTS)
-    spans.clear()
-    assert torch.equal(mxfp4.read(EXPERTS, max_elements=2 * 96 * 64), whole[:2])
-    assert sorted(spans) == [2 * exponents[0].numel(), 2 * blocks[0].numel()]
+    experts = LocalModel(mxfp4_folder(tmp_path / "b")[0])
+    assert torch.equal(experts.read(EXPERTS, max_elements=2 * 96 * 64), experts.read(EXPERTS)[:2])
 
 
-def cut_scales(tensors: dict[str, Tensor]) -> None:
-    name = next(name for name in tensors if name.endswith(("_scale_inv", "_scales")))
-    tensors[name] = tensors[name][:-1].contiguous() if len(tensors[name]) > 1 else tensors[name].repeat(2, 1)
-
-
-def lose_scales(tensors: dict[str, Tensor]) -> None:
-    tensors.pop(next(name for name in tensors if name.endswith(("_scale_inv", "_scales"))))
-
-
-def whole_scales(tensors: dict[str, Tensor]) -> None:
-    name = next(name for name in tensors if name.endswith(("_scale_inv", "_scales")))
-    tensors[name] = torch.zeros(tensors[name].shape, dtype=torch.int32)
+def damaged(scales: Tensor, what: str) -> Tensor:
+    """Of another shape, or integers."""
+    if what == "whole":
+        return torch.zeros(scales.shape, dtype=torch.int32)
+    return scales[:-1].contiguous() if len(scales) > 1 else scales.repeat(2, 1)
 
 
 @pytest.mark.parametrize("make", [lambda path: fp8_folder(path, (200, 128)), mxfp4_folder])
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [(cut_scales, "have the shape"), (lose_scales, "has no scales"), (whole_scales, "are I32")],
-)
+@pytest.mark.parametrize(("what", "words"), [("cut", "shape"), ("lost", "no scales"), ("whole", "I32")])
 def test_wrong_scales_are_refused_by_name(
-    make: Callable[[Path], tuple[Path, Tensor, Tensor]],
-    damage: Callable[[dict[str, Tensor]], None],
-    words: str,
-    tmp_path: Path,
+    make: Callable[[Path], tuple[Path, Tensor, Tensor]], what: str, words: str, tmp_path: Path
 ) -> None:
     """If this fails, a layer whose scales are damaged is read as numbers that mean nothing."""
     folder = make(tmp_path / "m")[0]
     tensors = load_file(folder / "model.safetensors")
-    damage(tensors)
+    scales = next(name for name in tensors if name.endswith(("_scale_inv", "_scales")))
+    if what == "lost":
+        del tensors[scales]
+    else:
+        tensors[scales] = damaged(tensors[scales], what)
     save_file(tensors, folder / "model.safetensors")
     source = open_source(str(folder))
     (name,) = source.restored
@@ -186,23 +156,19 @@ def test_a_cut_file_is_said(tmp_path: Path) -> None:
         open_source(str(folder))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        FP8,
-        FP8 | {"weight_block_size": [128]},
-        FP8 | {"weight_block_size": [0, 128]},
-        FP8 | {"weight_block_size": [128, 10**30]},
-        {"quant_method": "gptq"},
-        7,
-    ],
-)
-def test_other_layouts_stay_codes(settings: object, tmp_path: Path) -> None:
+def test_other_layouts_stay_codes(tmp_path: Path) -> None:
     """If this fails, codes of an unknown layout are taken for those of a known one."""
     codes, scales = fp8_parts(torch.randn(128, 128))
     tensors = {f"{LAYER}.weight": codes, f"{LAYER}.weight_scale_inv": scales}
-    source = open_source(str(folder_of(tmp_path / "m", tensors, settings)))
-    assert {info.dtype for info in source.infos} == {"F8_E4M3", "F32"} and not source.restored
+    sizes = ([128], [0, 128], [128, 10**30])
+    for settings in (
+        FP8,
+        *(FP8 | {"weight_block_size": size} for size in sizes),
+        {"quant_method": "gptq"},
+        7,
+    ):
+        source = open_source(str(folder_of(tmp_path / "m", tensors, settings)))
+        assert {info.dtype for info in source.infos} == {"F8_E4M3", "F32"} and not source.restored
 
 
 def test_a_configuration_that_cannot_be_read_is_said(tmp_path: Path) -> None:

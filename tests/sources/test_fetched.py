@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,37 +75,27 @@ def test_a_model_is_fetched_once_and_run(endpoint: Callable[[LyingHub], None]) -
         assert not [a for a in hub.asked[before:] if a.path.endswith(("config.json", "vocab.txt"))]
 
 
-def _without(word: str) -> dict[str, torch.Tensor]:
-    """Weights that lack some, and hold others in their place: their number alone tells nothing."""
-    kept = {k: v for k, v in weights().items() if word not in k}
-    return kept | {"other": torch.zeros(10_000)}
+CONFIGS: list[tuple[object, str]] = [
+    (CONFIG | {"num_hidden_layers": 60}, "would be random"),
+    (CONFIG | {"num_hidden_layers": 10**9}, "layers times experts"),
+    (CONFIG | {"text_config": {"n_layer": 10**9}}, "layers times experts"),
+    (CONFIG | {"vocab_size": 10**9}, "would be random"),
+    (CONFIG | {"model_type": "nonsense"}, "could not be loaded"),
+    (CONFIG | {"hidden_size": "wide"}, "could not be loaded"),
+    ([], "could not be loaded"),
+]
 
 
-@pytest.mark.parametrize(
-    "tensors, config, words",
-    [
-        (lambda: weights(), CONFIG | {"num_hidden_layers": 60}, "the rest would be random"),
-        (lambda: weights(), CONFIG | {"num_hidden_layers": 10**9}, "layers times experts"),
-        (lambda: weights(), CONFIG | {"text_config": {"n_layer": 10**9}}, "layers times experts"),
-        (lambda: weights(), CONFIG | {"vocab_size": 10**9}, "the rest would be random"),
-        (lambda: _without("query"), CONFIG, "lacks 2 of the weights"),
-        (lambda: weights(), CONFIG | {"model_type": "nonsense"}, "could not be loaded"),
-        (lambda: weights(), CONFIG | {"hidden_size": "wide"}, "could not be loaded"),
-        (lambda: weights(), [], "could not be loaded"),
-    ],
-    ids=["60 layers", "1e9 layers", "nested layers", "vocabulary", "missing", "type", "text", "list"],
-)
-def test_a_config_that_asks_for_more_than_there_is(
-    tensors: Callable[[], dict[str, torch.Tensor]],
-    config: object,
-    words: str,
-    endpoint: Callable[[LyingHub], None],
-) -> None:
-    """transformers would draw what is missing at random, and the page would show that as the model's."""
-    with serve(answers(tensors(), config)) as hub:
-        endpoint(hub)
-        with pytest.raises(SourceError, match=words):
-            load_model("a/b", limits=LIMITS)
+def test_a_config_that_asks_for_more_than_there_is(endpoint: Callable[[LyingHub], None]) -> None:
+    """transformers would draw what is missing at random, and the page would show that as the model's. Other
+    weights in their place do not help: their number alone tells nothing."""
+    few = {k: v for k, v in weights().items() if "query" not in k} | {"other": torch.zeros(10_000)}
+    cases = [(weights(), config, words) for config, words in CONFIGS]
+    for tensors, config, words in [*cases, (few, CONFIG, "lacks 2 of the weights")]:
+        with serve(answers(tensors, config)) as hub:
+            endpoint(hub)
+            with pytest.raises(SourceError, match=words):
+                load_model("a/b", limits=LIMITS)
 
 
 def test_a_model_beyond_the_limit_is_not_begun() -> None:
@@ -115,7 +104,7 @@ def test_a_model_beyond_the_limit_is_not_begun() -> None:
     with serve(answers({"w": torch.zeros(1000)})) as hub:
         model = HubModel("a/b", endpoint=hub.url, limits=few)
         before = len(hub.asked)
-        with pytest.raises(SourceError, match="bytes of weights; up to 100 are fetched"):
+        with pytest.raises(SourceError, match="up to 100 "):
             fetch_model(model, few)
         assert len(hub.asked) == before
 
@@ -143,13 +132,12 @@ def test_the_cache_has_a_quota() -> None:
     assert [folder.is_dir() for folder in folders] == [False, True, True]
 
 
-def test_a_fetch_under_way_is_not_deleted_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetch_under_way_is_not_deleted_by_another(tmp_path: Path) -> None:
     """A visitor's model would be gone while it is written; what a dead process has left goes."""
     running, left, old = (tmp_path / name for name in ("part-a", "part-b", "model"))
     for folder in (running, left, old):
         folder.mkdir()
         (folder / "w").write_bytes(bytes(100))
-    past = time.time() - 2 * fetched.ABANDONED_SECONDS
-    os.utime(left, (past, past))
+    os.utime(left, (0, 0))
     fetched._make_room(tmp_path, 0)
     assert [folder.name for folder in tmp_path.iterdir()] == ["part-a"]

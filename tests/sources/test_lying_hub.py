@@ -7,8 +7,8 @@ memory, or shows a traceback.
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,11 +35,12 @@ from explorer import SourceError
 from explorer.progress import StoppedError, stoppable
 from explorer.sources.models import HubModel, open_model
 from explorer.sources.source_limits import HOSTED, SourceLimits
+from tests.covering import sampled
 from tests.fuzz.bounds import fault
 from tests.sources.hostile import entry, safetensors
 
-LIMITS = dataclasses.replace(HOSTED, request_seconds=0.4, visit_seconds=0.8, tensors=20_000)
-PATIENT = dataclasses.replace(HOSTED, request_seconds=5, visit_seconds=10, tensors=20_000)
+PATIENT = dataclasses.replace(HOSTED, request_seconds=60, visit_seconds=120, tensors=20_000)
+LIMITS = dataclasses.replace(PATIENT, request_seconds=0.4, visit_seconds=0.8)
 
 
 @pytest.fixture(autouse=True)
@@ -56,19 +57,24 @@ def read_first(hub: LyingHub, limits: SourceLimits) -> None:
 def test_the_good_repository_is_read() -> None:
     """The stand-in answers well when it is told to: what the other tests change is the only thing wrong."""
     with serve(repository()) as hub:
-        read_first(hub, PATIENT)
         assert HubModel("a/b", endpoint=hub.url, limits=PATIENT).matrix("w").values.shape == (1, 4)
 
 
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", sampled(SLOW, ["silent", "dripping head", "stalled weights"]))
 def test_a_slow_hub_is_given_up(name: str) -> None:
-    """However slowly bytes come, the visit ends at its deadline."""
-    with serve(SLOW[name]()) as hub:
-        assert fault(lambda: read_first(hub, LIMITS), (SourceError,), seconds=4, megabytes=100) is None
-        started = time.monotonic()
-        with pytest.raises(SourceError, match=r"did not answer within|took more than"):
+    """However slowly bytes come, the visit ends at its deadline, which is named; ``fault`` bounds it."""
+    said = list[str]()
+
+    def visit() -> None:
+        try:
             read_first(hub, LIMITS)
-        assert time.monotonic() - started < 8, "0.8 s, on a machine that may be busy"
+        except SourceError as refusal:
+            said.append(str(refusal))
+            raise
+
+    with serve(SLOW[name]()) as hub:
+        assert fault(visit, (SourceError,), seconds=6, megabytes=100) is None
+    assert re.search(r"within|more than 0\.8 s", said[0])
 
 
 @pytest.mark.parametrize("name", FLOODS)
@@ -76,8 +82,6 @@ def test_a_flood_is_refused(name: str) -> None:
     """Bytes, files and tensors beyond the limits: refused after few requests, in little memory."""
     with serve(FLOODS[name]()) as hub:
         assert fault(lambda: read_first(hub, PATIENT), (SourceError,), seconds=10, megabytes=200) is None
-        with pytest.raises(SourceError):
-            read_first(hub, PATIENT)
         assert len(hub.asked) < 12
 
 
@@ -89,19 +93,25 @@ def test_an_odd_answer_is_a_refusal(name: str) -> None:
 
 
 def test_requests_at_once_are_bounded() -> None:
-    """Many shards do not open as many connections."""
-    files = [f"{i}.safetensors" for i in range(60)]
+    """Many shards do not open as many connections: three run together, and none until one has its answer."""
+    files = [f"{i}.safetensors" for i in range(20)]
+    lock, running, most, three = threading.Lock(), 0, 0, threading.Event()
 
     def late(asked: Asked) -> Iterator[bytes]:
-        time.sleep(0.05)
+        nonlocal running, most
+        with lock:
+            running, most = running + 1, max(most, running + 1)
+            if running == 3:
+                three.set()
+        assert three.wait(60)
+        with lock:
+            running -= 1
         yield from ranged(WEIGHTS)(asked)
 
     answers = {"api/models/a/b": info(named(*files)), ".safetensors": late}
-    few = dataclasses.replace(PATIENT, requests=3)
     with serve(answers) as hub:
-        HubModel("a/b", endpoint=hub.url, limits=few)
-        # The hub counts a request until its thread has ended, a moment after its last byte.
-        assert 1 < hub.most_at_once <= 6, "of 60 shards"
+        HubModel("a/b", endpoint=hub.url, limits=dataclasses.replace(PATIENT, requests=3))
+    assert most == 3, "of 20 shards"
 
 
 def test_after_a_refusal_no_more_files_are_asked_for() -> None:
@@ -114,9 +124,7 @@ def test_after_a_refusal_no_more_files_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("token, sent", [(True, "Bearer hf_secret"), (False, None)])
-def test_the_machines_token_is_not_lent_to_visitors(
-    token: bool, sent: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_token_is_not_lent(token: bool, sent: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a hosted page a visitor must not read what only its owner may."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert not HOSTED.token
@@ -125,41 +133,24 @@ def test_the_machines_token_is_not_lent_to_visitors(
         assert {asked.headers.get("authorization") for asked in hub.asked} == {sent}
 
 
-@pytest.mark.parametrize(
-    "revision",
-    [
-        "../blobs/w",
-        "..",
-        "a/../b",
-        "/etc",
-        "a//b",
-        ".hidden",
-        "a/.b",
-        "a\\b",
-        "a\0b",
-        "a b",
-        "",
-        "x" * 300,
-        "é",
-        "-x",
-    ],
-)
-def test_a_revision_is_no_path(revision: str) -> None:
-    """A revision that leaves the cache's folder, or the API's path, is refused beforehand."""
-    with serve(repository()) as hub:
-        for opened in (lambda: open_model("a/b", revision), lambda: HubModel("a/b", revision, hub.url)):
-            with pytest.raises(SourceError, match="is no revision"):
-                opened()
+NO_REVISIONS = ("../blobs/w", "..", "a/../b", "/etc", "a//b", ".hidden", "a/.b", "a\\b", "a\0b", "a b", "",
+                "x" * 300, "é", "-x")  # fmt: skip
+REVISIONS = ("main", "v1.0", "refs/pr/1", "0" * 40, "feature/a-b_c.d+1")
+
+
+def test_a_revision_is_no_path() -> None:
+    """One that leaves the cache's folder, or the API's path, is refused beforehand; branches, tags, pull
+    requests and commits stay possible."""
+    with serve({**repository(), "": info(named("model.safetensors"))}) as hub:
+        for revision in NO_REVISIONS:
+            for opened in (open_model, lambda name, revision: HubModel(name, revision, hub.url)):
+                with pytest.raises(SourceError, match="revision"):
+                    opened("a/b", revision)
         assert not hub.asked
-
-
-@pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/1", "0" * 40, "feature/a-b_c.d+1"])
-def test_revisions_that_are_some(revision: str) -> None:
-    """Branches, tags, pull requests and commits stay possible."""
-    answers = {**repository(), "": info(named("model.safetensors"))}
-    with serve(answers) as hub:
-        HubModel("a/b", revision, hub.url, PATIENT)
-        assert revision.rsplit("/", 1)[-1] in hub.asked[0].path
+        for revision in REVISIONS:
+            before = len(hub.asked)
+            HubModel("a/b", revision, hub.url, PATIENT)
+            assert revision.rsplit("/", 1)[-1] in hub.asked[before].path
 
 
 def test_two_files_with_one_name() -> None:
@@ -195,8 +186,7 @@ def test_a_stop_ends_a_slow_download() -> None:
 
 @pytest.mark.parametrize("only_in_threads", [False, True])
 def test_leaving_ends_what_is_asked_of_the_hub(only_in_threads: bool) -> None:
-    """Who has left the page is noticed between two pieces, also by the threads that read headers at once:
-    else a visitor who reloads keeps the Hub and a place in the queue busy until the deadline."""
+    """Noticed between two pieces, also by the threads that read headers at once."""
 
     def left() -> None:
         if not only_in_threads or threading.current_thread() is not threading.main_thread():

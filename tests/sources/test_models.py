@@ -7,10 +7,7 @@ repository gets further than it should.
 from __future__ import annotations
 
 import json
-import os
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,13 +18,11 @@ from hub import Hub, serve
 from safetensors.torch import save_file
 
 from explorer import SourceError
+from explorer.cli import main
 from explorer.sources.models import HubModel, LocalModel, layers, open_model
 from explorer.sources.source_limits import HOSTED
+from tests.sources.hostile import framed
 
-ROOT = Path(__file__).resolve().parents[2]
-HANGS = 600
-"""Seconds after which a child process is taken to hang. Starting one imports torch: beside other
-processes, or from a cold disk, that alone can take more than a minute."""
 NAMES = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(12)]
 
 
@@ -80,18 +75,14 @@ def test_hub_layers_are_exact_and_cost_their_own_bytes(name: str, hub: Hub) -> N
         assert hub.sent - before == local.read(info.name).nbytes
 
 
-def test_the_command_line_reads_the_hub_of_the_environment(hub: Hub, tmp_path: Path) -> None:
-    """HF_ENDPOINT is honoured: the way mirrors and air-gapped sites point the client elsewhere."""
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": hub.url,
-        "HF_HUB_OFFLINE": "0",
-        "HF_HOME": str(tmp_path / "home"),
-    }
-    run = [sys.executable, "-m", "explorer", "layers", "team/sharded", "--filter", "layers.11", "--json"]
-    done = subprocess.run(run, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=HANGS)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [{"name": NAMES[11], "shape": [256, 384], "dtype": "BF16"}]
+def test_the_command_asks_it(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The endpoint is the client's own, which HF_ENDPOINT sets: mirrors and sites without a net use it."""
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+    assert main(["layers", "team/sharded", "--filter", "layers.11", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed == [{"name": NAMES[11], "shape": [256, 384], "dtype": "BF16"}]
 
 
 def test_hub_rows_cost_only_those_rows(hub: Hub) -> None:
@@ -105,110 +96,67 @@ def test_hub_rows_cost_only_those_rows(hub: Hub) -> None:
     assert seen[-1] == (256 * 384 * 2, 256 * 384 * 2)
 
 
-def test_reading_can_be_stopped(hub: Hub) -> None:
-    """An exception of the progress callback ends the download: how a visitor's Stop button works."""
-
-    def stop(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        HubModel("team/single", endpoint=hub.url).read("w", progress=stop)
-
-
-REFUSED = [
-    ("team/missing", None, "no such model"),
-    ("team/bins", None, "no safetensors files"),
-    ("team/gated", None, "gated"),
-    ("team/single", "nope", "no such revision"),
-]
-
-
-@pytest.mark.parametrize("model, revision, words", REFUSED)
-def test_hub_refusals_say_why(model: str, revision: str | None, words: str, hub: Hub) -> None:
-    """Each way the Hub can refuse has its own message, which names what can be done."""
+def test_hub_refusals_say_why(hub: Hub) -> None:
+    """Each way the Hub can refuse is told apart. A public page sends no token, and advises no login."""
     hub.gated.add("team/gated")
-    with pytest.raises(SourceError, match=words):
-        HubModel(model, revision, endpoint=hub.url)
+    for model, revision, words in (
+        ("team/missing", None, "no such model"),
+        ("team/bins", None, "safetensors"),
+        ("team/gated", None, "gated"),
+        ("team/single", "nope", "no such revision"),
+    ):
+        with pytest.raises(SourceError, match=words):
+            HubModel(model, revision, endpoint=hub.url)
+    for model in ("team/gated", "team/missing"):
+        with pytest.raises(SourceError, match="public") as refusal:
+            HubModel(model, None, endpoint=hub.url, limits=HOSTED)
+        assert "HF_TOKEN" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("model", ["team/gated", "team/missing"])
-def test_a_public_page_advises_no_login(model: str, hub: Hub) -> None:
-    """It sends no token, so that logging in changes nothing."""
-    hub.gated.add("team/gated")
-    with pytest.raises(SourceError, match="public models only") as refusal:
-        HubModel(model, None, endpoint=hub.url, limits=HOSTED)
-    assert "HF_TOKEN" not in str(refusal.value)
-
-
-def test_unreachable_hub_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network error is told apart from a missing model."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    with pytest.raises(SourceError, match="cannot be reached"):
-        HubModel("team/single", endpoint="http://127.0.0.1:9")
-
-
-def test_offline_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """HF_HUB_OFFLINE is honoured, and named in the message."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+def test_a_hub_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A network error and HF_HUB_OFFLINE are told apart from a missing model. A public page opens no folder
+    and no cache of its machine, and says nothing of what they hold."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(SourceError, match="nor in the local cache, and the Hub is switched off"):
-        open_model("team/single")
-
-
-def test_a_public_page_speaks_of_no_place_where_it_does_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It opens no folder and no cache of its machine, and says nothing of what they hold."""
-    for offline, words in ((False, "the Hub cannot be reached"), (True, "switched off here")):
+    for offline, words in ((False, "cannot be reached"), (True, "switched off")):
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+        with pytest.raises(SourceError, match=words):
+            HubModel("team/single", endpoint="http://127.0.0.1:9")
         with pytest.raises(SourceError, match=words) as refusal:
             HubModel("team/single", endpoint="http://127.0.0.1:9", limits=HOSTED)
         assert "cache" not in str(refusal.value) and "folder" not in str(refusal.value)
+    with pytest.raises(SourceError, match=r"cache.* switched off"):
+        open_model("team/single")
 
 
 def test_a_server_without_ranges_is_not_downloaded(hub: Hub) -> None:
     """A mirror that ignores Range would send the whole model for every layer: it is refused."""
     remote = HubModel("team/single", endpoint=hub.url)
     hub.honour_ranges = False
-    with pytest.raises(SourceError, match="whole files only"):
+    with pytest.raises(SourceError, match="whole files"):
         remote.read("w")
 
 
-LIES = [
-    ({"dtype": "F32", "shape": [4], "data_offsets": [0, 12]}, "says w takes 12 bytes, its shape 16"),
-    ({"dtype": "F32", "shape": [4], "data_offsets": [16, 0]}, "says w takes -16 bytes"),
-    ({"dtype": "F32", "shape": [4], "data_offsets": [-16, 0]}, "says w takes 16 bytes"),
-    ({"dtype": "F33", "shape": [4], "data_offsets": [0, 16]}, "does not know"),
-    ({"dtype": "F32", "shape": 4, "data_offsets": [0, 16]}, "does not know"),
-    ({"dtype": "F32", "shape": [4]}, "does not know"),
-    ({"dtype": "F32", "shape": [4], "data_offsets": ["a", "b"]}, "does not know"),
+GOOD: dict[str, object] = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+LIES: list[tuple[bytes, str]] = [
+    (framed(json.dumps({"w": GOOD | {"data_offsets": [0, 12]}}).encode(), bytes(16)), "12 bytes, .* 16"),
+    (framed(json.dumps({"w": GOOD | {"data_offsets": [16, 0]}}).encode(), bytes(16)), "-16 bytes"),
+    (framed(json.dumps({"w": GOOD | {"data_offsets": [-16, 0]}}).encode(), bytes(16)), "16 bytes"),
+    (framed(json.dumps({"w": GOOD | {"dtype": "F33"}}).encode(), bytes(16)), "does not know"),
+    (framed(json.dumps({"w": GOOD | {"shape": 4}}).encode(), bytes(16)), "does not know"),
+    (framed(json.dumps({"w": {"dtype": "F32", "shape": [4]}}).encode(), bytes(16)), "does not know"),
+    (struct.pack("<Q", 1 << 40), "1,099,511,627,776 bytes"),
+    (struct.pack("<Q", 400) + b"{}", "2 of 400 bytes"),
+    (struct.pack("<Q", 4) + b"abcd", "header"),
+    (b"abc", "3 of 8 bytes"),
 ]
 
 
-@pytest.mark.parametrize("entry, words", LIES)
-def test_a_header_that_contradicts_itself_is_refused(
-    entry: dict[str, object], words: str, hub: Hub, tmp_path: Path
-) -> None:
+def test_a_header_that_contradicts_itself_is_refused(hub: Hub, tmp_path: Path) -> None:
     """A stranger's header never decides how much is read: spans, shapes and dtypes must agree."""
-    raw = json.dumps({"w": entry}).encode()
-    (tmp_path / "single" / "model.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(16))
-    with pytest.raises(SourceError, match=words):
-        HubModel("team/single", endpoint=hub.url)
-
-
-@pytest.mark.parametrize(
-    "data, words",
-    [
-        (struct.pack("<Q", 1 << 40), "claims a header of 1,099,511,627,776 bytes"),
-        (struct.pack("<Q", 400) + b"{}", "ended after 2 of 400 bytes"),
-        (struct.pack("<Q", 4) + b"abcd", "no valid safetensors header"),
-        (struct.pack("<Q", 2) + b"[]", "no valid safetensors header"),
-        (b"abc", "ended after 3 of 8 bytes"),
-    ],
-)
-def test_a_broken_header_on_the_hub_is_refused(data: bytes, words: str, hub: Hub, tmp_path: Path) -> None:
-    """Garbage where the header should be is a message, and its claimed length is not read blindly."""
-    (tmp_path / "single" / "model.safetensors").write_bytes(data)
-    with pytest.raises(SourceError, match=words):
-        HubModel("team/single", endpoint=hub.url)
+    for data, fact in LIES:
+        (tmp_path / "single" / "model.safetensors").write_bytes(data)
+        with pytest.raises(SourceError, match=fact):
+            HubModel("team/single", endpoint=hub.url)
 
 
 def test_local_refusals(tmp_path: Path) -> None:
@@ -216,21 +164,21 @@ def test_local_refusals(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file.bin").write_bytes(b"x")
     for where, words in (
-        (str(tmp_path / "empty"), "no .safetensors"),
-        (str(tmp_path / "file.bin"), "tensor files end in"),
+        (str(tmp_path / "empty"), r"no \.safetensors"),
+        (str(tmp_path / "file.bin"), "files end in"),
         ("not a/valid/id!", "no Hub id"),
-        ("", "name a model"),
+        ("", "model"),
     ):
         with pytest.raises(SourceError, match=words):
             open_model(where)
 
 
-@pytest.mark.parametrize("entry", ["../secret.safetensors", "/etc/passwd", "a\\b.safetensors"])
-def test_an_index_cannot_lead_out_of_the_folder(entry: str, tmp_path: Path) -> None:
+def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
     """A stranger's index names plain files of its own folder, nothing else on this machine."""
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": entry}}))
-    with pytest.raises(SourceError, match="not a plain file name"):
-        LocalModel(tmp_path)
+    for entry in ("../secret.safetensors", "/etc/passwd", "a\\b.safetensors"):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": entry}}))
+        with pytest.raises(SourceError, match="not a plain file name"):
+            LocalModel(tmp_path)
 
 
 def test_a_broken_file_of_a_folder_is_named_and_the_others_are_read(tmp_path: Path) -> None:
@@ -243,7 +191,7 @@ def test_a_broken_file_of_a_folder_is_named_and_the_others_are_read(tmp_path: Pa
     assert [i.name for i in model.infos] == ["w"] and torch.equal(model.read("w"), torch.ones(2, 2))
     (broken,) = model.broken
     assert "bad.safetensors ended after 3 of 8" in broken
-    with pytest.raises(SourceError, match=r"it holds w; .*bad\.safetensors ended after"):
+    with pytest.raises(SourceError, match=r"w; .*bad\.safetensors"):
         model.info("v")
 
 
@@ -251,7 +199,7 @@ def test_an_incomplete_or_broken_folder_says_what_is_missing(tmp_path: Path) -> 
     """A half-downloaded model is not taken for a whole one."""
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"w": "gone.safetensors"}}))
-    with pytest.raises(SourceError, match=r"gone\.safetensors, which is not in the folder"):
+    with pytest.raises(SourceError, match=r"gone\.safetensors"):
         LocalModel(tmp_path)
     index.write_text("{}")
     with pytest.raises(SourceError, match="not a valid index"):
@@ -276,12 +224,3 @@ def test_layers_are_filtered_and_in_numeric_order(tmp_path: Path) -> None:
     names = [i.name for i in layers(LocalModel(tmp_path / "m"), "UP_PROJ")]
     assert names == NAMES, "layer 10 must come after layer 9"
     assert layers(LocalModel(tmp_path / "m"), "absent") == ()
-
-
-def test_a_real_model(minilm: Path) -> None:
-    """The whole way on a real checkpoint: its tensor count and one layer's known spread."""
-    source = open_model(str(minilm))
-    assert len(source.infos) == 104
-    assert source.matrix("encoder.layer.0.attention.self.query.weight").values.std() == pytest.approx(
-        0.0955, abs=1e-3
-    )

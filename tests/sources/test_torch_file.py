@@ -85,39 +85,41 @@ NO_STREAM = {
 """dtypes that torch.save itself writes to archives only."""
 
 
-@pytest.mark.parametrize(
-    "name, legacy",
-    [(name, legacy) for name in CASES for legacy in (False, True) if not legacy or name not in NO_STREAM],
-)
-def test_the_tensors_are_those_of_torch_load(name: str, legacy: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("legacy", [False, True])
+def test_the_tensors_are_those_of_torch_load(legacy: bool, tmp_path: Path) -> None:
     """Names in order, dtypes, shapes and every bit."""
+    for name in CASES:
+        if not legacy or name not in NO_STREAM:
+            compare(name, legacy, tmp_path)
+
+
+def compare(name: str, legacy: bool, tmp_path: Path) -> None:
+    """What is read of one of the cases with what torch reads."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.save(CASES[name], tmp_path / "x.pt", _use_new_zipfile_serialization=not legacy)
         want = dict(_flat(torch.load(tmp_path / "x.pt", weights_only=True)))
     source = open_tensors(tmp_path / "x.pt")
-    assert [info.name for info in source.infos] == list(want)
+    assert [info.name for info in source.infos] == list(want), name
     for info in source.infos:
         got, tensor = source.read(info.name), want[info.name]
         assert got.dtype == tensor.dtype and got.shape == tensor.shape == info.shape
         assert info.dtype == str(tensor.dtype).removeprefix("torch.")
-        assert (
-            torch.equal(got.view(torch.uint8), tensor.contiguous().view(torch.uint8)) if got.dim() else True
-        )
+        assert torch.equal(as_bytes(got), as_bytes(tensor)), name
         if tensor.dim() and len(tensor) > 2:
             cut = source.read(info.name, max_elements=2 * tensor[0].numel())
-            assert torch.equal(cut.contiguous().view(torch.uint8), tensor[:2].contiguous().view(torch.uint8))
+            assert torch.equal(as_bytes(cut), as_bytes(tensor[:2])), name
 
 
-def test_a_scalar_keeps_its_value(tmp_path: Path) -> None:
-    torch.save(torch.tensor(2.5), tmp_path / "x.pt")
-    assert open_tensors(tmp_path / "x.pt").read().item() == 2.5
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Every bit; NaN of two tensors are not equal."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def test_a_class_of_ones_own_is_refused_by_its_name(tmp_path: Path) -> None:
     """The message says which object stands in the way."""
     torch.save({"w": BASE, "p": Path("x")}, tmp_path / "x.pt")
-    with pytest.raises(SourceError, match=r"it holds the pickled object pathlib\."):
+    with pytest.raises(SourceError, match=r"pathlib\."):
         open_tensors(tmp_path / "x.pt")
 
 

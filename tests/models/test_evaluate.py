@@ -31,7 +31,7 @@ from explorer.sources.tensors import SourceError
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def encoder(minilm: Path) -> Model:
     return load_model(str(minilm))
 
@@ -39,13 +39,11 @@ def encoder(minilm: Path) -> Model:
 def test_more_bits_drift_less(encoder: Model) -> None:
     """float32 drifts not at all, and every fewer bits more; kept layers stay, and so does the model
     itself."""
-    texts = sentences()[:60]
+    texts = sentences()[:24]
     original = OriginalModel(encoder, texts=texts)
-    torch.testing.assert_close(original.embeddings.norm(dim=1), torch.ones(60))
-    drifts = [
-        evaluate_embeddings(original, SCHEMES[n])
-        for n in ("fp32", "int8_row", "int4_group128", "int2_group128")
-    ]
+    torch.testing.assert_close(original.embeddings.norm(dim=1), torch.ones(24))
+    names = ("fp32", "int8_row", "int4_group128", "int2_group128")
+    drifts = [evaluate_embeddings(original, SCHEMES[name]) for name in names]
     assert drifts[0].cosine == pytest.approx(1, abs=1e-6)
     assert drifts[0].rank == pytest.approx(1, abs=1e-6) and drifts[0].neighbours == 1
     assert drifts[1].cosine > 0.999 > drifts[2].cosine > 0.9 > drifts[3].cosine
@@ -67,24 +65,15 @@ def test_samples_of_calibration_texts_share_no_sentence(encoder: Model) -> None:
     assert all(sum(len(encoder.tokenizer(text).input_ids) for text in sample) >= 512 for sample in samples)
 
 
-def test_sentences_that_say_the_same_are_near(encoder: Model) -> None:
-    """The sentences are groups of four, the first two of which say the same: most find each other."""
-    embeddings = embed(encoder, sentences())
-    assert len(sentences()) == 240
-    nearest = (embeddings @ embeddings.t()).fill_diagonal_(-1).argmax(1)
-    first = torch.arange(0, 240, 4)
-    assert float((nearest[first] == first + 1).float().mean()) > 0.8
-
-
 def test_captured_inputs_are_the_stored_samples(encoder: Model) -> None:
     """The built-in activations were taken with padding left out, as here."""
-    texts = (
-        (Path(__file__).resolve().parents[2] / "assets" / "texts" / "sentences.txt").read_text().splitlines()
+    file = Path(__file__).resolve().parents[2] / "assets" / "texts" / "sentences.txt"
+    texts, seen, name = (
+        file.read_text().splitlines(),
+        list[tuple[int, int]](),
+        "encoder.layer.3.intermediate.dense",
     )
-    seen: list[tuple[int, int]] = []
-    (layer,) = capture(
-        encoder, texts, ["encoder.layer.3.intermediate.dense"], 400, lambda a, b: seen.append((a, b))
-    )
+    (layer,) = capture(encoder, texts, [name], 400, lambda a, b: seen.append((a, b)))
     assert torch.equal(layer.weight, load_matrix("sample:mlp_up").values)
     torch.testing.assert_close(
         layer.activations, load_matrix("sample:mlp_up_in").values, rtol=1e-3, atol=1e-3
@@ -105,14 +94,14 @@ def test_capture_keeps_what_is_asked_and_writes_it(encoder: Model, tmp_path: Pat
 
 def test_bad_input_is_refused_in_words(encoder: Model, tmp_path: Path) -> None:
     """Else a wrong layer, text or folder ends in a traceback of transformers."""
-    with pytest.raises(SourceError, match="has no linear layer 'nope'"):
-        capture(encoder, ["a"], ["nope"])
-    with pytest.raises(SourceError, match="at least one line"):
-        capture(encoder, ["  "], linear_layers(encoder)[:1])
-    with pytest.raises(SourceError, match="name a model"):
-        load_model(" ")
-    with pytest.raises(SourceError, match="holds no"):
-        load_model(str(tmp_path))
+    for refused, fact in (
+        (lambda: capture(encoder, ["a"], ["nope"]), "'nope'"),
+        (lambda: capture(encoder, ["  "], linear_layers(encoder)[:1]), "one line"),
+        (lambda: load_model(" "), "model"),
+        (lambda: load_model(str(tmp_path)), "holds no"),
+    ):
+        with pytest.raises(SourceError, match=fact):
+            refused()
 
 
 @pytest.mark.thorough
@@ -131,8 +120,7 @@ def test_methods_on_a_whole_model(encoder: Model) -> None:
 
 
 def test_sequential_methods_get_the_inputs_of_the_network_as_it_is(encoder: Model) -> None:
-    """Layer after layer in the order that the model runs them: else the pair of inputs is of other layers, or
-    both are of the original model. A layer alone has one kind of inputs, and GPTAQ is GPTQ with act-order."""
+    """In the order that the model runs them. A layer alone has one kind of inputs: GPTAQ is GPTQ then."""
     names = ["encoder.layer.0.intermediate.dense", "encoder.layer.0.attention.self.query"]
     layers = capture(encoder, sentences()[:20], names, 150)
     assert [layer.name for layer in layers] == names[::-1]
@@ -155,10 +143,11 @@ def test_sequential_methods_get_the_inputs_of_the_network_as_it_is(encoder: Mode
 
     alone, other = (apply(n, second.weight, scheme, asked[second.name]) for n in ("gptaq", "gptq_order"))
     assert torch.equal(alone.weight(), other.weight()) and not torch.equal(alone.weight(), want.weight())
-    with pytest.raises(ValueError, match="GPTAQ needs the inputs that the layers quantized before give"):
+    with pytest.raises(ValueError, match="GPTAQ"):
         quantize_model(network, layers, "gptaq", scheme)
 
 
+@pytest.mark.thorough
 def test_both_ways_to_round_to_nearest_agree(encoder: Model) -> None:
     """``prepare`` and ``convert`` from weights alone, and the path of all other methods: the same model and
     bits."""
@@ -174,9 +163,8 @@ def test_both_ways_to_round_to_nearest_agree(encoder: Model) -> None:
 
 def test_rank_correlation_is_spearmans() -> None:
     """Ties share their mean rank: a model whose embeddings are all alike is not an exception."""
-    assert _rank_correlation(torch.tensor([1.0, 2, 2, 3]), torch.tensor([1.0, 3, 2, 4])) == pytest.approx(
-        0.9486833
-    )
+    found = _rank_correlation(torch.tensor([1.0, 2, 2, 3]), torch.tensor([1.0, 3, 2, 4]))
+    assert found == pytest.approx(0.9486833)
     assert _rank_correlation(torch.ones(4), torch.arange(4.0)) == 0
 
 
@@ -186,6 +174,6 @@ def test_two_captures_of_one_network_do_not_mix(encoder: Model) -> None:
     texts = (["red apples"] * 12, ["a very long sentence about matrices and numbers"] * 12)
     alone = [capture(encoder, text, [name], 64)[0].activations for text in texts]
     with ThreadPoolExecutor(2) as pool:
-        together = list(pool.map(lambda text: capture(encoder, text, [name], 64)[0].activations, texts * 4))
+        together = list(pool.map(lambda text: capture(encoder, text, [name], 64)[0].activations, texts * 2))
     for index, found in enumerate(together):
         assert torch.equal(found, alone[index % 2])

@@ -56,11 +56,8 @@ FOLDED = [
 
 
 @pytest.mark.parametrize(("name", "more", "folded", "refused"), FOLDED)
-def test_a_fold_leaves_the_network_what_it_was(
-    name: str, more: dict[str, Any], folded: int, refused: int
-) -> None:
-    """With factors over two decades in all folds at once. Norms before their readers take in one factor for
-    all of these, as 1 + w in Gemma; a value head that several query heads read has one factor for them."""
+def test_a_fold_changes_no_output(name: str, more: dict[str, Any], folded: int, refused: int) -> None:
+    """With factors over two decades in all folds at once."""
     made = network(name, **more)
     before = copy.deepcopy(made.state_dict())
     folds, why = find_folds(made, RUN, linear(made))
@@ -91,8 +88,8 @@ def test_refusals_say_who_else_reads() -> None:
     }
     inner = {f"{block}.attention.self.{part}" for part in ("query", "key", "value")}
     assert set(why) == inner | {f"{block}.intermediate.dense", f"{block}.output.dense"}
-    assert "embeddings.LayerNorm gives its inputs, and what else" in why[f"{block}.attention.self.query"]
-    assert "no layer before scales them (tried: " in why[f"{block}.output.dense"]
+    assert "embeddings.LayerNorm" in why[f"{block}.attention.self.query"]
+    assert "tried: " in why[f"{block}.output.dense"]
 
 
 def test_a_layer_without_effect_proves_nothing() -> None:

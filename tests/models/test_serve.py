@@ -43,11 +43,11 @@ def logits(model: nn.Module) -> torch.Tensor:
         return model(torch.arange(24).view(2, 12)).logits
 
 
-@pytest.mark.parametrize("scheme", ["nvfp4", "int4_group32_asym", "int8_row"])
-@pytest.mark.parametrize("inputs", [None, INT8])
-def test_logits_are_those_of_fake_quantization(
-    llama: nn.Module, scheme: str, inputs: explorer.Scheme | None
-) -> None:
+WAYS = [(scheme, i) for scheme in ("nvfp4", "int4_group32_asym", "int8_row") for i in (None, INT8)]
+
+
+@pytest.mark.parametrize(("scheme", "inputs"), WAYS)
+def test_logits_are_fake_quantizations(llama: nn.Module, scheme: str, inputs: explorer.Scheme | None) -> None:
     ours = explorer.quantize_model(copy.deepcopy(llama), scheme, inputs)
     fake = copy.deepcopy(llama)
     for name in linear_layers(fake):
@@ -81,10 +81,7 @@ def test_a_wrong_recipe_changes_nothing(llama: nn.Module) -> None:
     model = copy.deepcopy(llama)
     gptq = Recipe.parse("int4_group128+gptq")
     for recipe, words in (
-        (
-            {"model.layers.9.mlp.up_proj": INT8},
-            r"'model.layers.9.mlp.up_proj' is no linear layer of this model",
-        ),
+        ({"model.layers.9.mlp.up_proj": INT8}, r"'model.layers.9.mlp.up_proj'"),
         ({"model.layers.0.mlp.up_proj": INT8, "model.layers.1.mlp.up_proj": gptq}, "by GPTQ"),
         ({}, "no linear layer"),
         ("int5_group7_foo", "int5_group7_foo"),
@@ -102,13 +99,6 @@ def test_weights_are_freed_as_layers_are_made(llama: nn.Module) -> None:
         model, "int8_row", progress=lambda *_: alive.append(sum(one() is not None for one in weights))
     )
     assert alive == list(range(len(weights) - 1, -1, -1))
-
-
-def test_a_layer_under_two_names_stays_one() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    model.append(model[0])
-    explorer.quantize_model(model, "int8_row")
-    assert model[2] is model[0] and isinstance(model[0], QuantizedLinear)
 
 
 def test_layers_rounded_as_one_are_saved_and_read_by_modules(llama: nn.Module, tmp_path: Path) -> None:
@@ -129,12 +119,12 @@ def test_what_stays_is_named() -> None:
     network = MixtralForCausalLM(
         MixtralConfig(vocab_size=64, num_hidden_layers=1, num_local_experts=2, **sizes)
     )
-    with pytest.warns(UserWarning, match=r"stay as they are, such as model\.layers\.0\.mlp\.experts"):
+    with pytest.warns(UserWarning, match=r"model\.layers\.0\.mlp\.experts"):
         explorer.quantize_model(network, "int8_row")
     gpt = GPT2ForSequenceClassification(
         GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=8)
     )
-    with pytest.warns(UserWarning, match=r"such as transformer\.h\.0\.mlp\.c_fc\.weight"):
+    with pytest.warns(UserWarning, match=r"transformer\.h\.0\.mlp\.c_fc\.weight"):
         explorer.quantize_model(gpt, "int8_row")
 
 
@@ -144,10 +134,10 @@ def test_a_layer_is_quantized_once_by_text_or_object(llama: nn.Module) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         explorer.quantize_model(model, {name: "int8_row"})
-        with pytest.raises(ValueError, match=f"{name} is quantized already"):
+        with pytest.raises(ValueError, match=f"{name} .*already"):
             explorer.quantize_model(model, {name: SCHEMES["int8_row"]})
         explorer.quantize_model(model, "int4_group32")
-    with pytest.raises(ValueError, match="is quantized already"):
+    with pytest.raises(ValueError, match="already"):
         explorer.quantize_model(model, "int4_group32")
     for path in ("r.json", Path("r.json")):
         with pytest.raises(ValueError, match=r"ModelRecipe\.load\('r\.json'\)"):

@@ -42,17 +42,13 @@ FILES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "content", "documents", "kinds"), FILES)
-def test_a_file_holds_these_documents(
-    tmp_path: Path, name: str, content: str, documents: tuple[object, ...], kinds: tuple[str, ...]
-) -> None:
+def test_a_file_holds_these_documents(tmp_path: Path) -> None:
     """By its suffix; blank ones are none."""
-    if name.endswith(".csv"):
-        pytest.importorskip("pandas")
-    (tmp_path / name).write_text(content)
-    found = read_texts(tmp_path / name)
-    assert found.documents == documents and found.kinds == kinds
-    assert read_texts(tmp_path / name, None, 8, 3) == Texts(found.documents, kinds, 8, 3)
+    pytest.importorskip("pandas")
+    for name, content, documents, kinds in FILES:
+        (tmp_path / name).write_text(content)
+        assert read_texts(tmp_path / name) == Texts(documents, kinds), content
+        assert read_texts(tmp_path / name, None, 8, 3) == Texts(documents, kinds, 8, 3)
 
 
 def test_parquet_holds_text_and_dialogues(tmp_path: Path) -> None:
@@ -63,48 +59,46 @@ def test_parquet_holds_text_and_dialogues(tmp_path: Path) -> None:
     assert read_texts(tmp_path / "a.parquet") == Texts(("a", CHAT), ("prose", "chat"))
 
 
-@pytest.mark.parametrize("missing", ["pyarrow", "pandas"])
-def test_a_missing_package_is_named(tmp_path: Path, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = pytest.importorskip("pandas")
 
     def absent(*_: object, **__: object) -> None:
         raise ImportError("Unable to find a usable engine")
 
-    monkeypatch.setattr(pandas, "read_parquet", absent)
-    if missing == "pandas":
-        monkeypatch.setitem(sys.modules, "pandas", None)
     (tmp_path / "a.parquet").touch()
-    with pytest.raises(ValueError, match=f"needs {missing}: pip install {missing}"):
-        read_texts(tmp_path / "a.parquet")
+    monkeypatch.setattr(pandas, "read_parquet", absent)
+    for missing in ("pyarrow", "pandas"):
+        with pytest.raises(ValueError, match=f"pip install {missing}"):
+            read_texts(tmp_path / "a.parquet")
+        monkeypatch.setitem(sys.modules, "pandas", None)
 
 
-BAD = [
-    ("a.txt", b" \n", None, "no line of text"),
-    ("a.txt", b"\xff\xfe", None, "is not UTF-8 text"),
-    ("a.txt", b"a", "text", "has no columns"),
-    ("a.jsonl", b"", None, "has no row"),
-    ("a.jsonl", b'{"text": ""}', None, "has no row of text"),
-    ("a.jsonl", b'{"text": "a"}\n{"text"', None, "no JSON: line 2"),
-    ("a.jsonl", b"3\n", None, "row 1 is no JSON object"),
-    ("a.jsonl", b'{"a": 1, "b": 2}', None, "it has a, b: name one by --column"),
-    ("a.jsonl", b'{"a": "x", "b": 2}', "c", "has no column 'c'; it has a, b"),
-    ("a.jsonl", b'{"a": "x"}\n{"a": 2}', "a", "row 2: 'a' is neither text nor a list of turns, but int"),
-    ("a.jsonl", b'{"messages": [{"content": "x"}]}', None, "row 1: a turn of 'messages' has no role"),
+BAD: list[tuple[str, bytes, str | None, str]] = [
+    ("a.txt", b" \n", None, "no line"),
+    ("a.txt", b"\xff\xfe", None, "UTF-8"),
+    ("a.txt", b"a", "text", "no columns"),
+    ("a.jsonl", b"", None, "no row"),
+    ("a.jsonl", b'{"text": ""}', None, "no row of text"),
+    ("a.jsonl", b'{"text": "a"}\n{"text"', None, "line 2"),
+    ("a.jsonl", b"3\n", None, "row 1"),
+    ("a.jsonl", b'{"a": 1, "b": 2}', None, "a, b: .*--column"),
+    ("a.jsonl", b'{"a": "x", "b": 2}', "c", "'c'; it has a, b"),
+    ("a.jsonl", b'{"a": "x"}\n{"a": 2}', "a", "row 2: 'a' .* int"),
+    ("a.jsonl", b'{"messages": [{"content": "x"}]}', None, "row 1: .* 'messages' has no role"),
     ("a.jsonl", b'{"messages": [{"role": "user", "content": 3}]}', None, "neither text nor parts"),
-    ("a.csv", b"\xff,b\n", None, "is not UTF-8 text"),
-    ("a.parquet", b"nothing", None, "needs pyarrow|could not be read"),
+    ("a.csv", b"\xff,b\n", None, "UTF-8"),
+    ("a.parquet", b"nothing", None, "pyarrow|could not be read"),
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "column", "words"), BAD)
-def test_what_is_no_file_of_texts_is_said(
-    tmp_path: Path, name: str, content: bytes, column: str | None, words: str
-) -> None:
+def test_what_is_no_file_of_texts_is_said(tmp_path: Path) -> None:
+    """In one line, by the file and the row."""
     pytest.importorskip("pandas")
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=words) as refused:
-        read_texts(tmp_path / name, column)
-    assert str(tmp_path / name) in str(refused.value) and "\n" not in str(refused.value)
+    for name, content, column, words in BAD:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=words) as refused:
+            read_texts(tmp_path / name, column)
+        assert str(tmp_path / name) in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_the_hash_of_plain_texts_is_that_of_earlier_surveys() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -65,25 +66,15 @@ def test_prepare_forward_backward_convert(rule: Rule, static: bool) -> None:
     the same outputs."""
     base, x = model(), inputs()
     ready = copy.deepcopy(base)
-    names = prepare(
-        ready,
-        SCHEMES["int4_row"],
-        SCHEMES["int8_tensor" if static else "int8_row"],
-        rule=rule,
-        static=static,
-    )
-    assert names == ["0", "2"]
+    inputs_by = SCHEMES["int8_tensor" if static else "int8_row"]
+    assert prepare(ready, SCHEMES["int4_row"], inputs_by, rule=rule, static=static) == ["0", "2"]
     if static:
         observe(ready, True)
         ready(x)
         observe(ready, False)
-        layer = ready[0]
-        assert (
-            isinstance(layer, QuantLinear)
-            and isinstance(layer.inputs, StaticInputs)
-            and float(layer.inputs.high) == float(x.max())
-            and float(layer.inputs.low) == float(x.min())
-        )
+        found = ready[0].inputs  # type: ignore[union-attr]
+        assert isinstance(found, StaticInputs)
+        assert (float(found.high), float(found.low)) == (float(x.max()), float(x.min()))
     out = ready(x)
     out.square().sum().backward()
     for name, parameter in ready.named_parameters():
@@ -116,22 +107,19 @@ def test_masked_gradient_is_zero_where_clipped_and_bitnets_is_not() -> None:
 def test_keep_leaves_layers_alone_and_nothing_left_is_refused() -> None:
     ready = model()
     assert prepare(ready, SCHEMES["int8_row"], keep=["0"]) == ["2"] and isinstance(ready[0], nn.Linear)
-    with pytest.raises(ValueError, match="beside those kept"):
+    with pytest.raises(ValueError, match="kept"):
         prepare(model(), SCHEMES["int8_row"], keep=["*"])
     with pytest.raises(ValueError, match="in this model"):
         prepare(nn.ReLU(), SCHEMES["int8_row"])
-    for name in ("nvfp4", "int4_row_asym", "binary_row"):
-        with pytest.raises(ValueError, match="symmetric integer"):
-            prepare(model(), SCHEMES[name], rule=Rule.LSQ)
 
 
 def test_static_inputs_need_one_scale_and_a_range() -> None:
     for activations in (None, SCHEMES["int8_row"]):
-        with pytest.raises(ValueError, match="one scale for the whole tensor"):
+        with pytest.raises(ValueError, match="whole tensor"):
             prepare(model(), SCHEMES["int8_row"], activations, static=True)
     ready = model()
     prepare(ready, SCHEMES["int8_row"], SCHEMES["int8_tensor"], static=True)
-    with pytest.raises(ValueError, match="run some batches"):
+    with pytest.raises(ValueError, match="batches"):
         ready(inputs())
 
 
@@ -141,15 +129,6 @@ def test_state_dicts_go_both_ways() -> None:
     ready.load_state_dict(base.state_dict())
     assert set(ready.state_dict()) == set(base.state_dict())
     base.load_state_dict(ready.state_dict())
-
-
-@pytest.mark.parametrize("rule", [Rule.STE_CLIPPED, Rule.LSQ])
-def test_it_compiles_whole(rule: Rule) -> None:
-    ready = model()
-    prepare(ready, SCHEMES["int4_row"], SCHEMES["int8_row"], rule=rule)
-    compiled = torch.compile(ready, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(inputs()), ready(inputs()))
-    compiled(inputs()).sum().backward()
 
 
 def test_learned_step_sizes_are_stored_whole() -> None:
@@ -163,37 +142,37 @@ def test_learned_step_sizes_are_stored_whole() -> None:
 LEARNED = [*SCHEMES, *(f"int4~1x32~{m.name}~float32~minmax" for m in MappingType)]
 
 
-@pytest.mark.parametrize("text", [*LEARNED, "int4~1x32~symmetric~float32~minmax~fit"])
-def test_what_is_learned_is_what_is_stored(text: str) -> None:
-    """Under every scheme whose step sizes are learned; the others say so. If this fails, a layer trains other
-    weights than it keeps."""
+def test_what_is_learned_is_what_is_stored() -> None:
+    """Under every scheme whose step sizes are learned, those of symmetric integers; the others say so."""
     torch.manual_seed(0)
-    try:
-        layer = QuantLinear(nn.Linear(64, 8), Scheme.parse(text), rule=Rule.LSQ)
-    except ValueError as error:
-        assert "step sizes are learned for" in str(error)
-        return
-    stored, trained = layer.codes().dequantize(), layer.quantized_weight().detach()
-    torch.testing.assert_close(stored, trained, rtol=0, atol=1e-7)
+    learned = set[str]()
+    for text in [*LEARNED, "int4~1x32~symmetric~float32~minmax~fit"]:
+        try:
+            layer = QuantLinear(nn.Linear(64, 8), Scheme.parse(text), rule=Rule.LSQ)
+        except ValueError as error:
+            assert "step sizes are learned for" in str(error)
+            continue
+        learned.add(text)
+        stored, trained = layer.codes().dequantize(), layer.quantized_weight().detach()
+        torch.testing.assert_close(stored, trained, rtol=0, atol=1e-7)
+    assert {"int8_row", "int4_group32", "int8_tensor"} < learned
+    assert not learned & {"nvfp4", "int4_row_asym", "binary_row"}
 
 
-@pytest.mark.parametrize("name", ["int4_group32", "int8_row", "int8_tensor", "int8_column", "int4_group128"])
-@pytest.mark.parametrize("shape", [(6, 64), (5, 100), (130, 257)], ids=str)
-def test_first_step_sizes_are_lsqs(name: str, shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("name", ["int4_group32", "int8_row", "int8_tensor", "int8_column"])
+def test_first_step_sizes_are_lsqs(name: str) -> None:
     """2 · mean|w| / √(largest code) of each block, also of the shorter last ones; else LSQ starts
     elsewhere."""
     scheme = SCHEMES[name]
-    w = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    step_sizes = init_lsq_step_size(w, scheme)
-    grid = scheme.grid(shape)
-    tall, wide = scheme.block[0] or shape[0], scheme.block[1] or shape[1]
-    want = torch.empty(grid)
-    for i in range(grid[0]):
-        for j in range(grid[1]):
+    for shape in ((6, 64), (5, 100), (130, 257)):
+        w = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        step_sizes = init_lsq_step_size(w, scheme)
+        tall, wide = scheme.block[0] or shape[0], scheme.block[1] or shape[1]
+        want = torch.empty(scheme.grid(shape))
+        for i, j in np.ndindex(*want.shape):
             block = w[i * tall : (i + 1) * tall, j * wide : (j + 1) * wide]
             want[i, j] = 2 * block.abs().mean() / scheme.code_limits[1] ** 0.5
-    assert step_sizes.shape == grid
-    torch.testing.assert_close(step_sizes, want, rtol=1e-6, atol=0)
+        torch.testing.assert_close(step_sizes, want, rtol=1e-6, atol=0)
 
 
 def test_state_dicts_with_the_old_name_of_step_size_are_loaded() -> None:
@@ -211,21 +190,19 @@ def test_state_dicts_with_the_old_name_of_step_size_are_loaded() -> None:
     assert "0.step" in old and torch.equal(other.state_dict()["0.step_size"], first.step_size)
 
 
-@pytest.mark.parametrize(
-    "name", ["q4_0", "q4_1", "q4_k", "nf4_block64_double", "nvfp4_vllm", "int4_group128_vllm"]
-)
-def test_a_converted_layer_computes_what_was_prepared(name: str) -> None:
+def test_a_converted_layer_computes_what_was_prepared() -> None:
     """Offsets, scales of scales and reciprocal tensor scales are stored with the layer: the same output."""
-    model, x = nn.Sequential(nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256)).eval(), torch.randn(8, 256)
-    prepare(model, SCHEMES[name])
-    before = model(x)
-    convert(model)
-    assert torch.equal(model(x), before)
+    for name in ("q4_0", "q4_1", "q4_k", "nf4_block64_double", "nvfp4_vllm", "int4_group128_vllm"):
+        made, x = nn.Sequential(nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 256)), torch.randn(8, 256)
+        prepare(made, SCHEMES[name])
+        before = made(x)
+        convert(made)
+        assert torch.equal(made(x), before), name
 
 
 def test_static_least_squares_is_for_symmetric_schemes() -> None:
     """Its search knows |x| alone: on GELU's outputs it was half again as far off as min-max."""
-    with pytest.raises(ValueError, match="does not tell the two ends"):
+    with pytest.raises(ValueError, match="ends"):
         prepare(
             nn.Sequential(nn.Linear(64, 64)),
             SCHEMES["int8_row"],

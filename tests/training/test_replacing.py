@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from explorer import CALIBRATORS, SCHEMES, Scheme, quantize
 from explorer.core.ops import straight_through
@@ -19,6 +20,7 @@ from explorer.schemes.calibrators import Range
 from explorer.schemes.observer import Observer
 from explorer.training.inputs import DynamicInputs, StaticInputs
 from explorer.training.layers import QuantLinear, Rule, StoredLinear, convert, observe, prepare
+from tests.covering import by_pairs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WEIGHTS, ROWS, WHOLE = SCHEMES["int4_row"], SCHEMES["int8_row"], SCHEMES["int8_tensor"]
@@ -37,14 +39,6 @@ def static_model(activations: Scheme = WHOLE) -> nn.Sequential:
         ready(inputs(seed))
     observe(ready, False)
     return ready
-
-
-def test_a_model_that_is_itself_one_layer_is_refused() -> None:
-    """Nothing can be replaced in place there; reported as replaced, it would run in float32."""
-    with pytest.raises(ValueError, match=r"itself an nn\.Linear"):
-        prepare(nn.Linear(32, 8), WEIGHTS)
-    with pytest.raises(ValueError, match="itself a QuantLinear"):
-        convert(QuantLinear(nn.Linear(32, 8), WEIGHTS))
 
 
 class Twice(nn.Module):
@@ -66,35 +60,25 @@ def test_a_layer_under_two_names_is_replaced_under_both() -> None:
     assert isinstance(ready.second, QuantLinear) and ready.second is ready.first
     assert convert(ready) == ["first", "second"]
     assert isinstance(ready.second, StoredLinear) and ready.second is ready.first
-    with pytest.raises(ValueError, match="beside those kept"):
+    with pytest.raises(ValueError, match="kept"):
         prepare(Twice(), WEIGHTS, keep=["second"])
-
-
-def attention() -> nn.Module:
-    return nn.ModuleDict({"mix": nn.MultiheadAttention(32, 2), "out": nn.Linear(32, 8)})
-
-
-def weight_norm() -> nn.Module:
-    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(32, 8)), nn.Linear(8, 4))
-
-
-def pruned() -> nn.Module:
-    from torch.nn.utils import prune
-
-    return nn.Sequential(prune.l1_unstructured(nn.Linear(32, 8), "weight", 0.5), nn.Linear(8, 4))
+    with pytest.raises(ValueError, match=r"itself an nn\.Linear"):  # nothing can be replaced in place there
+        prepare(nn.Linear(32, 8), WEIGHTS)
+    with pytest.raises(ValueError, match="itself a QuantLinear"):
+        convert(QuantLinear(nn.Linear(32, 8), WEIGHTS))
 
 
 def hooked() -> nn.Module:
     layer = nn.Linear(32, 8)
     layer.register_forward_hook(lambda _module, _inputs, out: 2 * out)
-    return nn.Sequential(layer, nn.Linear(8, 4))
+    return layer
 
 
 def patched() -> nn.Module:
     """As accelerate and compressed-tensors do it."""
     layer = nn.Linear(32, 8)
     layer.forward = lambda x: 2 * nn.Linear.forward(layer, x)  # type: ignore[method-assign]
-    return nn.Sequential(layer, nn.Linear(8, 4))
+    return layer
 
 
 class Doubled(nn.Linear):
@@ -104,22 +88,20 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-@pytest.mark.parametrize(
-    ("build", "name", "why"),
-    [
-        (attention, "mix.out_proj", "reads its weight itself"),
-        (weight_norm, "0", "parametrization"),
-        (pruned, "0", "parametrization"),
-        (hooked, "0", "hooks"),
-        (lambda: nn.Sequential(Doubled(32, 8), nn.Linear(8, 4)), "0", "overridden forward"),
-        (patched, "0", "overridden forward"),
-    ],
-)
-def test_what_a_quantized_layer_would_lose_is_refused(
-    build: Callable[[], nn.Module], name: str, why: str
-) -> None:
+LOST: list[tuple[Callable[[], nn.Module], str, str]] = [
+    (lambda: nn.MultiheadAttention(32, 2), "0.out_proj", "reads its weight itself"),
+    (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(32, 8)), "0", "parametrization"),
+    (lambda: prune.l1_unstructured(nn.Linear(32, 8), "weight", 0.5), "0", "parametrization"),
+    (hooked, "0", "hooks"),
+    (lambda: Doubled(32, 8), "0", "overridden forward"),
+    (patched, "0", "overridden forward"),
+]
+
+
+@pytest.mark.parametrize(("build", "name", "why"), LOST)
+def test_what_codes_would_lose_is_refused(build: Callable[[], nn.Module], name: str, why: str) -> None:
     """Unless it is kept; the model is as it was."""
-    model = build()
+    model = nn.Sequential(build(), nn.Linear(8, 4))
     before = [type(m) for m in model.modules()]
     with pytest.raises(ValueError, match=f"(?s){name}.*{why}.*keep"):
         prepare(model, WEIGHTS)
@@ -143,12 +125,16 @@ def test_torchs_transformer_layers_run_quantized_in_evaluation() -> None:
         torch.testing.assert_close(ready(x), after)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("rule", list(Rule))
-def test_scales_stay_in_float32_when_the_model_changes_its_dtype(
-    rule: Rule, static: bool, dtype: torch.dtype
-) -> None:
+MOVED = [
+    (rule, static, dtype)
+    for rule in Rule
+    for static in (False, True)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64)
+]
+
+
+@pytest.mark.parametrize(("rule", "static", "dtype"), by_pairs(MOVED, lambda *parts: parts))
+def test_scales_stay_in_float32_in_a_model_of_16_bits(rule: Rule, static: bool, dtype: torch.dtype) -> None:
     """Rounded scales would move every weight of a block; the layers still run, before and after convert."""
     ready = nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.Linear(48, 16))
     prepare(ready, WEIGHTS, WHOLE if static else ROWS, rule=rule, static=static)
@@ -236,12 +222,12 @@ def test_ranges_that_no_observer_finds_are_refused() -> None:
 
 
 @pytest.mark.parametrize("converted", [False, True], ids=["prepared", "converted"])
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
-def test_layers_compile_whole(static: bool, converted: bool) -> None:
+@pytest.mark.parametrize("kind", [Rule.STE_CLIPPED, Rule.LSQ, "static"])
+def test_layers_compile_whole(kind: Rule | str, converted: bool) -> None:
     """Without a break of the graph; a prepared layer's gradient too."""
-    ready = static_model() if static else nn.Sequential(nn.Linear(32, 16))
-    if not static:
-        prepare(ready, WEIGHTS, ROWS)
+    ready = static_model() if kind == "static" else nn.Sequential(nn.Linear(32, 16))
+    if isinstance(kind, Rule):
+        prepare(ready, WEIGHTS, ROWS, rule=kind)
     if converted:
         convert(ready)
     torch._dynamo.reset()
@@ -252,10 +238,15 @@ def test_layers_compile_whole(static: bool, converted: bool) -> None:
         assert all(parameter.grad is not None for parameter in ready.parameters())
 
 
-@pytest.mark.parametrize("name", ["ternary_absmean", "int8_row", "fp8_e4m3_row", "nvfp4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_straight_through_gives_the_quantized_values(name: str, dtype: torch.dtype) -> None:
+def test_straight_through_gives_the_quantized_values(dtype: torch.dtype) -> None:
     """Exactly, and the gradient unchanged; x + (q - x) rounds away from the grid."""
+    for name in ("ternary_absmean", "int8_row", "fp8_e4m3_row", "nvfp4"):
+        check_straight_through(name, dtype)
+
+
+def check_straight_through(name: str, dtype: torch.dtype) -> None:
+    """Of one scheme."""
     x = (torch.randn(16, 64) * 3 + 0.3).to(dtype).requires_grad_()
     out = straight_through(x, SCHEMES[name])
     assert torch.equal(out, quantize(x, SCHEMES[name]).dequantize().to(dtype))

@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import os
+import re
 import shlex
 import socket
 import stat
@@ -31,7 +32,7 @@ from explorer.core.file import save_quantized
 from explorer.export.files import write_tensors
 from explorer.survey.rows import SURVEYS
 from lab import cli as lab
-from tests.covering import EACH_SCHEME
+from tests.covering import EACH_SCHEME, THOROUGH, sampled
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -63,7 +64,10 @@ COMMANDS = {
 """What programs read: a field of the library may be renamed, its key in JSON may not."""
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+LONG = re.compile("train --widths|bench gemm|lab methods")
+
+
+@pytest.mark.parametrize("command", sampled(COMMANDS, [c for c in COMMANDS if not LONG.match(c)]))
 def test_every_command_prints_a_table_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Text for a reader, JSON for a program; neither shows a progress bar where there is no terminal."""
     code, out, err = run(capsys, *command.split())
@@ -75,9 +79,9 @@ def test_every_command_prints_a_table_and_json(command: str, capsys: pytest.Capt
 
 def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     """By the registry of commands, with those of groups; docs/ parses the examples."""
-    group = typer.main.get_command(app)
-    names = [[name] for name in group.commands]  # type: ignore[attr-defined]
-    names += [["bench", command.callback.__name__] for command in bench.app.registered_commands]
+    commands = typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    names = [[name] for name, command in commands if not command.hidden]
+    names += [["bench", c.callback.__name__] for c in bench.app.registered_commands if not c.hidden]
     for name in names:
         code, out, _ = run(capsys, *name, "--help")
         assert code == 0 and " ".join(name) in out, name
@@ -196,6 +200,7 @@ def test_capture_then_methods_then_out(
     assert code == 2 and "no linear layer" in err
 
 
+@THOROUGH
 def test_embed_a_real_model(minilm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text, _ = run(
         capsys,
@@ -226,7 +231,7 @@ BAD = {
     "calibrate sample:mlp_up --scheme bf16": "it has no range",
     "calibrate sample:mlp_up --own 2": "share",
     "methods sample:mlp_up --inputs sample:mlp_down_in": "[tokens, K]",
-    "methods sample:mlp_up --inputs sample:mlp_up_in --methods gptq+awq": "gptq",
+    "methods sample:mlp_up --inputs sample:mlp_up_in --methods gptq+awq": "GPTQ",
     "methods sample:mlp_up --inputs sample:mlp_up_in --out x.safetensors": "one method",
     "train --widths 9": "no width '9'",
     "train --seeds 0": "at least one",
@@ -262,7 +267,7 @@ BAD = {
     "quantize sample:mlp_up --scheme int8_row --layout onnx": "--out FILE.onnx",
     "quantize sample:mlp_up --scheme int8_row --layout onnx --out q.gguf": ".onnx",
     "quantize sample:mlp_up --scheme int8_row --layout ggml --out q.gguf": "ggml",
-    "quantize sample:query_in --scheme nvfp4 --layout gguf --out q.gguf": "gguf",
+    "quantize sample:query_in --scheme nvfp4 --layout gguf --out q.gguf": "GGUF",
     "capture gone --text nope.txt": "error: nope.txt: no such file",
     "capture gone --text tests": "error: tests: is a directory",
     "page gone.npy": "error: gone.npy: no such file",

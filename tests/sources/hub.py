@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from tests.sources import lying_hub
+from tests.sources.lying_hub import Answer, Asked, as_json, body
 
 
 @dataclass
@@ -22,84 +23,44 @@ class Hub:
     gated: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def count(self, data: bytes) -> None:
-        """Add a body to ``sent``. Each request has its own thread: without the lock counts would be lost."""
-        with self._lock:
-            self.sent += len(data)
+    def answer(self, asked: Asked) -> Iterator[bytes]:
+        """Of every path."""
+        path = asked.path.strip("/")
+        if path.startswith("api/models/"):
+            return self._info(path.removeprefix("api/models/"))(asked)
+        if path.startswith("storage/"):
+            return self._file(path.removeprefix("storage/"), asked.span)(asked)
+        model, _, rest = path.partition("/resolve/")
+        return body(b"", 302, Location=f"{self.url}/storage/{model}/{rest.split('/', 1)[1]}")(asked)
+
+    def _info(self, rest: str) -> Answer:
+        model, _, revision = rest.partition("/revision/")
+        if model in self.gated:
+            return _refused(403, "GatedRepo")
+        if model not in self.models:
+            return _refused(404, "RepoNotFound")
+        if revision not in ("", "main"):
+            return _refused(404, "RevisionNotFound")
+        files = [{"rfilename": path.name} for path in sorted(self.models[model].iterdir())]
+        return as_json({"id": model, "sha": lying_hub.COMMIT, "siblings": files})
+
+    def _file(self, rest: str, span: tuple[int, int] | None) -> Answer:
+        model, _, file = rest.rpartition("/")
+        data, ranged = (self.models[model] / file).read_bytes(), span is not None and self.honour_ranges
+        part = data[slice(*span)] if span is not None and ranged else data
+        with self._lock:  # each request has its own thread: without it counts would be lost
+            self.sent += len(part)
+        return body(part, 206 if ranged else 200)
 
 
-class _Server(ThreadingHTTPServer):
-    request_queue_size = 64  # of five, a slow machine refuses some of a client's parallel connections
+def _refused(status: int, code: str) -> Answer:
+    return body(b"{}", status, X_Error_Code=code, X_Error_Message=code)
 
 
 @contextmanager
 def serve(models: dict[str, Path]) -> Iterator[Hub]:
     """Serve ``models`` until the block ends."""
     hub = Hub("", models)
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *args: object) -> None:
-            """Quiet."""
-
-        def _reply(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
-            self.send_response(status)
-            for key, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-                self.send_header(key, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        def _refuse(self, status: int, code: str) -> None:
-            self._reply(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code})
-
-        def do_GET(self) -> None:
-            path = self.path.split("?")[0].strip("/")
-            if path.startswith("api/models/"):
-                self._info(path.removeprefix("api/models/"))
-            elif path.startswith("storage/"):
-                self._file(path.removeprefix("storage/"))
-            elif "/resolve/" in path:
-                model, rest = path.split("/resolve/")
-                self._reply(302, b"", {"Location": f"{hub.url}/storage/{model}/{rest.split('/', 1)[1]}"})
-            else:
-                self._refuse(404, "EntryNotFound")
-
-        do_HEAD = do_GET  # noqa: N815
-
-        def _info(self, rest: str) -> None:
-            model, _, revision = rest.partition("/revision/")
-            if model in hub.gated:
-                self._refuse(403, "GatedRepo")
-            elif model not in hub.models:
-                self._refuse(404, "RepoNotFound")
-            elif revision not in ("", "main"):
-                self._refuse(404, "RevisionNotFound")
-            else:
-                files = [{"rfilename": p.name} for p in sorted(hub.models[model].iterdir())]
-                body = json.dumps({"id": model, "sha": "0" * 40, "siblings": files}).encode()
-                self._reply(200, body, {"Content-Type": "application/json"})
-
-        def _file(self, rest: str) -> None:
-            owner, name, file = rest.split("/")
-            data = (hub.models[f"{owner}/{name}"] / file).read_bytes()
-            span = self.headers.get("Range")
-            if span and hub.honour_ranges:
-                start, stop = (int(n) for n in span.removeprefix("bytes=").split("-"))
-                part = data[start : stop + 1]
-                hub.count(part)
-                self._reply(
-                    206, part, {"Content-Range": f"bytes {start}-{start + len(part) - 1}/{len(data)}"}
-                )
-            else:
-                hub.count(data)
-                self._reply(200, data)
-
-    server = _Server(("127.0.0.1", 0), Handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
+    with lying_hub.serve({"": hub.answer}) as server:
+        hub.url = server.url
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -104,23 +104,25 @@ def test_masked_gradient_is_zero_where_clipped_and_bitnets_is_not() -> None:
     assert w.grad is not None and w.grad.tolist() == [[1, 1, 1, 1]]
 
 
-def test_keep_leaves_layers_alone_and_nothing_left_is_refused() -> None:
+def test_keep_leaves_layers_alone_and_what_is_refused() -> None:
+    """Nothing left to quantize, static inputs without one scale, and a range that nobody observed."""
+    ready, by, whole = model(), SCHEMES["int8_row"], SCHEMES["int8_tensor"]
+    assert prepare(ready, by, keep=["0"]) == ["2"] and isinstance(ready[0], nn.Linear)
+    for refused, fact in (
+        (lambda: prepare(model(), by, keep=["*"]), "kept"),
+        (lambda: prepare(nn.ReLU(), by), "in this model"),
+        (lambda: prepare(model(), by, None, static=True), "whole tensor"),
+        (lambda: prepare(model(), by, by, static=True), "whole tensor"),
+    ):
+        with pytest.raises(ValueError, match=fact):
+            refused()
     ready = model()
-    assert prepare(ready, SCHEMES["int8_row"], keep=["0"]) == ["2"] and isinstance(ready[0], nn.Linear)
-    with pytest.raises(ValueError, match="kept"):
-        prepare(model(), SCHEMES["int8_row"], keep=["*"])
-    with pytest.raises(ValueError, match="in this model"):
-        prepare(nn.ReLU(), SCHEMES["int8_row"])
-
-
-def test_static_inputs_need_one_scale_and_a_range() -> None:
-    for activations in (None, SCHEMES["int8_row"]):
-        with pytest.raises(ValueError, match="whole tensor"):
-            prepare(model(), SCHEMES["int8_row"], activations, static=True)
-    ready = model()
-    prepare(ready, SCHEMES["int8_row"], SCHEMES["int8_tensor"], static=True)
+    prepare(ready, by, whole, static=True)
     with pytest.raises(ValueError, match="batches"):
         ready(inputs())
+    search = Scheme.parse("int8~tensor~asymmetric~float32~mse")  # knows |x| alone
+    with pytest.raises(ValueError, match="ends"):
+        prepare(model(), by, search, static=True)
 
 
 def test_state_dicts_go_both_ways() -> None:
@@ -198,14 +200,3 @@ def test_a_converted_layer_computes_what_was_prepared() -> None:
         before = made(x)
         convert(made)
         assert torch.equal(made(x), before), name
-
-
-def test_static_least_squares_is_for_symmetric_schemes() -> None:
-    """Its search knows |x| alone: on GELU's outputs it was half again as far off as min-max."""
-    with pytest.raises(ValueError, match="ends"):
-        prepare(
-            nn.Sequential(nn.Linear(64, 64)),
-            SCHEMES["int8_row"],
-            Scheme.parse("int8~tensor~asymmetric~float32~mse"),
-            static=True,
-        )

@@ -77,6 +77,7 @@ def test_the_three_products_by_hand() -> None:
 
 
 def test_both_directions_see_the_same_weight_in_tiles_alone() -> None:
+    """Quantized by rows, a weight has other values backwards than forwards."""
     w = torch.randn(N, K, generator=torch.Generator().manual_seed(2))
     for scheme, same in ((NVFP4.weights, True), (SCHEMES["nvfp4"], False)):
         backwards = quantize(w.t().contiguous(), scheme).dequantize().t()
@@ -146,22 +147,18 @@ def test_a_network_learns_by_it() -> None:
     assert last > 0.8
 
 
-def test_autocast_multiplies_in_its_dtype() -> None:
-    """The output and the gradient's products have autocast's dtype, the parameters keep theirs."""
-    layer = TrainedLinear(nn.Linear(32, 16), NVFP4)
+def test_autocast_and_loss_scales() -> None:
+    """The output has autocast's dtype, the parameters keep theirs. A loss scale that overflows gives NaN, so
+    that GradScaler skips the step."""
+    linear = layer(NVFP4)
     with torch.autocast("cpu", torch.bfloat16):
-        y = layer(torch.randn(8, 32))
+        y = linear(torch.randn(8, K))
     y.float().square().sum().backward()
-    assert y.dtype == torch.bfloat16 and layer.weight.grad is not None
-    assert layer.weight.grad.dtype == torch.float32 and bool(layer.weight.grad.isfinite().all())
-
-
-def test_a_loss_scale_that_overflows_gives_nan() -> None:
-    """GradScaler then skips the step; an error would end the training."""
-    layer, x = TrainedLinear(nn.Linear(32, 16), NVFP4), torch.randn(8, 32, requires_grad=True)
-    (layer(x).sum() * math.inf).backward()
-    assert layer.weight.grad is not None and bool(layer.weight.grad.isnan().all())
-    assert x.grad is not None and bool(x.grad.isnan().all())
+    assert y.dtype == torch.bfloat16 and linear.weight.grad is not None
+    assert linear.weight.grad.dtype == torch.float32 and bool(linear.weight.grad.isfinite().all())
+    linear, x = layer(NVFP4), torch.randn(8, K, requires_grad=True)
+    (linear(x).sum() * math.inf).backward()
+    assert bool(linear.weight.grad.isnan().all()) and bool(x.grad.isnan().all())
 
 
 class Between(nn.Module):

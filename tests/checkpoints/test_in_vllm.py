@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from explorer import SCHEMES, quantize
@@ -181,6 +181,38 @@ def test_outputs_are_the_parts_of_joined_matrices() -> None:
     found = dict(in_vllm._outputs(network, dict.fromkeys(LINEAR, x)))
     assert set(found) == set(LINEAR) and all(torch.equal(found[name], wanted[name]) for name in LINEAR)
     assert set(dict(in_vllm._outputs(network, {LINEAR[1]: x}))) == {LINEAR[1]}
+
+
+def test_a_job_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Outputs of layers, logits of the text, which the engine runs in two parts, and the kernels."""
+    network, x = Network(), torch.arange(4.0)
+    network.compute_logits = lambda hidden: hidden * 2
+    network.linear = nn.Module()
+    network.linear.scheme = type("OwnScheme", (), {"kernel": None, "linear_kernel": SimpleNamespace()})()
+
+    class Engine:
+        def __init__(self, folder: str, **named: Any) -> None:
+            assert (folder, named["dtype"], named["max_model_len"]) == ("whole", "auto", 22)
+            worker = SimpleNamespace(worker=SimpleNamespace(get_model=lambda: network))
+            self.llm_engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
+
+        def generate(self, prompt: Any, asked: Any, use_tqdm: bool) -> None:
+            for ids in (prompt.prompt_token_ids[:1], prompt.prompt_token_ids):
+                network.compute_logits(torch.tensor(ids)[:, None].half())
+
+    for name, names in {
+        "vllm": {"LLM": Engine, "SamplingParams": SimpleNamespace},
+        "vllm.inputs": {"TokensPrompt": SimpleNamespace},
+    }.items():
+        vars(made := ModuleType(name)).update(names)
+        monkeypatch.setitem(sys.modules, name, made)
+    save_file({**{name: x.clone() for name in LINEAR}, "ids": torch.arange(20)}, tmp_path / "in")
+    job = {"folder": "whole", "dtype": "auto", "inputs": tmp_path / "in", "outputs": tmp_path / "out"}
+    kernels = {"SimpleNamespace": "reference", "OwnScheme": "SimpleNamespace"}
+    assert in_vllm.run(job) == {"kernels": kernels}
+    outputs = load_file(tmp_path / "out")
+    assert set(outputs) == {*LINEAR, "logits"}
+    assert torch.equal(outputs["logits"], torch.arange(20.0)[:, None] * 2)
 
 
 def test_every_job_is_answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import copy
 import ctypes
 import dataclasses
 import io
+import itertools
 import pickle
 import struct
 from pathlib import Path
@@ -25,6 +26,7 @@ from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.gpu import driver, runtime
 from explorer.gpu.compile import KernelError
 from explorer.gpu.quantize import LaunchPlan, launches
+from tests.covering import FEW
 from tests.kernels.conftest import HANDLE
 from tests.kernels.stub import StubContext, last
 
@@ -125,11 +127,11 @@ def test_values_that_are_not_finite_are_refused(library: Any, flag: Flag) -> Non
     x = torch.randn(8, 256).bfloat16()
     x[3, 7] = float("nan")
     flag.is_set = True
-    with pytest.raises(ValueError, match="1 of 2048 values are NaN or Inf, the first at row 3, column 7"):
+    with pytest.raises(ValueError, match=r"1 of 2048 .* row 3, column 7"):
         quantize(x, SCHEMES["int4_group128"])
     assert not flag.is_set and not flag.abandoned
     flag.is_set = True
-    with pytest.raises(ValueError, match="are others now"):
+    with pytest.raises(ValueError, match="others now"):
         quantize(torch.zeros(8, 256).bfloat16(), SCHEMES["int4_group128"])
 
 
@@ -147,11 +149,9 @@ def test_nothing_waits_unasked(
     q.check()
     q.unchecked.fill_(1)
     kept = [pickle.loads(pickle.dumps(q)), copy.deepcopy(q), q.to("cpu")]
-    for tensor in (q, q, *kept):
-        with pytest.raises(ValueError, match="NaN or Inf, or too large to be scaled"):
-            tensor.check()
-    for look in (lambda: q.save(tmp_path / "q.safetensors"), lambda: compare(x, q)):
-        with pytest.raises(ValueError, match="NaN or Inf"):
+    looks = (lambda: q.save(tmp_path / "q.safetensors"), lambda: compare(x, q))
+    for look in (q.check, q.check, *(tensor.check for tensor in kept), *looks):
+        with pytest.raises(ValueError, match="NaN"):
             look()
     assert not list(tmp_path.glob("*q.safe*"))
     q.unchecked.zero_()
@@ -185,22 +185,13 @@ def test_stored_scales_are_converted_when_they_are_asked_for(
         _ = q.scales.other  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "q4_k",
-        "nf4_block64_double",
-        "int4~1x48~asymmetric~bfloat16~mse",
-        "float4_e2m1fn~1x16~symmetric~nvfp4~absmean",
-    ],
-)
-def test_a_graph_of_what_has_no_kernels_is_refused_in_words(
-    name: str, flag: Flag, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_of_what_has_no_kernels_is_refused(flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else CUDA says only that the stream is being captured, and the capture is lost."""
     monkeypatch.setattr(runtime, "is_capturing", lambda: True)
-    with pytest.raises(ValueError, match="a CUDA graph cannot capture it"):
-        quantize(torch.randn(8, 256), Scheme.parse(name))
+    for name in ("q4_k", "nf4_block64_double", "int4~1x48~asymmetric~bfloat16~mse",
+                 "float4_e2m1fn~1x16~symmetric~nvfp4~absmean"):  # fmt: skip
+        with pytest.raises(ValueError, match="graph"):
+            quantize(torch.randn(8, 256), Scheme.parse(name))
 
 
 def test_a_flag_that_a_kernel_may_yet_set_is_left_alone(library: Any, flag: Flag) -> None:
@@ -213,20 +204,19 @@ def test_a_flag_that_a_kernel_may_yet_set_is_left_alone(library: Any, flag: Flag
     assert flag.abandoned == 1
 
 
-@pytest.mark.parametrize("scheme", lowering.with_kernels(), ids=str)
-def test_every_argument_of_every_plan_is_brought_or_known(scheme: Scheme) -> None:
+def test_every_argument_of_every_plan_is_brought_or_known() -> None:
     """Of each scheme, aligned or not, with scales found or given: numbers and places, as many as letters."""
-    config = lowering.config_of(scheme)
-    for shape in ((64, 4096), (3, 33), (256, 256)):
-        for aligned in (True, False):
-            for given_scales in (True, False):
-                layout = lowering.layout_of(shape, scheme)
-                plan = LaunchPlan(
-                    config, layout, torch.bfloat16, aligned, torch.device("meta"), given=given_scales
-                )
-                assert plan.launches
-                for launch in plan.launches:
-                    letters = launch.types.replace("(", "").replace(")", "")
-                    assert len(letters) == len(launch.arguments)
-                    slots = [letter == "P" for letter in letters]
-                    assert slots == [type(a) is not int for a in launch.arguments]
+    shapes = ((64, 4096), (3, 33), (256, 256))
+    for scheme in (one for one in lowering.with_kernels() if one.name in FEW):
+        config = lowering.config_of(scheme)
+        for shape, aligned, given_scales in itertools.product(shapes, (True, False), (True, False)):
+            layout = lowering.layout_of(shape, scheme)
+            plan = LaunchPlan(
+                config, layout, torch.bfloat16, aligned, torch.device("meta"), given=given_scales
+            )
+            assert plan.launches
+            for launch in plan.launches:
+                letters = launch.types.replace("(", "").replace(")", "")
+                assert len(letters) == len(launch.arguments)
+                slots = [letter == "P" for letter in letters]
+                assert slots == [type(a) is not int for a in launch.arguments], scheme.name

@@ -8,7 +8,7 @@ not hold.
 from __future__ import annotations
 
 import re
-from enum import Enum, IntEnum
+from enum import IntEnum
 from functools import cache
 
 import pytest
@@ -46,22 +46,23 @@ def enumerators(text: str) -> dict[str, list[str]]:
     return {name: [member.strip() for member in members.split(",")] for name, members in found}
 
 
-@pytest.mark.parametrize("enumeration", ENUMERATIONS, ids=lambda e: e.__name__)
-def test_enumerators_are_those_of_the_headers(enumeration: type[Enum]) -> None:
+def test_enumerators_are_those_of_the_headers() -> None:
     """Each is defined in one CUDA file, with the same members; where its number is passed, in the same
     order."""
-    files = [p for p in KERNELS.iterdir() if enumeration.__name__ in enumerators(p.read_text())]
-    assert len(files) == 1, f"{enumeration.__name__} is defined in {[p.name for p in files]}"
-    members = enumerators(files[0].read_text())[enumeration.__name__]
-    assert members == [member.name for member in enumeration]
-    if issubclass(enumeration, IntEnum):
-        assert [member.value for member in enumeration] == list(range(len(members)))
+    for enumeration in ENUMERATIONS:
+        files = [p for p in KERNELS.iterdir() if enumeration.__name__ in enumerators(p.read_text())]
+        assert len(files) == 1, f"{enumeration.__name__} is defined in {[p.name for p in files]}"
+        members = enumerators(files[0].read_text())[enumeration.__name__]
+        assert members == [member.name for member in enumeration]
+        if issubclass(enumeration, IntEnum):
+            assert [member.value for member in enumeration] == list(range(len(members)))
 
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_macros_name_enumerators_or_types(chip: tuple[int, int]) -> None:
     """No macro carries the index of a Python tuple: a macro read as Enumeration::MACRO is one of its
-    members."""
+    members. A build holds one kernel, named as its file: more would be compiled for every build and launched
+    by few. (The codec's own dequantization picks one of its kernels by the shape of the blocks.)"""
     for build in all_builds(chip):
         members, values = enumerators(text_of(build.file)), dict(build.macros)
         for enumeration, macro in qualified(build.file):
@@ -69,18 +70,10 @@ def test_macros_name_enumerators_or_types(chip: tuple[int, int]) -> None:
                 assert values[macro] in members[enumeration], f"{build}: {macro}"
         if "OUT" in values:
             assert values["OUT"] in names.CPP_TYPES.values(), build
-
-
-@pytest.mark.parametrize("chip", CHIPS)
-def test_a_build_holds_one_kernel(chip: tuple[int, int]) -> None:
-    """Named as its file: more would be compiled for every build and launched by few. (The first of two steps
-    is the codec's own dequantization, which picks one of its kernels by the shape of the blocks.)"""
-    for build in all_builds(chip):
-        if build.file in ("dequantize.cu", "dequantize_units.cu"):
-            continue
-        text = text_of(build.file)
-        assert text.count('extern "C" __global__') == 1, build.file
-        assert f"{build.file.removesuffix('.cu')}(" in text, build.file
+        if build.file not in ("dequantize.cu", "dequantize_units.cu"):
+            text = text_of(build.file)
+            assert text.count('extern "C" __global__') == 1, build.file
+            assert f"{build.file.removesuffix('.cu')}(" in text, build.file
 
 
 def test_struct_letters_are_those_of_the_parameters() -> None:
@@ -98,14 +91,9 @@ def test_struct_letters_are_those_of_the_parameters() -> None:
 
 
 def test_unknown_names_are_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match="no OperandType 'f8'; there are bf16, f16, tf32"):
+    with pytest.raises(ValueError, match="bf16, f16, tf32"):
         names.OperandType("f8")
-    with pytest.raises(ValueError, match="no WordOp 'x'; there are dp4a, popc"):
-        names.WordOp("x")
-
-
-def test_every_operand_type_has_a_peak() -> None:
-    assert list(K_OF) == list(names.OperandType)
+    assert list(K_OF) == list(names.OperandType), "each has a peak"
 
 
 def test_macro_values() -> None:

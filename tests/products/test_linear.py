@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 
 import pytest
@@ -16,7 +17,7 @@ from explorer import SCHEMES, QuantizedLinear, Scheme
 from explorer.products.calls import call_of
 from explorer.products.linear import held
 from explorer.products.weights import form_called, form_of
-from tests.covering import EACH_SCHEME
+from tests.covering import EACH_SCHEME, sampled
 
 ADA, HOPPER, BLACKWELL = (8, 9), (9, 0), (12, 0)
 
@@ -27,7 +28,8 @@ def quantized(name: str, n: int = 8, k: int = 256) -> explorer.QuantizedTensor:
 
 @pytest.mark.parametrize("name", EACH_SCHEME)
 def test_without_a_kernel_w_is_restored_and_multiplied(name: str) -> None:
-    """By every scheme, for every number of leading axes, none of them an exception."""
+    """By every scheme, for every number of leading axes. If the last lines fail, a saved model is another one
+    when it is loaded, copied or pickled."""
     q, x = quantized(name), torch.randn(2, 3, 256)
     bias = torch.randn(8)
     want = torch.nn.functional.linear(x, q.dequantize(), bias)
@@ -36,20 +38,12 @@ def test_without_a_kernel_w_is_restored_and_multiplied(name: str) -> None:
     assert tuple(explorer.linear(x[:, :0], q).shape) == (2, 0, 8)
     half = explorer.linear(x.bfloat16(), q)
     assert half.dtype == torch.bfloat16 and torch.allclose(half.float(), want - bias, atol=2.0, rtol=0.1)
-    assert explorer.explain(q).endswith("(the kernels are for GPUs)")
-
-
-@pytest.mark.parametrize("name", EACH_SCHEME)
-def test_a_layers_state_is_its_codes(name: str) -> None:
-    """If this fails, a saved model is another one when it is loaded, copied or pickled."""
-    torch.manual_seed(0)
-    layer = QuantizedLinear(quantized(name), torch.randn(8))
+    layer = QuantizedLinear(q, bias)
     other = QuantizedLinear(explorer.quantize(torch.ones(8, 256), SCHEMES[name]), torch.zeros(8))
     buffer = io.BytesIO()
     torch.save(layer.state_dict(), buffer)
     buffer.seek(0)
     other.load_state_dict(torch.load(buffer, weights_only=True))
-    x = torch.randn(2, 256)
     for same in (other, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), copy.copy(layer)):
         assert torch.equal(same.quantized.packed, layer.quantized.packed)
         assert torch.equal(same(x), layer(x))
@@ -62,18 +56,15 @@ def test_a_layer_keeps_its_codes_whatever_dtype_the_model_takes() -> None:
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(before, layer.held, strict=True))
     assert layer.bias is not None and layer.bias.dtype == torch.bfloat16
     assert model(torch.randn(3, 64).bfloat16()).dtype == torch.bfloat16
-    assert "int4_group32: dequantized, then multiplied by torch" in repr(layer)
-    assert (
-        repr(QuantizedLinear(quantized("int8_row"), None, SCHEMES["int8_row"])).count("int8_row × int8_row")
-        == 1
-    )
+    both = QuantizedLinear(quantized("int8_row"), None, SCHEMES["int8_row"])
+    assert "int4_group32" in repr(layer) and repr(both).count("int8_row × int8_row") == 1
 
 
-def test_a_state_of_another_layer_is_refused_in_words() -> None:
+def test_a_state_of_another_layer_is_refused() -> None:
     layer = QuantizedLinear(quantized("int4_group128"))
     for other, words in (
-        (QuantizedLinear(quantized("int4_group128_asym")), "scheme is 'int4_group128_asym'"),
-        (QuantizedLinear(quantized("int4_group128", n=4)), r"shape is \[4, 256\]"),
+        (QuantizedLinear(quantized("int4_group128_asym")), "int4_group128_asym"),
+        (QuantizedLinear(quantized("int4_group128", n=4)), r"\[4, 256\]"),
         (nn.Linear(256, 8, bias=False), "Missing key"),
     ):
         with pytest.raises(RuntimeError, match=words):
@@ -84,69 +75,60 @@ def test_a_state_of_another_layer_is_refused_in_words() -> None:
         layer.load_state_dict(state)
 
 
-def test_wrong_inputs_are_refused_in_words() -> None:
-    q = quantized("nvfp4")
-    with pytest.raises(ValueError, match=r"expected X \[..., 256\] for W \[8, 256\], got \[2, 3\]"):
-        explorer.linear(torch.randn(2, 3), q)
-    with pytest.raises(ValueError, match="a bias of 8 values"):
-        explorer.linear(torch.randn(2, 256), q, torch.randn(3))
-    with pytest.raises(ValueError, match="a bias of 8 values"):
-        QuantizedLinear(q, torch.randn(3))
-    with pytest.raises(ValueError, match="form"):
-        form_called("tiles|1|2")
-    with pytest.raises(ValueError, match=r"expected floating X on cpu, where W lies, got torch\.int64"):
-        explorer.linear(torch.ones(2, 256, dtype=torch.long), q)
-    with pytest.raises(ValueError, match="X lies on meta"):
-        explorer.linear(torch.empty(2, 256, device="meta"), q)
+def test_wrong_inputs_are_refused() -> None:
+    q, x = quantized("nvfp4"), torch.randn(2, 256)
+    for call, words in (
+        (lambda: explorer.linear(torch.randn(2, 3), q), r"\[..., 256\].*\[8, 256\].*\[2, 3\]"),
+        (lambda: explorer.linear(x, q, torch.randn(3)), "8 values"),
+        (lambda: QuantizedLinear(q, torch.randn(3)), "8 values"),
+        (lambda: form_called("tiles|1|2"), "form"),
+        (lambda: explorer.linear(torch.ones(2, 256, dtype=torch.long), q), r"torch\.int64"),
+        (lambda: explorer.linear(torch.empty(2, 256, device="meta"), q), "meta"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
 
 
-@pytest.mark.parametrize("name", EACH_SCHEME)
-def test_a_form_is_its_text(name: str) -> None:
-    for chip in (None, ADA, HOPPER, BLACKWELL):
-        for x in (None, SCHEMES["int8_row"], SCHEMES["fp8_e4m3_row"], SCHEMES["nvfp4"]):
-            form, why = form_of(SCHEMES[name], x, (8, 256), chip)
-            assert form_called(form.text) == form
-            assert bool(why) == (form.name == "restored")
+def test_a_form_is_its_text() -> None:
+    inputs = (None, *(SCHEMES[name] for name in ("int8_row", "fp8_e4m3_row", "nvfp4")))
+    for scheme, chip, x in itertools.product(SCHEMES.values(), (None, ADA, HOPPER, BLACKWELL), inputs):
+        form, why = form_of(scheme, x, (8, 256), chip)
+        assert form_called(form.text) == form
+        assert bool(why) == (form.name == "restored")
 
 
-FORMS = [
-    ("int4_group128", None, HOPPER, "tiles"),
-    ("int4_group128", "int8_row", HOPPER, "tiles"),
-    ("int4_group128", "fp8_e4m3_row", HOPPER, "tiles"),
-    ("int4_group128", "int8_row_asym", HOPPER, "restored"),
-    ("int4_group128", None, ADA, "registers"),
-    ("int4_group128", None, BLACKWELL, "registers"),
-    ("int4_group128", None, (7, 5), "restored"),
-    ("nvfp4", None, HOPPER, "tiles"),
-    ("nvfp4_vllm", None, HOPPER, "tiles"),
-    ("nvfp4", "nvfp4", HOPPER, "restored"),
-    ("ternary_absmean", None, HOPPER, "tiles"),
-    ("int8_row", "int8_row", HOPPER, "rows"),
-    ("int8_row_asym", "int8_row_asym", HOPPER, "rows"),
-    ("int8_row", None, HOPPER, "tiles"),
-    ("fp8_e4m3_row", "fp8_e4m3_row", HOPPER, "rows"),
-    ("fp8_e4m3_128x128", "fp8_e4m3_1x128", HOPPER, "rows"),
-    ("fp8_e4m3_128x128", None, HOPPER, "restored"),
-    ("q4_k", None, HOPPER, "restored"),
-    ("nf4_block64_double", None, HOPPER, "restored"),
-    ("bf16", None, HOPPER, "restored"),
-]
-"""Schemes of W and X, a chip, and the form."""
-
-
-@pytest.mark.parametrize(("w", "x", "chip", "name"), FORMS)
-def test_which_form_w_has(w: str, x: str | None, chip: tuple[int, int], name: str) -> None:
+def test_which_form_w_has() -> None:
     """If this fails, a layer that has a kernel is restored in every call, or one is given codes that it
     does not read."""
-    assert form_of(SCHEMES[w], SCHEMES[x] if x else None, (256, 256), chip)[0].name == name
-
-
-def test_groups_that_kernels_do_not_take_are_restored() -> None:
+    for w, x, chip, name in (
+        ("int4_group128", None, HOPPER, "tiles"),
+        ("int4_group128", "int8_row", HOPPER, "tiles"),
+        ("int4_group128", "fp8_e4m3_row", HOPPER, "tiles"),
+        ("int4_group128", "int8_row_asym", HOPPER, "restored"),
+        ("int4_group128", None, ADA, "registers"),
+        ("int4_group128", None, BLACKWELL, "registers"),
+        ("int4_group128", None, (7, 5), "restored"),
+        ("nvfp4", None, HOPPER, "tiles"),
+        ("nvfp4_vllm", None, HOPPER, "tiles"),
+        ("nvfp4", "nvfp4", HOPPER, "restored"),
+        ("ternary_absmean", None, HOPPER, "tiles"),
+        ("int8_row", "int8_row", HOPPER, "rows"),
+        ("int8_row_asym", "int8_row_asym", HOPPER, "rows"),
+        ("int8_row", None, HOPPER, "tiles"),
+        ("fp8_e4m3_row", "fp8_e4m3_row", HOPPER, "rows"),
+        ("fp8_e4m3_128x128", "fp8_e4m3_1x128", HOPPER, "rows"),
+        ("fp8_e4m3_128x128", None, HOPPER, "restored"),
+        ("q4_k", None, HOPPER, "restored"),
+        ("nf4_block64_double", None, HOPPER, "restored"),
+        ("bf16", None, HOPPER, "restored"),
+    ):
+        form, _ = form_of(SCHEMES[w], SCHEMES[x] if x else None, (256, 256), chip)
+        assert form.name == name, (w, x, chip)
     form, why = form_of(Scheme.parse("int4~1x96~symmetric~float16~minmax"), None, (8, 192), HOPPER)
-    assert form.name == "restored" and "powers of two" in why
+    assert form.name == "restored" and why, "groups of powers of two alone"
 
 
-@pytest.mark.parametrize("x_scheme", [None, SCHEMES["int8_row"]])
+@pytest.mark.parametrize("x_scheme", sampled([None, SCHEMES["int8_row"]], [SCHEMES["int8_row"]]))
 def test_the_operator_is_compiled_without_a_break(x_scheme: Scheme | None) -> None:
     """Fake tensors, schema, and torch.compile of a layer, with its gradient."""
     q, x = quantized("int4_group128"), torch.randn(3, 256)

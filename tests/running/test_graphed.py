@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import pickle
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,12 +29,14 @@ from transformers import (
     Qwen3Config,
 )
 
-from explorer.models.capture import Model
-from explorer.running import attention, fused, placing
+from explorer.running import attention
 from explorer.running.fused import JoinedLayer, fuse
 from explorer.running.graphed import GraphedNetwork, GraphedPool, blocks_of
 from explorer.running.placing import CachedDecoder, against_graphs, serve_compiled
+from tests.covering import sampled
 
+NEO = [[["global", "local"], 1]]
+CONFIGS = (GPT2Config, Phi3Config, Qwen3Config, OPTConfig)
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 5, "num_attention_heads": 4}
 
 
@@ -46,8 +48,7 @@ def plain() -> nn.Module:
 
 
 def test_all_blocks_share_one_compilation_and_write_the_same_text(plain: nn.Module) -> None:
-    """With layers of one input joined, two texts in turn from one pool. If blocks are compiled one by one, a
-    large model takes minutes before its first token."""
+    """Else a large model takes minutes before its first token. Two texts in turn from one pool."""
     network = copy.deepcopy(plain)
     assert fuse(network) == 10 and sum(isinstance(m, JoinedLayer) for m in network.modules()) == 25
     assert attention.choose(network)
@@ -110,7 +111,7 @@ def test_more_kinds_of_blocks_than_torch_compiles_by_itself() -> None:
     torch.testing.assert_close(got, CachedDecoder(same)([1]), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("config", [GPT2Config, Qwen3Config, Phi3Config, OPTConfig])
+@pytest.mark.parametrize("config", sampled(CONFIGS, CONFIGS[:2]))
 def test_networks_run_by_a_graph_or_say_why_not(config: type[PreTrainedConfig]) -> None:
     """Blocks that are given their cache by position, have other projections or positions."""
     torch.manual_seed(0)
@@ -118,11 +119,8 @@ def test_networks_run_by_a_graph_or_say_why_not(config: type[PreTrainedConfig]) 
     settings["num_key_value_heads"] = 2
     network = AutoModelForCausalLM.from_config(config(vocab_size=64, pad_token_id=0, **settings)).eval()
     same = copy.deepcopy(network)
-    decoder, reference, ids = (
-        GraphedPool(network, backend="eager").decoder(network, 16),
-        CachedDecoder(same),
-        [5],
-    )
+    decoder, ids = GraphedPool(network, backend="eager").decoder(network, 16), [5]
+    reference = CachedDecoder(same)
     for _ in range(3):
         got, want = decoder(ids), reference(ids)
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
@@ -134,21 +132,19 @@ def test_blocks_that_see_a_window_are_refused() -> None:
     config = MistralConfig(vocab_size=64, num_key_value_heads=2, sliding_window=8, **SIZES)
     with pytest.raises(ValueError, match="StaticSlidingWindowLayer"):
         GraphedPool(MistralForCausalLM(config))
+    neo = GPTNeoConfig(vocab_size=64, hidden_size=64, num_heads=4, num_layers=2, attention_types=NEO)
     with pytest.raises(ValueError, match="window_size"):
-        GraphedPool(
-            AutoModelForCausalLM.from_config(GPTNeoConfig(vocab_size=64, hidden_size=64, num_heads=4))
-        )
-    with pytest.raises(ValueError, match="no list of its blocks"):
+        GraphedPool(AutoModelForCausalLM.from_config(neo))
+    with pytest.raises(ValueError, match="blocks"):
         blocks_of(nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (8, 2), (6, 2)])
-def test_attention_over_a_cache_is_torchs_attention(heads: int, groups: int) -> None:
+def test_attention_over_a_cache_is_torchs_attention() -> None:
     """By the reference that the kernel is held against; and keys behind the last are not seen."""
     draws = torch.Generator().manual_seed(0)
-    q = torch.randn(3, heads, 64, generator=draws)
-    keys, values = (torch.randn(3, groups, 20, 64, generator=draws) for _ in range(2))
-    for count in (1, 7, 20):
+    for (heads, groups), count in itertools.product(((4, 4), (8, 2), (6, 2)), (1, 7, 20)):
+        q = torch.randn(3, heads, 64, generator=draws)
+        keys, values = (torch.randn(3, groups, 20, 64, generator=draws) for _ in range(2))
         seen = [part[:, :, :count].repeat_interleave(heads // groups, 1) for part in (keys, values)]
         want = nn.functional.scaled_dot_product_attention(q[:, :, None], *seen, scale=0.2)[:, :, 0]
         known = values.clone()
@@ -168,23 +164,6 @@ def test_a_network_that_a_graph_would_change_is_run_step_by_step(plain: nn.Modul
     assert torch.equal(falcon(torch.tensor([[1, 2]]), use_cache=False).logits, before)
 
 
-def test_a_copy_of_a_compiled_network_runs_its_own_weights() -> None:
-    """The copy's blocks ran the original's, without a word."""
-    torch.manual_seed(0)
-    network = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=2, **SIZES)).eval()
-    GraphedPool(network, backend="eager")
-    changed, ids = copy.deepcopy(network), torch.tensor([[1, 2, 3]])
-    with torch.no_grad():
-        torch.testing.assert_close(changed(ids).logits, network(ids).logits)
-        for parameter in changed.model.layers.parameters():
-            parameter.zero_()
-        zeroed, want = (
-            changed(ids).logits,
-            changed.lm_head(changed.model.norm(changed.model.embed_tokens(ids))),
-        )
-    torch.testing.assert_close(zeroed, want)
-
-
 def _fails(*_: object) -> Any:
     raise RuntimeError("no working C compiler found\nand more")
 
@@ -202,14 +181,13 @@ def _nan(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
     ("backend", "reason"),
     [
         ("eager", ""),
-        (_fails, r"\(RuntimeError: no working C compiler found\)$"),
-        (_wrong, "logits 0.* of their norm apart"),
-        (_nan, "logits nan of their norm apart"),
+        (_fails, "C compiler"),
+        (_wrong, "logits 0"),
+        (_nan, "logits nan"),
     ],
 )
 def test_what_is_served_is_compared_with_the_network(plain: nn.Module, backend: Any, reason: str) -> None:
-    """With joined layers and the attention of steps, by the compiler that serves. Else a wrong kernel writes
-    a wrong text, and a machine without a C compiler none."""
+    """Else a wrong kernel writes a wrong text, and a machine without a C compiler none."""
     network = copy.deepcopy(plain)
     ids = torch.tensor([[5, 4, 3]])
     with torch.no_grad():
@@ -219,47 +197,30 @@ def test_what_is_served_is_compared_with_the_network(plain: nn.Module, backend: 
         for given in ([1, 2, 3], [4], [5]):
             torch.testing.assert_close(decoder(given), reference(given), atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(network(ids).logits, want, atol=1e-4, rtol=1e-4)
+    assert placed.kernels.startswith("products; ") and reason in placed.kernels
     if not reason:
-        assert placed.kernels == "products; steps compiled, in a CUDA graph"
         return
     assert not any("forward" in block.__dict__ for block in blocks_of(network))
     assert network.config._attn_implementation == "sdpa" and placed.decoder is CachedDecoder
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(placed.kernels)
-    assert "products; steps launched one by one (" in placed.kernels and "\n" not in placed.kernels
+    assert "\n" not in placed.kernels
 
 
-def test_a_network_on_a_gpu_is_served_by_what_was_tried(
-    plain: nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The path of `explorer run` on a GPU, with a compiler that fails: a reason, no traceback."""
-    network = copy.deepcopy(plain)
-    model = Model(network, None, torch.device("cpu"), "tiny", causal=True)
-    monkeypatch.setattr(placing, "serve_compiled", lambda *args: serve_compiled(*args, backend=_fails))
-    placed = placing._placed_on_gpu(model, None, (), None, 40)
-    assert "steps launched one by one (" in placed.kernels and "C compiler" in placed.kernels
-    assert placed.decoder(placed.network, 9)([1, 2]).isfinite().all()
-
-
-def test_a_text_and_the_warm_up_before_it_compile_once() -> None:
-    """For the room that the text needs. A first step into a cache that is not there yet, and a smaller room,
-    each compile all kinds of blocks once more: seconds to minutes of a large model."""
+def test_a_text_and_the_warm_up_before_it_compile_once(plain: nn.Module) -> None:
+    """Else a large model compiles all kinds of blocks again at its first token: seconds to minutes."""
     graphs: list[object] = []
 
     def backend(graph: torch.fx.GraphModule, _: object) -> object:
         graphs.append(graph)
         return graph.forward
 
-    config = LlamaConfig(vocab_size=64, max_position_embeddings=512, **{**SIZES, "num_hidden_layers": 3})
-    network = LlamaForCausalLM(config).eval()
-    placed = serve_compiled(network, "", 300, backend=backend)
-    count = len(graphs)
-    assert count == 1
+    network = copy.deepcopy(plain)
+    placed = serve_compiled(network, "", 60, backend=backend)
+    assert len(graphs) == 1
     placed.decoder(network, 9)([1, 2])
-    decoder = placed.decoder(network, 300)
+    decoder = placed.decoder(network, 60)
     for ids in ([7], [8], [9]):
         decoder(ids)
-    assert len(graphs) == count
+    assert len(graphs) == 1
 
 
 def test_a_copy_is_compiled_and_a_block_is_pickled(plain: nn.Module) -> None:
@@ -272,25 +233,17 @@ def test_a_copy_is_compiled_and_a_block_is_pickled(plain: nn.Module) -> None:
         pool.compiled.remove()
         with torch.no_grad():
             assert torch.equal(changed(ids).logits, plain(ids).logits)
+    changed, ids = copy.deepcopy(network), torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        for parameter in changed.model.layers.parameters():
+            parameter.zero_()
+        want = changed.lm_head(changed.model.norm(changed.model.embed_tokens(ids)))
+        torch.testing.assert_close(changed(ids).logits, want)  # not by the original's weights
     block = blocks_of(network)[0]
     assert copy.deepcopy(block.forward).__self__ is not block
     block.__dict__["forward"] = lambda *_: None
     with pytest.raises(ValueError, match="replaced before"):
         GraphedPool(network)
-
-
-def test_joining_frees_each_group_before_the_next(plain: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a network takes nearly twice its weights in memory while it is loaded."""
-    network, seen = copy.deepcopy(plain), list[weakref.ref[nn.Module]]()
-    join = fused._joined
-
-    def joined(layers: Any) -> nn.Module | None:
-        assert all(one() is None for one in seen)
-        seen[:] = [weakref.ref(layer) for layer in layers]
-        return join(layers)
-
-    monkeypatch.setattr(fused, "_joined", joined)
-    assert fuse(network) == 10
 
 
 def test_joined_layers_of_two_threads_do_not_meet(plain: nn.Module) -> None:

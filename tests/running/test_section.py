@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from html import unescape
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -99,10 +99,9 @@ def test_texts_and_numbers_are_the_librarys(views_of_a_run: list[Any], llama: Pa
         assert list(original) and list(changed)
         compared = compare(original, changed, CPU)
     assert text(shown["original"]) == original.text and text(shown["a"]) == changed.text
-    assert compared.parting is not None and f"Parts at token {compared.parting.index + 1}:" in shown["a"]
-    assert shown["a"].count('<mark class="parting">') == 1 and "A part" in shown["original"]
+    assert compared.parting is not None and f"token {compared.parting.index + 1}:" in shown["a"]
+    assert shown["a"].count('<mark class="parting">') == 1
     numbers = re.findall(r'aria-label="token \d+, .*?: ([\d.e−-]+|0) nats"', shown["a"])
-    assert len(numbers) == 12
     assert [float(n.replace("−", "-")) for n in numbers] == pytest.approx(
         [step.kl for step in compared.steps], rel=5e-3, abs=1e-9
     )
@@ -143,41 +142,19 @@ def test_the_time_limit_keeps_what_was_written(
     for view in write(llama, tokens=100, which=["original", "a"]):
         late = late or bool(text(columns(view).get("original", "")))
         before, last = max(before, text(columns(view).get("original", "")), key=len), view
-    assert before and text(columns(last)["original"]).startswith(before)
-    assert "time limit of a run" in last.status and not said
-    states = re.findall(r'<p class="source-note state">(.*?)</p>', last.texts)
-    assert states == ["stopped", "not run"]
+    assert before and text(columns(last)["original"]).startswith(before) and not said
 
 
-def test_a_column_that_is_stopped_is_compared_as_far_as_it_came(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both texts and candidates are there: a stopped run shows where they part, and says what was not run."""
-    monkeypatch.setattr(run, "SHOWN_EVERY_S", 0)
-    steps = write(llama, tokens=12)
-    for view in steps:
-        if text(columns(view).get("a", "")) and "Parts at token" in columns(view)["a"]:
-            break
-    steps.close()  # type: ignore[attr-defined]
-    shown = columns(view)
-    assert '<mark class="parting">' in shown["a"] and "candidates" in shown["a"]
-    assert '<mark class="parting">' in shown["original"] and "has ended" not in shown["a"]
-    after = [re.findall(r'<p class="source-note after">(.*?)</p>', shown[name]) for name in ALL]
-    assert after == [[], ["stopped"], ["not run"]]
-
-
-@pytest.mark.parametrize("which", [["original", "a"], ["a"]])
-def test_a_run_that_fails_leaves_the_texts_of_the_run_before(
-    which: list[str], llama: Path, said: list[str]
-) -> None:
+def test_a_run_that_fails_leaves_the_texts_of_the_run_before(llama: Path, said: list[str]) -> None:
     """Texts, where they come from and their command; only the line says what was wrong."""
-    for view in write(llama, prompt="word " * 600, which=which):
-        assert [view.source, view.texts, view.command, view.live] == [gr.skip()] * 4
-    assert "positions: shorten the prompt or the text" in view.status and len(said) == 1
+    for count, which in enumerate((["original", "a"], ["a"]), 1):
+        for view in write(llama, prompt="word " * 600, which=which):
+            assert [view.source, view.texts, view.command, view.live] == [gr.skip()] * 4
+        assert "positions" in view.status and len(said) == count
 
 
 def without(name: str, llama: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
+    folder = tmp_path / f"without {name.strip('*.')}"
     shutil.copytree(llama, folder, ignore=shutil.ignore_patterns(name))
     return folder
 
@@ -187,35 +164,27 @@ def columns_left(*shown: Any) -> list[str]:
     return [view.texts for view in shown if isinstance(view.texts, str)][-1:]
 
 
-ERRORS = [
-    ({"prompt": "  "}, "the prompt is empty"),
-    ({"which": []}, "choose at least one column"),
-    ({"which": ["b"], "second": ""}, "choose at least one column"),
+ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": "  "}, "empty"),
+    ({"which": []}, "column"),
+    ({"which": ["b"], "second": ""}, "column"),
     ({"tokens": 0}, "at least 1 token"),
-    ({"prompt": "word " * 600}, "positions: shorten the prompt or the text"),
-    ({"prompt": "x" * 30_000}, "at most 20,000 are taken here"),
-    ({"where": ""}, "name a causal language model"),
+    ({"prompt": "word " * 600}, "positions"),
+    ({"prompt": "x" * 30_000}, "20,000"),
     ({"where": "/nowhere"}, "/nowhere"),
 ]
 
 
-@pytest.mark.parametrize(("asked", "words"), ERRORS, ids=[words for _, words in ERRORS])
-def test_what_cannot_be_run_is_said(asked: dict[str, Any], words: str, llama: Path, said: list[str]) -> None:
+def test_what_cannot_be_run_is_said(llama: Path, tmp_path: Path, said: list[str]) -> None:
     """In the section's own line and as a message; no column claims a text."""
-    *left, last = write(**({"where": llama} | asked))
-    # A box that is still empty is no error: the line alone says so.
-    told = [] if asked.get("where") == "" else [words]
-    assert words in unescape(last.status) and len(said) == len(told)
-    assert all(one in other for one, other in zip(told, said, strict=True))
-    assert all("writes" not in shown for shown in columns_left(*left, last))
-
-
-@pytest.mark.parametrize(("missing", "words"), [("tokenizer*", "has no tokenizer"), ("*.safetensors", "")])
-def test_a_folder_that_lacks_something(
-    missing: str, words: str, llama: Path, said: list[str], tmp_path: Path
-) -> None:
-    *_, last = write(without(missing, llama, tmp_path))
-    assert len(said) == 1 and words in last.status and isinstance(last.texts, dict)
+    bare, weightless = without("tokenizer*", llama, tmp_path), without("*.safetensors", llama, tmp_path)
+    lacking = [({"where": bare}, "no tokenizer"), ({"where": weightless}, "")]
+    for asked, words in [*ERRORS, *lacking]:
+        *left, last = write(**({"where": llama} | asked))
+        assert words in unescape(last.status) and words in said.pop() and not said
+        assert all("writes" not in shown for shown in columns_left(*left, last))
+    *_, empty = write("")
+    assert empty.status and not said, "a box that is still empty is no error"
 
 
 def test_a_column_that_cannot_be_made_says_so_at_its_place(llama: Path, said: list[str]) -> None:
@@ -225,25 +194,15 @@ def test_a_column_that_cannot_be_made_says_so_at_its_place(llama: Path, said: li
     assert 'class="text-error"' in shown["recipe"] and text(shown["original"]) and not said
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"tokens": 65}, "at most 64 are written here"),
-        ({"prompt": "x" * 2_001}, "at most 2,000 are taken here"),
-        ({}, "folders of this server cannot be opened"),
-    ],
-)
-def test_a_public_page_has_its_limits(
-    asked: dict[str, Any], words: str, llama: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_public_page_has_its_limits(llama: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPLORER_HOSTED", "1")
-    *_, last = write(**({"where": llama} | asked))
-    assert words in last.status and len(said) == 1
+    for asked, words in (({"tokens": 65}, "64"), ({"prompt": "x" * 2_001}, "2,000"), ({}, "folders")):
+        *_, last = write(**({"where": llama} | asked))
+        assert words in last.status and words in said.pop() and not said
 
 
 def test_a_public_page_runs_torch_alone(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """llama.cpp would listen at a port and write the model to the disk. The model is one that the limits on
-    sources allow, also where the page has not looked before."""
+    """llama.cpp would listen at a port and write the model to the disk."""
     with pytest.raises(SourceError, match="cannot be opened"):
         subject_of(str(llama), limits=source_limits.HOSTED)
     allowed = dataclasses.replace(limits.HOSTED, sources=source_limits.LOCAL)
@@ -252,41 +211,14 @@ def test_a_public_page_runs_torch_alone(llama: Path, monkeypatch: pytest.MonkeyP
     assert run.HOSTED_ENGINE in columns(last)["b"] and "<b>torch</b>" in columns(last)["b"]
 
 
-def test_two_visitors_read_their_own_text(llama: Path) -> None:
-    """Two runs at the same time share nothing."""
-    prompts = ("Every layer", "A budget of bits")
-    lasts: dict[str, Any] = {}
-    for pair in zip_longest(*(write(llama, prompt, 3, ["original"]) for prompt in prompts)):
-        lasts |= {prompt: view for prompt, view in zip(prompts, pair, strict=True) if view}
-    for prompt, other in (prompts, prompts[::-1]):
-        assert prompt in lasts[prompt].texts and other not in lasts[prompt].texts
-
-
 def test_the_recorded_run_is_shown_until_there_is_one_of_the_visitors() -> None:
     """With its machine and date, and how to get a model; never over a visitor's own."""
     view = run.recorded_run(False)
     recording = recorded_texts()
-    assert recording.machine.date in view.source and "recorded run" in view.source
+    assert recording.machine.date in view.source and "hf download" in view.command
     assert view.texts.count("<mark") >= 3 and view.texts.count('class="kl"') == len(recording.rows) - 1
-    assert "hf download" in view.command and "quantization-explorer[run]" in unescape(view.command)
     assert run.recorded_run(True).texts == gr.skip()
     assert {row.engine for row in recording.rows} <= set(ENGINES)
-
-
-def test_speeds_that_say_nothing_of_the_scheme_say_so(views_of_a_run: list[Any]) -> None:
-    """Of restored weights and of two engines; each has its engine, and two digits."""
-    different, same = "Speeds of different engines are not comparable", "does not depend on the scheme"
-    record = run.recorded_run(False).texts
-    rates = re.findall(r"<td>([\d.,]+)\xa0tokens/s <span class=\"source-note\">by (torch|llama.cpp)", record)
-    assert len(rates) == 2 * len(recorded_texts().rows) == 2 * record.count(different)
-    assert all(len(rate.replace(".", "").strip("0")) <= 2 for rate, _ in rates)
-    shown = columns(views_of_a_run[-1])
-    assert all(same in shown[name] and different not in shown[name] for name in ALL)
-    by_llama = [row for row in recorded_texts().rows if row.engine == "llama.cpp"]
-    one_engine = text_columns.texts(
-        "", [text_columns.TextColumn(r.scheme, "", transcript=r) for r in by_llama]
-    )
-    assert same not in one_engine and different not in one_engine
 
 
 def test_names_and_prompts_are_text() -> None:
@@ -306,14 +238,12 @@ LINKS = [
 ]
 
 
-@pytest.mark.parametrize(("query", "hosted", "chosen", "prompt"), LINKS)
-def test_a_link_holds_the_choice_and_a_short_prompt(
-    query: str, hosted: bool, chosen: list[str], prompt: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_holds_the_choice_and_a_short_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a public page no prompt; what is not read is said and leaves the address."""
-    monkeypatch.setenv("EXPLORER_HOSTED", "1" if hosted else "0")
-    there = visited(query, Record.fresh(), None, True)
-    assert there.kept.columns == chosen
-    assert there.kept.prompt == (gr.skip() if prompt is None else prompt)
-    refused = (prompt is None and "prompt" in query) or "nonsense" in query
-    assert bool(there.missing) == refused and len(there.dropped) == refused
+    for query, hosted, chosen, prompt in LINKS:
+        monkeypatch.setenv("EXPLORER_HOSTED", "1" if hosted else "0")
+        there = visited(query, Record.fresh(), None, True)
+        assert there.kept.columns == chosen
+        assert there.kept.prompt == (gr.skip() if prompt is None else prompt)
+        refused = (prompt is None and "prompt" in query) or "nonsense" in query
+        assert bool(there.missing) == refused and len(there.dropped) == refused

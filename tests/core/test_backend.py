@@ -44,12 +44,9 @@ def test_a_tensor_on_the_host_is_computed_by_the_reference(monkeypatch: pytest.M
 
 
 CHOICES = [
-    (None, True, "cuda"),
-    (None, False, "cpu"),
-    ("auto", True, "cuda"),
-    ("cpu", True, "cpu"),
+    (None, True, "cuda"), (None, False, "cpu"), ("auto", True, "cuda"), ("cpu", True, "cpu"),
     ("cuda", True, "cuda"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("by_call", [True, False])

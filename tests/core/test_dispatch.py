@@ -7,6 +7,7 @@ What kernels compute is asked on a GPU (tests/gpu).
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -25,17 +26,12 @@ from explorer.gpu.quantize import Output
 from explorer.schemes import Scales
 
 KERNELS = {
-    "quantize_kernel": "quantize",
-    "dequantize_kernel": "dequantize",
-    "fake_kernels.fake_quantize": "fake_quantize",
-    "fake_kernels.learned_forward": "learned_quantize",
-    "fake_kernels.learned_backward": "learned_gradients",
-    "statistics.error_sums": "error_sums",
-    "statistics.histogram": "histogram",
-    "statistics.byte_counts": "byte_counts",
-    "statistics.code_counts": "code_counts",
-    "statistics.tile_maximum": "tile_maximum",
-}
+    "quantize_kernel": "quantize", "dequantize_kernel": "dequantize",
+    "fake_kernels.fake_quantize": "fake_quantize", "fake_kernels.learned_forward": "learned_quantize",
+    "fake_kernels.learned_backward": "learned_gradients", "statistics.error_sums": "error_sums",
+    "statistics.histogram": "histogram", "statistics.byte_counts": "byte_counts",
+    "statistics.code_counts": "code_counts", "statistics.tile_maximum": "tile_maximum",
+}  # fmt: skip
 """Where ``core.cuda`` has each kernel's launcher, and the operation that it serves."""
 
 
@@ -136,23 +132,24 @@ CALLS: list[tuple[str, tuple[Any, ...], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("operation", "given", "by_kernel"), CALLS)
-def test_who_does_an_operation(
-    operation: str, given: tuple[Any, ...], by_kernel: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("operation", dict.fromkeys(operation for operation, *_ in CALLS))
+def test_who_does_an_operation(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel serves what it was written for; everything else is the reference's, with its result."""
     if operation == "fake_quantize":  # it quantizes and restores by the others
         for name in ("quantize", "dequantize"):
             own = getattr(Reference(), name)
             monkeypatch.setattr(Cuda, name, lambda self, *given, own=own: own(*given))
-    if by_kernel:
-        name = "quantize" if operation == "encode" else operation
-        with pytest.raises(LaunchedError, match=name):
-            getattr(Cuda(), operation)(*given)
-        return
-    got, want = (getattr(backend(), operation)(*given) for backend in (Cuda, Reference))
-    pairs = zip(plain(got), plain(want), strict=True)
-    assert all(a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+    for place, (called, given, by_kernel) in enumerate(CALLS):
+        if called != operation:
+            continue
+        if by_kernel:
+            name = "quantize" if operation == "encode" else operation
+            with pytest.raises(LaunchedError, match=name):
+                getattr(Cuda(), operation)(*given)
+            continue
+        got, want = (getattr(backend(), operation)(*given) for backend in (Cuda, Reference))
+        for a, b in zip(plain(got), plain(want), strict=True):
+            assert a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num()), place
 
 
 def plain(found: Any) -> list[Tensor]:
@@ -173,10 +170,9 @@ def _number(part: Any) -> Tensor:
     return torch.zeros(0) if part is None else torch.tensor(part)
 
 
-@pytest.mark.parametrize("check", [True, False])
-def test_kernels_that_find_the_scales_are_planned_once(check: bool) -> None:
+def test_kernels_that_find_the_scales_are_planned_once() -> None:
     """Only a call that checks its input gives the host's flag; ``float64`` is converted before."""
-    for x in (X, X.double()):
+    for x, check in itertools.product((X, X.double()), (True, False)):
         with pytest.raises(LaunchedError, match="plan") as launched:
             Cuda().quantize(x, SCHEMES[PLAIN], check=check)
         _, (seen, flag) = launched.value.args
@@ -209,39 +205,35 @@ def output_of(x: Tensor, scheme: Scheme, sums: Tensor | None = None) -> Output:
     return Output(q.packed, q.scales.scale, None, None, torch.zeros(1), sums, ())
 
 
-@pytest.mark.parametrize(("x", "words"), [(NAN, "NaN"), (X, "are others now")])
-def test_what_the_kernels_flag_is_said_by_the_host(
-    x: Tensor, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_kernels_flag_is_said_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A raised flag is an error in words, even where the values have changed since."""
     flag = SimpleNamespace(address=5, lower=lambda: True)
     monkeypatch.setattr(cuda, "flag_of_thread", lambda: flag)
     output = output_of(X, SCHEMES["int8_row"])
     monkeypatch.setattr(Lowered, "plan", lambda *_: SimpleNamespace(start=lambda x, flag: output))
-    with pytest.raises(ValueError, match=words):
-        Cuda().quantize(x, SCHEMES["int8_row"])
+    for x, words in ((NAN, "NaN"), (X, "others now")):
+        with pytest.raises(ValueError, match=words):
+            Cuda().quantize(x, SCHEMES["int8_row"])
     flag.lower = lambda: False
     packed, scales, bad = Cuda().quantize(X, SCHEMES["int8_row"])
     assert packed is output.packed and torch.equal(scales.scale, output.scales) and bad is None
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_a_flag_that_was_not_waited_for_is_left(
-    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flag_that_was_not_waited_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels may yet write to it: the next call of the thread takes another."""
     left = list[int]()
     monkeypatch.setattr(cuda, "abandon_flag", lambda: left.append(1))
     output = output_of(X, SCHEMES["int8_row"])
     monkeypatch.setattr(Lowered, "plan", lambda *_: SimpleNamespace(start=lambda x, flag: output))
+    for error in (KeyboardInterrupt, RuntimeError):
 
-    def wait(_: int) -> None:
-        raise error("stopped")
+        def wait(_: int, error: type[BaseException] = error) -> None:
+            raise error("stopped")
 
-    monkeypatch.setattr(cuda.runtime, "wait", wait)
-    with pytest.raises(error):
-        Cuda().quantize(X, SCHEMES["int8_row"])
-    assert left == [1]
+        monkeypatch.setattr(cuda.runtime, "wait", wait)
+        with pytest.raises(error):
+            Cuda().quantize(X, SCHEMES["int8_row"])
+    assert left == [1, 1]
 
 
 def test_work_runs_on_the_device_of_its_tensor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,31 +10,13 @@ import torch
 
 from explorer import FORMATS, SCHEMES, MappingType, Range, Scheme, fake_quantize, quantize
 from explorer.core.ops import inside_range, learned_quantize
-from tests.covering import EACH_SCHEME
+from tests.covering import EACH_SCHEME, sampled
 
-NAMES = ["int8_row", "int4_group128_asym", "nvfp4", "mxfp4", "ternary_twn", "bf16", "fp8_e4m3_128x128",
-         "q4_k", "q6_k", "nf4_block64_double"]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_operators_pass_opcheck(name: str, device: torch.device) -> None:
-    """Schema, fake tensors, autograd registration and ahead-of-time dispatch, by torch's own checker."""
-    x = torch.randn(16, 256, device=device)
-    torch.library.opcheck(torch.ops.explorer.quantize.default, (x, name))
-    answers = torch.ops.explorer.quantize(x, name)
-    torch.library.opcheck(torch.ops.explorer.dequantize.default, (*answers, name, 256, torch.float32))
-    torch.library.opcheck(torch.ops.explorer.fake_quantize.default, (x.requires_grad_(), name))
-
-
-@pytest.mark.parametrize("name", EACH_SCHEME)
-def test_operators_are_the_library(name: str) -> None:
-    x = torch.randn(9, 200)
-    answers = torch.ops.explorer.quantize(x, name)
-    want = quantize(x, SCHEMES[name])
-    assert torch.equal(answers[0], want.packed)
-    restored = torch.ops.explorer.dequantize(*answers, name, 200, torch.float32)
-    assert torch.equal(restored, want.dequantize())
-    assert torch.equal(fake_quantize(x, SCHEMES[name]), want.dequantize())
+NAMES = sampled(
+    ["int8_row", "int4_group128_asym", "nvfp4", "mxfp4", "ternary_twn", "bf16", "fp8_e4m3_128x128", "q4_k",
+     "q6_k", "nf4_block64_double"],
+    ("int4_group128_asym", "nvfp4", "q4_k"),
+)  # fmt: skip
 
 
 COMPILED = (
@@ -45,7 +27,29 @@ COMPILED = (
 )
 
 
-@pytest.mark.parametrize("text", COMPILED)
+@pytest.mark.parametrize("name", [*NAMES, *sampled(COMPILED, COMPILED[1:2])])
+def test_operators_pass_opcheck(name: str, device: torch.device) -> None:
+    """Schema, fake tensors, autograd registration and ahead-of-time dispatch, by torch's own checker."""
+    x = torch.randn(16, 256, device=device)
+    torch.library.opcheck(torch.ops.explorer.quantize.default, (x, name))
+    answers = torch.ops.explorer.quantize(x, name)
+    torch.library.opcheck(torch.ops.explorer.dequantize.default, (*answers, name, 256, torch.float32))
+    torch.library.opcheck(torch.ops.explorer.fake_quantize.default, (x.requires_grad_(), name))
+
+
+@pytest.mark.parametrize("name", [*EACH_SCHEME, *COMPILED])
+def test_operators_are_the_library(name: str) -> None:
+    """For rows, and for schemes without a row of their own."""
+    x, scheme = torch.randn(9, 200), Scheme.parse(name)
+    answers = torch.ops.explorer.quantize(x, name)
+    want = quantize(x, scheme)
+    assert torch.equal(answers[0], want.packed)
+    restored = torch.ops.explorer.dequantize(*answers, name, 200, torch.float32)
+    assert torch.equal(restored, want.dequantize())
+    assert torch.equal(fake_quantize(x, scheme), want.dequantize())
+
+
+@pytest.mark.parametrize("text", sampled(COMPILED, COMPILED[:2]))
 def test_compile_does_not_break_on_them(text: str) -> None:
     """One graph, no break, and the same answer; for schemes with a row of their own and without."""
     scheme = Scheme.parse(text)
@@ -126,10 +130,10 @@ def test_learned_steps_pass_opcheck_and_any_block(
 def test_steps_are_learned_for_symmetric_integers_only() -> None:
     x = torch.randn(2, 32)
     for text in ("nvfp4", "int8_tensor_asym", "q4_1", "int4~1x32~minimum~float32~minmax"):
-        with pytest.raises(ValueError, match="symmetric integer schemes"):
+        with pytest.raises(ValueError, match="symmetric integer"):
             learned_quantize(x, torch.ones(2, 1), Scheme.parse(text))
     for text in ("q3_k", "int4~flat16~symmetric~float32~minmax", "int4~1x16~symmetric~nested~minmax"):
-        with pytest.raises(ValueError, match="blocks that have one scale each"):
+        with pytest.raises(ValueError, match="one scale each"):
             learned_quantize(x, torch.ones(2, 2), Scheme.parse(text))
     with pytest.raises(ValueError, match=r"expected float32 steps \[2, 1\]"):
         learned_quantize(x, torch.ones(1, 1), SCHEMES["int8_row"])
@@ -138,19 +142,6 @@ def test_steps_are_learned_for_symmetric_integers_only() -> None:
 def test_fake_quantize_takes_any_rank() -> None:
     for shape in ((64,), (3, 64), (2, 3, 64)):
         assert fake_quantize(torch.randn(shape), SCHEMES["int4_group32"]).shape == shape
-
-
-@pytest.mark.parametrize("text", COMPILED)
-def test_operators_take_custom_schemes(text: str) -> None:
-    """A scheme without a row of its own passes torch's checker, and the operators give what the library
-    gives.
-    """
-    x, scheme = torch.randn(6, 100), Scheme.parse(text)
-    torch.library.opcheck(torch.ops.explorer.quantize.default, (x, text))
-    torch.library.opcheck(torch.ops.explorer.fake_quantize.default, (x.clone().requires_grad_(), text))
-    answers = torch.ops.explorer.quantize(x, text)
-    restored = torch.ops.explorer.dequantize(*answers, text, 100, torch.float32)
-    assert torch.equal(restored, quantize(x, scheme).dequantize())
 
 
 def test_unknown_names_are_refused_and_a_borrowed_name_changes_nothing() -> None:

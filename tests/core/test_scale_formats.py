@@ -60,22 +60,20 @@ def test_stored_scales_are_the_formats_codes(name: str) -> None:
     assert config_of(scheme).scale_dtype == raw.dtype
 
 
-@pytest.mark.parametrize("name", [n for n, fmt in FORMATS.items() if isinstance(fmt, FloatFormat)])
-def test_what_fills_no_bytes_is_no_scale(name: str) -> None:
+def test_what_fills_no_bytes_is_no_scale() -> None:
     """Scales of 4 or 6 bits are refused where the scheme is made, not when its file is written."""
-    fmt = FORMATS[name]
-    assert isinstance(fmt, FloatFormat)
-    rule = ExponentRule.FLOOR if fmt is E8M0 else None
-    if fmt.holds_scales:
-        assert ScaleRule(fmt, rule).format.stored_dtype.itemsize * 8 == fmt.bits
-    else:
-        with pytest.raises(ValueError, match=f"8, 16 or 32 bits, not {fmt.label}'s {fmt.bits}"):
-            ScaleRule(fmt, rule)
+    for fmt in (row for row in FORMATS.values() if isinstance(row, FloatFormat)):
+        rule = ExponentRule.FLOOR if fmt is E8M0 else None
+        if fmt.holds_scales:
+            assert ScaleRule(fmt, rule).format.stored_dtype.itemsize * 8 == fmt.bits
+        else:
+            with pytest.raises(ValueError, match=f"{fmt.label}'s {fmt.bits}"):
+                ScaleRule(fmt, rule)
 
 
 def test_a_format_for_scales_only_is_no_element() -> None:
     """By its row, whichever format it is; its range and mantissa decide what FP4 loses by its scales."""
-    with pytest.raises(ValueError, match="UE5M3 is a format for scales only: it has no sign"):
+    with pytest.raises(ValueError, match="UE5M3"):
         Scheme("t", "t", UE5M3, (1, 16))
     x = torch.randn(64, 512, generator=torch.Generator().manual_seed(3))
     usual = quantize(x, Scheme("t", "t", FORMATS["float4_e2m1fn"], (1, 16), ScaleRule(FORMATS["float16"])))

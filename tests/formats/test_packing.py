@@ -27,29 +27,22 @@ def test_round_trip(name: str, rows: int, columns: int, seed: int) -> None:
     assert torch.equal(unpack(packed, fmt, columns), codes)
 
 
-LAYOUTS = [
-    ("float4_e2m1fn", [2, 7], "72"),
-    ("float6_e2m3fn", [8, 31, 40, 1], "C8 87 06"),
-    ("int2", [2, 3, 0, 1], "4E"),
-    ("binary", [1, 0, 0, 0, 0, 0, 0, 0, 1], "01 01"),
-    ("ternary", [2, 1, 0, 2, 1], f"{2 + 3 * 1 + 9 * 0 + 27 * 2 + 81 * 1:02X}"),
-    ("int4", [8, 9, 10], "98 0A"),
-]
-
-
-@pytest.mark.parametrize("name, codes, want", LAYOUTS)
-def test_layout(name: str, codes: list[int], want: str) -> None:
-    """The bytes other tools expect: first code in the low bits, little-endian."""
-    packed = pack(torch.tensor([codes], dtype=torch.uint8), FORMATS[name])
-    assert packed[0].numpy().tobytes().hex(" ").upper() == want
-
-
-def test_ternary_in_two_bits() -> None:
-    """The dense alternative for kernels that read two bits a code."""
+def test_layout() -> None:
+    """The bytes other tools expect: first code in the low bits, little-endian. Two bits a code for ternary
+    are the dense alternative of kernels."""
+    for name, codes, want in (
+        ("float4_e2m1fn", [2, 7], "72"),
+        ("float6_e2m3fn", [8, 31, 40, 1], "C8 87 06"),
+        ("int2", [2, 3, 0, 1], "4E"),
+        ("binary", [1, 0, 0, 0, 0, 0, 0, 0, 1], "01 01"),
+        ("ternary", [2, 1, 0, 2, 1], f"{2 + 3 * 1 + 9 * 0 + 27 * 2 + 81 * 1:02X}"),
+        ("int4", [8, 9, 10], "98 0A"),
+    ):
+        packed = pack(torch.tensor([codes], dtype=torch.uint8), FORMATS[name])
+        assert packed[0].numpy().tobytes().hex(" ").upper() == want
     codes = torch.tensor([[0, 1, 2, 1, 2]], dtype=torch.uint8)
     packed = pack_bits(codes, 2)
-    assert packed.tolist() == [[0b01100100, 0b10]]
-    assert torch.equal(unpack_bits(packed, 2, 5), codes)
+    assert packed.tolist() == [[0b01100100, 0b10]] and torch.equal(unpack_bits(packed, 2, 5), codes)
 
 
 def test_all_243_ternary_bytes() -> None:

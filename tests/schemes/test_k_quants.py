@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from explorer import CALIBRATORS, SCHEMES, ScaleRule, Scheme, quantize
-from explorer.checkpoints import to_gguf
 from explorer.core.importances import takes_importance
 from explorer.core.k_quants import k_quantized
 from explorer.core.quantize import find_ranges
 from explorer.export.ggml_blocks import row_bytes
-from explorer.methods import apply
 from explorer.methods.awq import clip_search
 from explorer.schemes import Convention
 
@@ -86,23 +84,6 @@ def test_ternary_blocks_are_those_of_llama_cpp() -> None:
         assert torch.equal(here(x, name), by_ggml(x, name))
         q = quantize(torch.tensor([[-0.5, 0.5, 1.0, 0.49] + [0.0] * 252]), SCHEMES[name])
         assert q.dequantize()[0, :4].tolist() == [-1.0, 1.0, 1.0, 0.0]
-
-
-@pytest.mark.parametrize("name", ["tq1_0", "tq2_0"])
-def test_ternary_blocks_differ_from_llama_cpps_beyond_float16_alone(name: str) -> None:
-    """The bytes are equal for amax from above 2^-128 to 65504. Up to 2^-128 the reciprocal is Inf, and codes
-    differ under a scale of 0; from 65520 on the scale is Inf there and 65504 here, under equal codes."""
-    signs = torch.randint(-1, 2, (6, 256), generator=torch.Generator().manual_seed(5)).float()
-    signs[:, 0] = 1
-    ends = torch.tensor([2.0**-149, 2.0**-128, 2.0**-128 + 2.0**-149, 65504.0, 65520.0, 1e38])[:, None]
-    ours, theirs = here(signs * ends, name), by_ggml(signs * ends, name)
-    differ = ours != theirs
-    assert [bool(row.any()) for row in differ] == [True, True, False, False, True, True]
-    assert not differ[:2, -2:].any() and not ours[:2, -2:].any(), "both restore zeros"
-    assert not differ[4:, :-2].any()
-    inf = torch.tensor([float("inf"), 65504.0]).half().view(torch.uint8).view(2, 2)
-    assert torch.equal(theirs[4:, -2:], inf[:1].expand(2, 2))
-    assert torch.equal(ours[4:, -2:], inf[1:].expand(2, 2))
 
 
 def test_nvfp4_of_gguf_differs_from_llama_cpps_at_ties_alone() -> None:
@@ -279,13 +260,6 @@ def test_a_search_goes_with_its_layouts_alone() -> None:
         assert scheme.label == label and ("llama.cpp" in scheme.describe()) is ("_K" in label)
 
 
-def test_rows_that_no_file_holds_are_said() -> None:
-    """In the words of the export that refuses them."""
-    for name in ("q4_k", "tq1_0", "tq2_0"):
-        assert SCHEMES[name].shortened((1536, 384)).startswith(to_gguf.refuses(SCHEMES[name], (1536, 384)))
-    assert not SCHEMES["q4_k"].shortened((384, 1536)) and not SCHEMES["q4_0"].shortened((1536, 384))
-
-
 def test_whole_numbers_of_scales_fit_their_bits() -> None:
     """Far from zero and under importances of many sizes the search's scale of a block may be negative: what
     is stored of it is a whole number that the file has bits for."""
@@ -297,11 +271,3 @@ def test_whole_numbers_of_scales_fit_their_bits() -> None:
         rule = SCHEMES[name].scale
         assert rule is not None and rule.super_bits is not None
         assert scales.stored.min() >= 0 and scales.stored.max() < 2**rule.super_bits, name
-
-
-def test_what_moves_ranges_refuses_searched_scales() -> None:
-    """Else a layer is called by llama.cpp's type and has other scales, and a larger error, than rounding."""
-    w, x = torch.randn(8, 256), torch.randn(16, 256)
-    for name in ("q3_k", "q6_k", "iq4_nl"):
-        with pytest.raises(ValueError, match=SCHEMES[name].label):
-            apply("autoround", w, SCHEMES[name], x)

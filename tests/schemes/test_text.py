@@ -63,16 +63,11 @@ SIDES = st.none() | st.integers(1, 2**20)
 
 
 PARTS: dict[str, st.SearchStrategy[object]] = {
-    "format": st.sampled_from(ELEMENTS),
-    "block": st.tuples(SIDES, SIDES),
-    "scale": st.sampled_from(RULES),
-    "mapping": st.sampled_from(MappingType),
-    "calibrator": st.sampled_from(list(CALIBRATORS.values())),
-    "least_squares_scale": st.booleans(),
-    "seed": st.none() | st.integers(0, 2**64 - 1),
-    "codes": st.just(OWN_CODES) | CODES,
-    "flat": st.booleans(),
-}
+    "format": st.sampled_from(ELEMENTS), "block": st.tuples(SIDES, SIDES), "scale": st.sampled_from(RULES),
+    "mapping": st.sampled_from(MappingType), "calibrator": st.sampled_from(list(CALIBRATORS.values())),
+    "least_squares_scale": st.booleans(), "seed": st.none() | st.integers(0, 2**64 - 1),
+    "codes": st.just(OWN_CODES) | CODES, "flat": st.booleans(),
+}  # fmt: skip
 
 
 @st.composite
@@ -230,37 +225,25 @@ def test_every_recorded_scheme_is_read() -> None:
 
 
 WRONG = [
-    ("", 0, "''"),
-    ("int4_grup128", 0, "int4_group128"),
-    ("int8_tokn", 0, "int8_token"),
-    ("int4_group0", 0, "int4_group0"),
-    ("int4_0x8", 0, "int4_0x8"),
-    ("int4_group9999999999", 0, "int4_group9"),
-    ("int4_group" + "9" * 500, 0, "int4_group999"),
-    ("int4_group48_asymm", 0, "did you mean asym"),
-    ("int4_group48_", 0, "int4_group48_"),
-    ("int4_group", 0, "int4_group48_asym"),
-    ("int4_group-8", 0, "int4_group-8"),
+    ("", 0, "''"), ("int4_grup128", 0, "int4_group128"), ("int8_tokn", 0, "int8_token"),
+    ("int4_group0", 0, "int4_group0"), ("int4_0x8", 0, "int4_0x8"),
+    ("int4_group9999999999", 0, "int4_group9"), ("int4_group" + "9" * 500, 0, "int4_group999"),
+    ("int4_group48_asymm", 0, "did you mean asym"), ("int4_group48_", 0, "int4_group48_"),
+    ("int4_group", 0, "int4_group48_asym"), ("int4_group-8", 0, "int4_group-8"),
     ("int9_group48", 0, "int4~1x48~asymmetric~float16~minmax"),
-    ("nf4_block64_asym", 0, "accepted: bnb, double"),
-    ("fp4_block64", 0, "accepted: bnb"),
-    ("fp8_e4m3_1x64_asym", 0, "accepted: none"),
-    ("int8_tensor_vllm", 0, "accepted: asym, full"),
-    ("mxfp4_group16", 0, "mxfp4_group16"),
-    ("int9~1x8~symmetric~float16~minmax", 1, "int"),
+    ("nf4_block64_asym", 0, "accepted: bnb, double"), ("fp4_block64", 0, "accepted: bnb"),
+    ("fp8_e4m3_1x64_asym", 0, "accepted: none"), ("int8_tensor_vllm", 0, "accepted: asym, full"),
+    ("mxfp4_group16", 0, "mxfp4_group16"), ("int9~1x8~symmetric~float16~minmax", 1, "int"),
     ("float8_e8m0fnu~1x8~symmetric~float16~minmax", 1, "float8_e8m0fnu"),
     ("int4~128~symmetric~float16~minmax", 2, "tensor, row, column"),
     ("int4~1x-8~symmetric~float16~minmax", 2, "1x-8"),
     ("int4~flat0~symmetric~float16~minmax", 0, "positive"),
-    ("int4~flat~symmetric~float16~minmax", 2, "flat64"),
-    ("int4~1x24~minimum~super6~minmax", 0, "1, 2, 4"),
+    ("int4~flat~symmetric~float16~minmax", 2, "flat64"), ("int4~1x24~minimum~super6~minmax", 0, "1, 2, 4"),
     ("int4~1x32~asymmetric~super6~minmax", 0, "minimum and signed_max"),
     ("int4~flat32~minimum~super6~minmax", 0, "256"),
     ("int4~1x32~minimum~super5~minmax", 4, "did you mean super"),
-    ("int4~1x64~asymmetric~nested~minmax", 0, "symmetric"),
-    ("int4~1x²~symmetric~float16~minmax", 0, "'²'"),
-    ("int4~1x8~asymetric~float16~minmax", 3, "did you mean asymmetric"),
-    ("int4~1x8", 3, "character 9"),
+    ("int4~1x64~asymmetric~nested~minmax", 0, "symmetric"), ("int4~1x²~symmetric~float16~minmax", 0, "'²'"),
+    ("int4~1x8~asymetric~float16~minmax", 3, "did you mean asymmetric"), ("int4~1x8", 3, "character 9"),
     ("int4~1x8~symmetric~int8~minmax", 4, "int8"),
     ("int4~1x8~symmetric~float8_e8m0fnu~minmax", 4, "float8_e8m0fnu"),
     ("int4~1x8~symmetric~float16", 5, "calibrator"),
@@ -272,13 +255,12 @@ WRONG = [
     ("int4~0x8~symmetric~float16~minmax", 0, "positive"),
     ("nf4~1x8~asymmetric~float16~minmax", 0, "integer format"),
     ("int8~1x8~symmetric~none~minmax", 0, "needs a scale"),
-    ("int4~1x8~symmetric~float16~minmax~s99999999999999999999", 0, "seed"),
-    ("int4~" + "1" * 500, 0, "200"),
+    ("int4~1x8~symmetric~float16~minmax~s99999999999999999999", 0, "seed"), ("int4~" + "1" * 500, 0, "200"),
     ("int4~1x8~symmetric~float16~minmax~ſ7", 0, "'ſ' (U+017F) at character 35"),
     ("int4_bloc\u212a64", 0, "'\u212a' (U+212A) at character 10"),
     ("int4~1x٨~symmetric~float16~minmax", 0, "'٨' (U+0668) at character 8"),
     ("int4_group١٢٨", 0, "'١' (U+0661) at character 11"),
-]
+]  # fmt: skip
 """A text, the number of its wrong part (0: the whole), and what its refusal names."""
 
 

@@ -10,23 +10,13 @@ from explorer.analysis.error_map import clipped_part, part_errors
 from explorer.analysis.tensor import analyse
 
 
-@pytest.mark.parametrize(
-    ("ends", "size", "part"),
-    [
-        ((-0.5, 9.5), 10, (0, 10)),
-        ((9.5, -0.5), 10, (0, 10)),
-        ((2.2, 4.9), 10, (3, 5)),
-        ((2.0, 4.0), 10, (2, 5)),
-        ((2.2, 2.4), 10, (3, 4)),
-        ((-30.0, -20.0), 10, (0, 1)),
-        ((40.0, 50.0), 10, (9, 10)),
-    ],
-)
-def test_a_zoom_has_whole_rows_of_the_matrix(
-    ends: tuple[float, float], size: int, part: tuple[int, int]
-) -> None:
+def test_a_zoom_has_whole_rows_of_the_matrix() -> None:
     """Axes run downwards, beyond the matrix, and between two rows: at least one is shown, none beyond."""
-    assert clipped_part(ends, size) == part
+    for ends, part in (
+        ((-0.5, 9.5), (0, 10)), ((9.5, -0.5), (0, 10)), ((2.2, 4.9), (3, 5)), ((2.0, 4.0), (2, 5)),
+        ((2.2, 2.4), (3, 4)), ((-30.0, -20.0), (0, 1)), ((40.0, 50.0), (9, 10)),
+    ):  # fmt: skip
+        assert clipped_part(ends, 10) == part
 
 
 @pytest.mark.parametrize("name", ["int4_group32", "nvfp4", "fp32"])

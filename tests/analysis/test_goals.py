@@ -5,43 +5,34 @@ from __future__ import annotations
 import pytest
 
 from explorer import SCHEMES
-from explorer.analysis.goals import GOALS, MOST, Goal, adapted, goal_of, nearest_goal, shortlist_of
+from explorer.analysis.goals import GOALS, MOST, adapted, goal_of, nearest_goal, shortlist_of
 
 SHAPE = (1536, 384)
 
 
-@pytest.mark.parametrize("goal", GOALS.values(), ids=lambda goal: goal.name)
-def test_every_goal_has_a_shortlist_within_its_axes(goal: Goal) -> None:
+def test_every_goal_has_a_shortlist_within_its_axes() -> None:
     """Names of schemes that exist, A and B first, at points that the figure shows."""
-    assert 2 <= len(goal.schemes) <= MOST and not set(goal.schemes) & set(goal.asked)
-    assert (goal.a, goal.b) == goal.schemes[:2]
-    for name in goal.schemes:
-        assert goal.bits[0] <= SCHEMES[name].bits_per_element(SHAPE).total <= goal.bits[1], name
-    assert set(goal.asked) <= set(SCHEMES) and goal_of(goal.name, SHAPE) is goal
+    for goal in GOALS.values():
+        assert 2 <= len(goal.schemes) <= MOST and not set(goal.schemes) & set(goal.asked)
+        assert (goal.a, goal.b) == goal.schemes[:2]
+        for name in goal.schemes:
+            assert goal.bits[0] <= SCHEMES[name].bits_per_element(SHAPE).total <= goal.bits[1], name
+        assert set(goal.asked) <= set(SCHEMES) and goal_of(goal.name, SHAPE) is goal
 
 
-SIZES = {
-    "at-most-4.25": ["mxfp4", "int4_group128_asym"],
-    "at-most-0.3MB": ["int4_row", "q3_k"],
-    "at-most-1.1": ["binary_row"],
-}
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_a_size_lists_the_schemes_below_it(name: str) -> None:
-    goal = goal_of(name, SHAPE)
-    bits = [SCHEMES[text].bits_per_element(SHAPE).total for text in goal.schemes]
-    assert list(goal.schemes[: len(SIZES[name])]) == SIZES[name] and goal.name == name
-    assert bits == sorted(bits, reverse=True) and goal.most_bits is not None and bits[0] <= goal.most_bits
-
-
-@pytest.mark.parametrize(
-    "name, words",
-    [("5-bit", "no goal '5-bit'; there are 8-bit"), ("at-most-0.5", "nothing fits 0.5 bits per element")],
-)
-def test_other_names_are_refused_in_words(name: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        goal_of(name, SHAPE)
+def test_a_size_lists_the_schemes_below_it() -> None:
+    for name, first in (
+        ("at-most-4.25", ["mxfp4", "int4_group128_asym"]),
+        ("at-most-0.3MB", ["int4_row", "q3_k"]),
+        ("at-most-1.1", ["binary_row"]),
+    ):
+        goal = goal_of(name, SHAPE)
+        bits = [SCHEMES[text].bits_per_element(SHAPE).total for text in goal.schemes]
+        assert list(goal.schemes[: len(first)]) == first and goal.name == name
+        assert bits == sorted(bits, reverse=True) and goal.most_bits is not None and bits[0] <= goal.most_bits
+    for name, words in (("5-bit", "8-bit"), ("at-most-0.5", "0.5 bits")):
+        with pytest.raises(ValueError, match=words):
+            goal_of(name, SHAPE)
 
 
 def test_axes_follow_a_tensor_whose_points_lie_outside() -> None:
@@ -60,8 +51,6 @@ def test_the_shortlist_keeps_what_was_added() -> None:
     assert shortlist_of(goal, list("abcdefg")) == tuple("cdefg")
 
 
-@pytest.mark.parametrize(
-    "scheme, goal", [("nvfp4", "4-bit"), ("int8_row", "8-bit"), ("bf16", "all"), ("q2_k", "2-bit")]
-)
-def test_an_old_link_gets_the_goal_of_its_scheme(scheme: str, goal: str) -> None:
-    assert nearest_goal(SCHEMES[scheme], SHAPE).name == goal
+def test_an_old_link_gets_the_goal_of_its_scheme() -> None:
+    for scheme, goal in (("nvfp4", "4-bit"), ("int8_row", "8-bit"), ("bf16", "all"), ("q2_k", "2-bit")):
+        assert nearest_goal(SCHEMES[scheme], SHAPE).name == goal

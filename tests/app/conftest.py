@@ -17,6 +17,15 @@ from app import limits
 
 
 @pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The messages shown to the visitor."""
+    messages: list[str] = []
+    monkeypatch.setattr(limits, "notify", messages.append)
+    monkeypatch.setattr(limits, "inform", messages.append)
+    return messages
+
+
+@pytest.fixture
 def entry() -> Any:
     """What serves the page."""
     return importlib.import_module("app.start")

@@ -47,8 +47,7 @@ def routes(found: Any) -> Iterator[tuple[str, str]]:
 
 
 def test_every_route_of_gradio_is_known(client: TestClient) -> None:
-    """A new version of Gradio may add a route that fetches, writes or runs something: somebody has to read
-    it, and add it to the table as served or as refused, before it is there for strangers."""
+    """A new Gradio may add a route that fetches, writes or runs something: somebody has to read it."""
     found: Any = client.app
     there = set(routes(found.routes))
     assert len(there) > 60, "the routes were not found"
@@ -105,8 +104,7 @@ FETCHED = [
 def test_no_address_is_fetched(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Gradio's server fetches what is named so, of any length and for as long as it drips, and passes on
-    HTML as a page of ours. All get the same answer, whether there is such a file or not."""
+    """Gradio's server fetches what is named so, of any length, and passes on HTML as a page of ours."""
 
     async def went_out(*_: Any, **__: Any) -> None:
         raise AssertionError("the server asked an address")
@@ -176,8 +174,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: Any) -> Ite
 
 
 def test_only_the_pages_own_scripts_run(launched: str) -> None:
-    """The policy names every inline script of the HTML by its hash, and those that Gradio puts into the head
-    later, and allows no other: what a file or a link smuggles into the page stays text."""
+    """Each is named by its hash: what a file or a link smuggles into the page stays text."""
     answer = httpx.get(launched)
     policy = answer.headers["content-security-policy"]
     scripts = re.search(r"script-src ([^;]*)", policy)

@@ -1,4 +1,4 @@
-"""Requests that are computed at once share the cores.
+"""Requests that are computed at once share the cores, and have the GPU one after another.
 
 If these fail, a busy server takes up to twice the CPU time for every answer, or a lone visitor waits for one
 core's work.
@@ -6,6 +6,7 @@ core's work.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -16,7 +17,9 @@ import torch
 from app.serving import cores
 from app.serving.cores import share_of_cores
 from app.state.analyses import reported
+from app.state.gpu_lock import FairLock, locked_steps
 from explorer.threads import usable_threads
+from tests.app.acting import until
 
 
 @pytest.fixture(autouse=True)
@@ -27,21 +30,21 @@ def _as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("requests", "share"), [(1, 4), (2, 2), (3, 1), (9, 1)])
-def test_each_request_has_its_share(requests: int, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_request_has_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """In its own thread, whatever the others set; all cores again afterwards."""
     monkeypatch.setattr(cores, "CORES", 4)
-    together = Barrier(requests)
+    for requests, share in ((1, 4), (2, 2), (3, 1), (9, 1)):
+        together = Barrier(requests)
 
-    def count() -> tuple[int, int]:
-        with share_of_cores():
-            together.wait(20)  # the last to come sees all
-            inside = torch.get_num_threads()
-        return inside, torch.get_num_threads()
+        def count(together: Barrier = together) -> tuple[int, int]:
+            with share_of_cores():
+                together.wait(60)  # the last to come sees all
+                inside = torch.get_num_threads()
+            return inside, torch.get_num_threads()
 
-    with ThreadPoolExecutor(requests) as pool:
-        found = [one.result() for one in [pool.submit(count) for _ in range(requests)]]
-    assert min(inside for inside, _ in found) == share and {after for _, after in found} == {4}
+        with ThreadPoolExecutor(requests) as pool:
+            found = [one.result() for one in [pool.submit(count) for _ in range(requests)]]
+        assert min(inside for inside, _ in found) == share and {after for _, after in found} == {4}
 
 
 def test_a_long_tasks_thread_has_its_requests_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,3 +65,40 @@ def test_a_long_tasks_thread_has_its_requests_share(monkeypatch: pytest.MonkeyPa
         list(steps)
         assert usable_threads() == 4
     assert inside == [4, 2]
+
+
+def test_one_at_a_time_in_the_order_of_coming() -> None:
+    """Six threads that ask one after another run one after another."""
+    lock, running, order, seen = FairLock(), 0, list[int](), list[int]()
+
+    def work(index: int) -> None:
+        nonlocal running
+        with lock.hold():
+            running += 1
+            seen.append(running)
+            order.append(index)
+            seen.append(running)
+            running -= 1
+
+    with lock.hold():
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+        for index, thread in enumerate(threads):
+            thread.start()
+            until(lambda count=index + 2: len(lock) == count)
+    for thread in threads:
+        thread.join(60)
+    assert order == list(range(6)) and set(seen) == {1} and len(lock) == 0
+
+
+def test_an_error_releases_the_lock() -> None:
+    """If this fails, one bad request stops the GPU for everyone."""
+    lock = FairLock()
+    with pytest.raises(ValueError, match="x"), lock.hold():
+        raise ValueError("x")
+    with lock.hold():
+        assert len(lock) == 1
+
+
+def test_a_generator_passes_through() -> None:
+    """Every item arrives, in order, whatever it is."""
+    assert list(locked_steps(iter([1, None, 0, 4]))) == [1, None, 0, 4]

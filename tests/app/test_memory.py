@@ -7,63 +7,46 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.conftest import ROOT
+
 PROGRAM = """
-import threading, psutil, torch
-from app.serving.memory import return_large_blocks
+import sys, threading, psutil
+from app.serving.memory import return_large_blocks, return_small_holes
 assert return_large_blocks()
 rss = psutil.Process().memory_info
-before, small, large = rss().rss, [], []
-def work():
+def large(kept, gone):
     for _ in range(30):
-        large.append(torch.ones(1 << 20))
-        small.append(bytes(60_000))
+        gone.append(torch.ones(1 << 20))
+        kept.append(bytes(60_000))
         torch.ones(1 << 21)
-threads = [threading.Thread(target=work) for _ in range(4)]
-[t.start() for t in threads], [t.join() for t in threads]
-full = rss().rss - before
-large.clear()
-print(full, rss().rss - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the option is glibc's")
-def test_large_blocks_are_given_back() -> None:
-    """1 GB of tensors between small blocks that stay: without the option .7 GB of it is kept."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    full, left = map(int, done.stdout.split())
-    assert full > 400e6 and left < 60e6
-
-
-SMALL = """
-import threading, psutil
-from app.serving.memory import return_large_blocks, return_small_holes
-return_large_blocks()
-rss = psutil.Process().memory_info
-kept, gone = [], []
-def work():
+def small(kept, gone):
     for _ in range(10_000):
         gone.append(b"x" * 20_000)
         kept.append(bytes(600))
+if sys.argv[1] == "large":
+    import torch
+work, kept, gone = globals()[sys.argv[1]], [], []
 before = rss().rss
-threads = [threading.Thread(target=work) for _ in range(2)]
+threads = [threading.Thread(target=work, args=(kept, gone)) for _ in range(int(sys.argv[2]))]
 [t.start() for t in threads], [t.join() for t in threads]
 full = rss().rss - before
 gone.clear()
-assert return_small_holes()
+assert work is large or return_small_holes()
 print(full, rss().rss - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the call is glibc's")
-def test_holes_between_small_blocks_are_given_back() -> None:
-    """400 MB of small blocks between others that stay: without the call nearly all of it is kept."""
-    done = subprocess.run([sys.executable, "-c", SMALL], cwd=ROOT, capture_output=True, text=True, check=True)
+@pytest.mark.skipif(sys.platform != "linux", reason="the option and the call are glibc's")
+@pytest.mark.parametrize(
+    ("what", "threads", "least", "most"),
+    [pytest.param("large", 4, 400e6, 60e6, marks=pytest.mark.thorough), ("small", 2, 350e6, 150e6)],
+)
+def test_what_is_free_is_given_back(what: str, threads: int, least: float, most: float) -> None:
+    """Tensors of 1 GB, or small blocks of 400 MB, between others that stay: else nearly all is kept."""
+    command = [sys.executable, "-c", PROGRAM, what, str(threads)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     full, left = map(int, done.stdout.split())
-    assert full > 350e6 and left < 150e6
+    assert full > least and left < most

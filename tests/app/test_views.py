@@ -12,16 +12,18 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from app import limits
+from app.chosen import RecordView
 from app.parts.scheme_controls import SchemeView, show_scheme
+from app.parts.tensor_controls import TensorControls
 from app.parts.views import Event, Shown, StatusView, View, listen, shows
-from app.state.controls import Parts
+from app.parts.widgets import TOGETHER
 from app.state.forms import Form
+from app.state.record import Record
 from app.state.selection import Selection
-from app.ui import build
 from explorer import gpu
-from tests.app.test_handlers import selection, unchanged
-from tests.covering import EACH_SCHEME
+from tests.app import asked
+from tests.app.acting import selection, unchanged
+from tests.load.visitor import values_of
 
 
 @dataclass(frozen=True)
@@ -38,50 +40,34 @@ class Button:
         return handler, outputs
 
 
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The messages shown to the visitor."""
-    messages: list[str] = []
-    monkeypatch.setattr(limits, "notify", messages.append)
-    return messages
-
-
-@pytest.mark.parametrize("fields", [{"status": 1}, {"status": 1, "table": 2, "tabel": 3}, {}])
-def test_a_view_with_a_missing_or_unknown_name_is_refused(fields: dict[str, Any]) -> None:
+def test_a_view_with_a_missing_or_unknown_name_is_refused() -> None:
     """In ``build`` as in a handler: a name too few or too many raises at once."""
-    with pytest.raises(TypeError):
-        Two(**fields)
+    for fields in ({"status": 1}, {"status": 1, "table": 2, "tabel": 3}, {}):
+        with pytest.raises(TypeError):
+            Two(**fields)
     with pytest.raises(TypeError):
         Two.unchanged(tabel=3)
 
 
-def test_outputs_that_are_not_the_handlers_view_are_refused() -> None:
-    """A handler wired to another view's components raises while the page is built."""
+def test_outputs_are_those_of_the_handlers_view_in_order() -> None:
+    """Another view's components raise while the page is built; a generator's steps are ordered too."""
 
     @shows(Two)
     def handler() -> Two:
         return Two("words", [1])
 
-    with pytest.raises(TypeError, match="Two"):
-        listen(Button().click, handler, None, show_scheme("nvfp4"))
-    with pytest.raises(TypeError, match="Two"):
-        listen(Button().click, handler, None, gr.skip())
-    wired, outputs = listen(Button().click, handler, None, Two("status box", "table box"))
-    assert outputs == ["status box", "table box"] and wired() == ["words", [1]]
-
-
-def test_a_generators_steps_are_put_in_order() -> None:
-    """Each step of a run reaches Gradio as a list in the order of the components."""
-
     @shows(Two)
-    def handler() -> Iterator[Two]:
+    def steps() -> Iterator[Two]:
         yield Two.unchanged(status="half")
         yield Two(table=[1], status="done")
 
-    wired, _ = listen(Button().click, handler, None, Two("status box", "table box"))
-    assert inspect.isgeneratorfunction(wired)
-    first, second = wired()
-    assert first == ["half", gr.skip()] and second == ["done", [1]]
+    for outputs in (show_scheme("nvfp4"), gr.skip()):
+        with pytest.raises(TypeError, match="Two"):
+            listen(Button().click, handler, None, outputs)
+    wired, outputs = listen(Button().click, handler, None, Two("status box", "table box"))
+    assert outputs == ["status box", "table box"] and wired() == ["words", [1]]
+    wired, _ = listen(Button().click, steps, None, Two("status box", "table box"))
+    assert inspect.isgeneratorfunction(wired) and list(wired()) == [["half", gr.skip()], ["done", [1]]]
 
 
 ERRORS = [
@@ -93,45 +79,40 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("error", "words"), ERRORS, ids=lambda v: type(v).__name__)
-def test_errors_become_words_and_outputs_stay(error: Exception, words: str, said: list[str]) -> None:
+def test_errors_become_words_and_outputs_stay(said: list[str]) -> None:
     """Of a function and of a generator that has begun; a status line repeats the words."""
+    for error, words in ERRORS:
 
-    @shows(Two)
-    def once() -> Two:
-        raise error
+        @shows(Two)
+        def once(error: Exception = error) -> Two:
+            raise error
 
-    @shows(Two)
-    def steps() -> Iterator[Two]:
-        yield Two("begun", [1])
-        raise error
+        @shows(Two)
+        def steps(error: Exception = error) -> Iterator[Two]:
+            yield Two("begun", [1])
+            raise error
 
-    @shows()
-    def single() -> str:
-        raise error
+        @shows()
+        def single(error: Exception = error) -> str:
+            raise error
 
-    for out in (once(), list(steps())[-1]):
-        assert words in out.status and unchanged(out.table)
-    assert unchanged(single())
-    assert len(said) == 3 and all(words in message for message in said)
+        for out in (once(), list(steps())[-1]):
+            assert words in out.status and unchanged(out.table)
+        assert unchanged(single())
+        assert len(said) == 3 and all(words in message for message in said)
+        said.clear()
 
 
 def test_a_defect_of_ours_is_not_called_bad_input() -> None:
     """An error that no input explains is raised, so that it is seen in the log and in tests."""
+    for error in (RuntimeError("shape mismatch"), IndexError("list index out of range")):
 
-    @shows(Two)
-    def handler() -> Two:
-        raise RuntimeError("shape mismatch")
+        @shows(Two)
+        def handler(error: Exception = error) -> Two:
+            raise error
 
-    with pytest.raises(RuntimeError, match="shape mismatch"):
-        handler()
-
-    @shows(Two)
-    def beyond_the_end() -> Two:
-        return Two("", [][1])
-
-    with pytest.raises(IndexError):
-        beyond_the_end()
+        with pytest.raises(type(error)):
+            handler()
 
 
 def test_a_handler_receives_the_bar_as_a_selection() -> None:
@@ -149,17 +130,9 @@ def test_a_handler_receives_the_bar_as_a_selection() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", EACH_SCHEME)
-def test_the_scheme_controls_show_every_scheme(name: str) -> None:
-    """One value for each control, and the parts' controls are exactly the fields of ``Parts``."""
-    shown = show_scheme(name)
-    assert shown.preset == name
-    assert len(shown.parts()) == len(dataclasses.fields(Parts))
-
-
 def test_every_listener_of_the_page_has_as_many_inputs_as_its_handler_takes() -> None:
     """Every endpoint that takes the bar begins with all of it, in the order of ``Selection``."""
-    page = build()
+    page = asked.page()
     labels = None
     for function in page.fns.values():
         handler: Any = function.fn
@@ -176,3 +149,42 @@ def test_every_listener_of_the_page_has_as_many_inputs_as_its_handler_takes() ->
             assert first == labels
     assert labels is not None and labels[-2:] == ["scheme", "second-scheme"]
     assert issubclass(SchemeView, View)
+
+
+def test_the_views_have_the_records_fields() -> None:
+    """Components stand for fields by their order: a field that is added to one alone shifts the others."""
+    record, selection = ([f.name for f in dataclasses.fields(one)] for one in (Record, Selection))
+    assert (
+        [f.name for f in dataclasses.fields(RecordView)] == record == [*selection, *record[len(selection) :]]
+    )
+    controls = [f.name for f in dataclasses.fields(TensorControls)]
+    assert controls == [name for name in selection if name not in ("scheme", "second")]
+
+
+def test_the_latest_of_an_event_is_asked_by_one_listener() -> None:
+    """Two listeners that are overtaken in turn ask the server for ever."""
+    events: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for dependency in asked.page().get_config_file()["dependencies"]:
+        for part, event in dependency["targets"]:
+            if dependency["backend_fn"] and event != "then":
+                events.setdefault((part, event), []).append(dependency)
+    several = [
+        sorted(d["api_name"] for d in together)
+        for together in events.values()
+        if len(together) > 1 and any(d["trigger_mode"] == "always_last" for d in together)
+    ]
+    assert events and not several
+
+
+def test_the_visitors_of_the_load_send_what_the_page_sends() -> None:
+    """Else every such request is refused at once, and the load that is measured lacks it."""
+    for name in ("choose", "tensor", "frontier", "calibration", "take"):
+        (function,) = (d for d in asked.page().get_config_file()["dependencies"] if d["api_name"] == name)
+        assert len(values_of(name, [""] * Selection.size())) == len(function["inputs"])
+
+
+def test_one_visitors_large_tensor_holds_up_nobody() -> None:
+    """Gradio answers one request of a function at a time unless it is told otherwise."""
+    for name in ("choose", "frontier", "values", "element"):
+        (function,) = (f for f in asked.page().fns.values() if f.api_name == name)
+        assert function.concurrency_limit == TOGETHER["concurrency_limit"] > 1

@@ -22,7 +22,7 @@ from tests.covering import sampled
 
 RECORDED = recorded_gemms()
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (1, 8192, 8192))
-EACH_SHAPE = pytest.mark.parametrize("shape", sampled([(shape,) for shape in SHAPES], [(SHAPES[2],)]), ids=str)
+EACH_SHAPE = pytest.mark.parametrize("shape", sampled([(one,) for one in SHAPES], [(SHAPES[2],)]), ids=str)
 SQUARE = at_shape(RECORDED.rows, SHAPES[0])
 MARKED = {"w_nvfp4": "A", "nvfp4": "A", "w4a16_group128": "B"}
 

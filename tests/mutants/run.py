@@ -10,7 +10,7 @@ error, or by taking ``SLOWER`` times as long; else it survives. What survives, a
 killed (``--before``), meets that test once more, if ``make test-all`` has it.
 ``--traces`` keeps the first run's files and the verdicts, and takes those that are there.
 ``--record`` writes ``recorded.json`` and the section "Mutants" of docs/correctness.md; ``--page`` writes the
-section again, after survivors were given their reasons (``known.WHY``).
+section again, after survivors were given their reasons (``known.json``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from typing import Any
 
 from explorer.core.backend import CPU
 from explorer.recordings.machine import this_machine
-from tests.mutants.known import WHY, Reason
 from tests.mutants.sample import Mutant, change_in_words, function_at, sample
 from tests.mutants.zygote import Zygote
 
@@ -65,6 +64,21 @@ NOT_IMPORTED = ("conftest", "ERROR: found no collectors for")
 """What pytest says, beside a code that is none of ``FAILS``, where a file of tests cannot be imported."""
 HANG = "time:"
 """How ``Outcome.by`` begins where a mutant took too long; on a busy machine some that were not noticed do."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a survivor survives, in words; ``equivalent``: no input has another result."""
+
+    why: str
+    equivalent: bool = False
+
+
+WHY = {
+    (row.pop("path"), row.pop("change")): Reason(**row)
+    for row in json.loads((ROOT / "tests/mutants/known.json").read_text(encoding="utf-8"))
+}
+"""By file and change."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.mutants import run
-from tests.mutants.known import Reason
-from tests.mutants.run import Outcome, Run, Timed, chosen, report, wilson, with_section
+from tests.mutants.run import Outcome, Reason, Run, Timed, chosen, report, wilson, with_section
 from tests.mutants.sample import Mutant, function_at, mutants_of
 
 SOURCE = "LIMIT: int | None = 3\n\n\ndef f(a, *, b):\n    return a < b\n"

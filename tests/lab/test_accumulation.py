@@ -1,9 +1,8 @@
-"""Sums of FP8 products: probes find what an accumulator keeps, and the page says what was recorded."""
+"""Sums of FP8 products: probes find what an accumulator keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,28 +12,16 @@ from lab.accumulation import (
     CUT,
     DATA,
     INSTRUCTION,
-    KERNELS,
-    LENGTHS,
-    NORMAL,
     PLACES,
     POSITIVE,
-    PROBE,
     PROBES,
     ROUNDED,
     Kernel,
-    SumRow,
     error_at,
-    in_words,
-    operand_error,
-    operands,
     probe,
-    probes_table,
-    recorded_sums,
     run_sums,
-    sums_figure,
-    sums_table,
-    unrecorded_probes,
 )
+from tests.covering import by_pairs
 
 CPU = torch.device("cpu")
 
@@ -62,12 +49,13 @@ def emulated(bits: int, step: int, rounds: Callable[[Tensor], Tensor]) -> Callab
     return run
 
 
-@pytest.mark.parametrize(
-    ("bits", "data"),
-    [(7, PROBE), (13, PROBE), (20, PROBE), *((13, data) for data in PROBES if data != PROBE)],
-)
-@pytest.mark.parametrize(("rounds", "rest"), [(torch.trunc, CUT), (torch.round, ROUNDED)])
-@pytest.mark.parametrize("place", PLACES)
+ROUNDS = ((torch.trunc, CUT), (torch.round, ROUNDED))
+CASES = [
+    (bits, data, *end, place) for bits in (7, 13, 20) for data in PROBES for end in ROUNDS for place in PLACES
+]
+
+
+@pytest.mark.parametrize(("bits", "data", "rounds", "rest", "place"), by_pairs(CASES, lambda *case: case))
 def test_a_probe_finds_what_an_accumulator_keeps(
     bits: int, data: str, rounds: Callable[[Tensor], Tensor], rest: str, place: int
 ) -> None:
@@ -101,63 +89,8 @@ def test_cut_sums_are_too_small_and_worse_the_longer_they_are() -> None:
         (name, data, k) for name in kernels for data in PROBES for k in PLACES
     ]
     assert [row.bits for row in probes] == [10] * 9 + [23] * 9
-    assert (
-        probes_table([replace(row, kernel="mma") for row in probes[:9]]).count("10 bits, the rest cut off")
-        == 9
-    )
     short = [error_at(rows, "short", POSITIVE, k) for k in (128, 1024)]
     exact = [error_at(rows, "exact", data, 1024) for data in DATA]
     assert all(row is not None and row.bias < 0 for row in short)
     assert short[0] and short[1] and short[1].error > 2 * short[0].error
     assert all(row is not None and row.error < 2.0**-22 and row.bias < 2.0**-22 for row in exact)
-
-
-def test_operands_are_what_their_names_say() -> None:
-    """If this fails, data of one sign are not, or two runs differ."""
-    for data, positive in ((POSITIVE, True), (NORMAL, False)):
-        x, w = operands(data, 128, CPU)
-        again, _ = operands(data, 128, CPU)
-        assert torch.equal(x.float(), again.float()) and not torch.equal(x.float(), w.float())
-        assert bool((x.float() >= 0).all()) is positive
-
-
-def test_the_page_has_every_kernel_of_the_recording() -> None:
-    """If this fails, a kernel was added and not recorded, or a recorded one is not shown."""
-    rows = recorded_sums().rows
-    assert {(row.kernel, row.k) for row in rows if row.data == PROBE} == {
-        (name, place) for name in KERNELS for place in PLACES
-    }
-    assert {(row.kernel, row.data, row.k) for row in rows if row.data not in PROBES} == {
-        (name, data, k) for name in KERNELS for data in DATA for k in LENGTHS
-    }
-    for kernel in KERNELS.values():
-        assert probes_table(rows).count(f"| {kernel.label} | 16 · 16 |") == 1
-        assert sums_table(rows).count(kernel.label) == len(DATA)
-    assert [trace.name for trace in sums_figure(rows).data] == [kernel.label for kernel in KERNELS.values()]
-
-
-def test_the_words_state_the_recorded_loss() -> None:
-    """If this fails, the sentence under the figure is not of its rows, or an error of operands is wrong."""
-    rows = [SumRow(name, POSITIVE, 4096, bias=-0.07, error=0.07) for name in KERNELS]
-    assert "7 % too small" in in_words(rows) and "not recorded" in in_words(rows[:1]).lower()
-    # Each operand's error is about 2.6 % of it, and the two are independent.
-    assert 0.035 < operand_error(NORMAL, 1024) < 0.04
-
-
-def test_without_a_recording_the_page_says_so() -> None:
-    """If this fails, a page with a missing recording cannot be written."""
-    assert "not recorded yet" in probes_table([]) and "not recorded yet" in sums_table([])
-    assert unrecorded_probes([SumRow("wgmma", PROBE, 1)]).startswith(" Probes with 24 · 24 and −24 · 24: not")
-    assert unrecorded_probes([SumRow("wgmma", data, 1) for data in PROBES]) == ""
-    assert SumRow("wgmma", PROBE, 1).bits == 0 and not sums_figure([]).data[0].x
-
-
-def test_the_figure_has_a_title_and_ticks_at_its_ends() -> None:
-    """If this fails, a reader cannot tell where the lines begin and end, or what they show."""
-    rows = recorded_sums().rows
-    fig = sums_figure(rows)
-    assert fig.layout.title.text and fig.layout.xaxis.tickvals[0] == LENGTHS[0]
-    assert fig.layout.xaxis.tickvals[-1] == LENGTHS[-1]
-    errors = [row.error for row in rows if row.data == POSITIVE]
-    ticks = fig.layout.yaxis.tickvals
-    assert ticks[0] <= min(errors) and ticks[-1] >= max(errors)

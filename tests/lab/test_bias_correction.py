@@ -1,23 +1,15 @@
-"""The constant part of a layer's error, and what docs/which-format.md says of it.
-
-If these fail, the page explains methods by a part of the error that is another one.
-"""
+"""The constant part of a layer's error."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
 from torch import nn
 
 from explorer import SCHEMES
-from explorer.methods import label_of
 from explorer.models.capture import Captured
 from explorer.models.quantize import MethodLinear, quantize_model
-from lab import docs
-from lab.bias_correction import METHODS, corrected_name, layer_error, recorded_bias, rows_of
-from lab.embeddings import METHODS_SCHEMES
+from lab.bias_correction import layer_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -45,16 +37,3 @@ def test_the_constant_part_is_the_mean_over_tokens() -> None:
             assert error == pytest.approx(float((outputs[0] - outputs[1]).norm() / outputs[1].norm()))
     assert errors["rtn"][0] > 1e-2 and errors["rtn"][1] == pytest.approx(1)
     assert errors["bias_correction"][0] < 1e-6
-
-
-def test_the_page_has_every_method_without_and_with_the_correction() -> None:
-    """A row for each, under both schemes, and its cosine is that of the recording."""
-    text, rows = docs.render("which-format.md"), recorded_bias().rows
-    for scheme in METHODS_SCHEMES:
-        for method in METHODS:
-            for name in (method, corrected_name(method)):
-                of = rows_of(rows, scheme, name)
-                mean = sum(row.cosine for row in of) / len(of)
-                assert f"| {label_of(name)} | {mean:.3f}" in text, (scheme, name)
-                assert all(0 <= row.least_constant <= row.constant <= row.most_constant <= 1 for row in of)
-                assert all(math.isfinite(row.error) and 0 <= row.better <= row.layers for row in of)

@@ -1,7 +1,4 @@
-"""Rows of weights and inputs: how far they move, and what docs/which-format.md says of that.
-
-If these fail, the page orders rows by differences that another CPU or another batch would turn round.
-"""
+"""Rows of weights and inputs: how far they move."""
 
 from __future__ import annotations
 
@@ -12,17 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from explorer.models.evaluate import SAMPLES, EmbeddingDrift, sentences
-from lab import docs, inputs
-from lab.embeddings import BOTH, recorded_embeddings
+from explorer.models.evaluate import SAMPLES, EmbeddingDrift
+from lab import inputs
+from lab.embeddings import BOTH
 from lab.inputs import (
-    GROUP,
     InputsRow,
-    differences_table,
     embed_in_order,
-    inputs_table,
     moves,
-    recorded_inputs,
 )
 from lab.intervals import half_interval
 
@@ -63,31 +56,3 @@ def test_moves_are_the_largest_differences() -> None:
     assert moved.cpu_cosine == pytest.approx(0.03) and moved.cpu_points == pytest.approx(9)
     assert moved.runs_cosine == pytest.approx(0.06) and moved.runs_points == pytest.approx(3)
     assert moves([], [OTHER]) is None and moves([ROW], []) is None
-    table = inputs_table([ROW, later], [OTHER])
-    assert "0.9600 ± " in table and "(0.9300 to 0.9900)" in table and "| 0.9000 | 71.0 % |" in table
-
-
-def test_differences_are_of_pairs_of_groups() -> None:
-    """A method against rounding with the same schemes: what both groups share is not in the interval."""
-    usual = next(run for run in BOTH if run.method == "rtn" and run.activations == "int8_tensor")
-    other = next(run for run in BOTH if run.method != "rtn" and run.activations == "int8_tensor")
-    before = dataclasses.replace(ROW, scheme=usual.scheme, method="rtn", activations=usual.activations)
-    groups = tuple(value + 0.01 for value in ROW.groups)
-    after = dataclasses.replace(before, scheme=other.scheme, method=other.method, groups=groups)
-    assert "| +0.0100 ± 0.0001 |" in differences_table([before, after])
-    assert "| −0.0100 ± 0.0001 |" in differences_table(
-        [dataclasses.replace(before, groups=groups), dataclasses.replace(after, groups=ROW.groups)]
-    )
-    assert "not recorded" in differences_table([before])
-
-
-def test_the_page_has_the_interval_of_every_row() -> None:
-    """Every row was run so many times, in orders of its own, and the page's table is computed from that."""
-    rows, text = recorded_inputs().rows, docs.render("which-format.md")
-    by_run = inputs.rows_by_run(rows)
-    assert [*by_run] == [*BOTH] and all(len(of) == SAMPLES for of in by_run.values())
-    assert all(len(row.groups) * GROUP == len(sentences()) for row in rows)
-    assert inputs_table(rows, recorded_embeddings().rows) in text
-    assert differences_table(rows) in text
-    moved = moves(rows, recorded_embeddings().rows)
-    assert moved is not None and f"by up to {moved.cpu_points:.2f} points" in text.replace("\n", " ")

@@ -44,14 +44,6 @@ def test_rank_correlations_are_scipys(seed: int) -> None:
     assert chance(x, y) == pytest.approx(sum(one >= found - 1e-9 for one in orders) / len(orders))
 
 
-def test_five_pairs_prove_little() -> None:
-    """Worked values: the full order of five has p = 2 / 5!, one exchange of neighbours p = 10 / 5!."""
-    assert chance([1, 2, 3, 4, 5], [1, 2, 3, 4, 5]) == pytest.approx(2 / 120)
-    assert chance([1, 2, 3, 4, 5], [2, 1, 3, 4, 5]) == pytest.approx(10 / 120)
-    with pytest.raises(ValueError, match="up to 8 pairs"):
-        chance(range(9), range(9))
-
-
 def test_clusters_are_drawn_whole() -> None:
     """Copies of a pair tell nothing new: the interval is that of the pairs without copies, and far wider than
     if all were independent."""

@@ -93,16 +93,9 @@ def random_llama(folder: Path, seed: int, **sizes: Any) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-        **sizes,
-    )
+    usual = {"vocab_size": 64, "hidden_size": 64, "max_position_embeddings": 64, "initializer_range": 0.2}
+    usual |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    config = LlamaConfig(**(usual | sizes))
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer_of(folder)
     return folder
@@ -162,15 +155,8 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("models") / "tiny-bert"
     torch.manual_seed(2)
-    config = BertConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = BertConfig(vocab_size=64, max_position_embeddings=64, initializer_range=0.2, **sizes)
     BertModel(config).save_pretrained(folder)
     tokenizer_of(folder)
     return folder

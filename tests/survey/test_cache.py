@@ -1,14 +1,18 @@
-"""A cache of keys and values that is stored by schemes: what attention reads, and what that costs."""
+"""A cache of keys and values that is stored by schemes: what attention reads, what that costs, and recipes
+that say so.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import safetensors
 import torch
+from safetensors.torch import load_file
 
 from app.parts.cache_capture import capture_keys_and_values
 from app.state.record import Record, next_record
@@ -25,13 +29,16 @@ from explorer.analysis.cache import (
     CacheShape,
     check_scheme,
 )
+from explorer.checkpoints import EXPORTS, write_checkpoint
+from explorer.checkpoints.model import ModelFolder
 from explorer.cli import main
+from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, load_model
 from explorer.models.inputs import quantized_inputs
-from explorer.models.texts import texts_of
 from explorer.schemes import Scheme
-from explorer.sources.base import SourceError
-from explorer.survey import cache
+from explorer.survey import ModelRecipe, cache
+from explorer.survey.apply import against_cache, card_of
+from explorer.survey.assemble import assemble
 from explorer.survey.cache import (
     SCHEMES,
     CachedNetwork,
@@ -43,12 +50,14 @@ from explorer.survey.cache import (
     restored,
     shape_of,
 )
-from explorer.survey.run import held_out_texts
-from lab import cache as recording
-from tests.survey.conftest import tokenizer_of
+from explorer.survey.check import RECIPE, WEIGHTS_ALONE, check_recipe
+from explorer.survey.loss import reference_for
+from tests.survey.conftest import HELD_OUT, tokenizer_of
+from tests.survey.conftest import SEEN as TEXTS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WORDS = "the cat sleeps on the warm roof the train was late again salt lowers the roof the cat was late"
+WIDE = "int4~1x64~asymmetric~float16~minmax"
 BY_CHANNEL, BY_TOKEN = "int4~4x1~asymmetric~float16~minmax", "int4~1x16~asymmetric~float16~minmax"
 
 
@@ -124,8 +133,7 @@ def test_a_rotation_spreads_a_large_channel() -> None:
     assert torch.allclose(kept, states, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "int4~1x64~asymmetric~float16~minmax"])
-@pytest.mark.parametrize("channels", [64, 80, 96])
+@pytest.mark.parametrize(("name", "channels"), [("nvfp4", 80), ("mxfp4", 96), (WIDE, 80), (WIDE, 64)])
 def test_a_block_ends_where_its_head_does(name: str, channels: int) -> None:
     """If this fails, heads share scales in models whose heads are not 64 channels wide: each head is stored
     as it is alone, up to the scale of the whole tensor, and bits are those of its own blocks."""
@@ -175,20 +183,11 @@ def test_a_sliding_window_is_masked_with_a_cache_and_bounds_its_memory(kind: str
     import transformers
 
     torch.manual_seed(3)
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 6}
+    tokens = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        sliding_window=6,
-        initializer_range=0.4,
-        attn_implementation="eager",
-        pad_token_id=0,
-        bos_token_id=None,
-        eos_token_id=None,
+        **sizes, **tokens, initializer_range=0.4, attn_implementation="eager"
     )
     getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
     tokenizer_of(tmp_path)
@@ -230,8 +229,8 @@ def test_keys_and_values_are_captured(llama: Model) -> None:
 
 
 def test_the_page_opens_keys_and_values(tiny_llama: Path, tiny_bert: Path) -> None:
-    """If this fails, the page cannot show a cache, opens another layer than the one that was chosen, or
-    offers two equal tensors as keys before and after rotary embedding."""
+    """If this fails, the page opens another layer than was chosen, or offers two equal tensors as keys before
+    and after rotary embedding."""
     capture = partial(capture_keys_and_values, str(tiny_llama), "")
     *_, shown = capture("model.layers.1.mlp.up_proj.weight", "\n\n" + WORDS, 6)
     (act,) = json.loads(shown.act)
@@ -239,24 +238,17 @@ def test_the_page_opens_keys_and_values(tiny_llama: Path, tiny_bert: Path) -> No
     assert matrix_of(opened).values.shape == (6, 32)
     assert (opened.source, opened.file_tensor) == ("file", "keys of layer 1, after rotary")
     with safetensors.safe_open(shown.file, "pt") as file:
-        assert sorted(file.keys()) == [
-            "keys of layer 0, after rotary",
-            "keys of layer 0, before rotary",
-            "keys of layer 1, after rotary",
-            "keys of layer 1, before rotary",
-            "values of layer 0",
-            "values of layer 1",
-        ]
+        parts = ("keys of layer {}, after rotary", "keys of layer {}, before rotary", "values of layer {}")
+        assert {*file.keys()} == {part.format(layer) for part in parts for layer in (0, 1)}
     one = torch.ones(2, 2)
     same = dict.fromkeys(("layers.0.keys", "layers.0.keys_before_rotary", "layers.0.values"), one)
     assert list(labelled_cache(same)) == ["keys of layer 0", "values of layer 0"]
     (*_, shown), (refused,) = capture_keys_and_values(str(tiny_bert), "", "", "", 6), capture("", "", 1)
-    assert shown.status and "2 … 4,096" in refused.status
-    assert shown.act == refused.act == "", "an act that stays is done again"
+    assert shown.act == refused.act == "" and shown.status and "2 … 4,096" in refused.status
 
 
 def test_memory_of_a_cache_by_its_context() -> None:
-    """If this fails, the size of a long context is wrong: Llama-3-8B has 128 KiB a token in 16 bits."""
+    """Llama-3-8B has 128 KiB a token in 16 bits."""
     shape, exact = CacheShape.uniform(32, 8, 128), CachePlan()
     by_channel, cast = Scheme.parse("int4~32x1~asymmetric~float16~minmax"), Scheme.parse("fp8_e4m3_cast")
     token = 128 * 1024
@@ -297,13 +289,6 @@ def test_tokens_that_stay_exact_are_counted(name: str, recent: int, tokens: int,
     assert windowed.bytes_of(plan, tokens) == pytest.approx((coded + 50 * 16) * 64 / 8)
 
 
-def test_a_plan_is_read_from_what_it_is_written_as() -> None:
-    for text in ("int8_row/nvfp4", "/int8_row", "fp8_e4m3_tensor/"):
-        assert CachePlan.parse(text).text == text
-    both = Scheme.parse("int8_row"), Scheme.parse("nvfp4")
-    assert CachePlan.parse(" int8_row / nvfp4 ", 64, True) == CachePlan(*both, 64, True)
-
-
 def test_the_command_measures_pairs_and_writes_the_cache(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -323,22 +308,125 @@ def test_the_command_measures_pairs_and_writes_the_cache(
         assert set(file.keys()) == set(captured_cache(load_model(str(tiny_llama), head=True), [WORDS]))
 
 
-def test_without_texts_those_of_the_checks_are_run(llama: Model, tiny_bert: Path) -> None:
-    """An encoder has no cache."""
-    assert texts_of(CacheSurvey(llama, []).run_on).sha256 == texts_of(held_out_texts(True)).sha256
-    assert CacheSurvey(llama, [WORDS]).run_on == [WORDS]
-    with pytest.raises(SourceError, match="no tokens"):
-        CacheSurvey(load_model(str(tiny_bert)), [WORDS])
+LAYERS = {f"model.layers.0.mlp.{name}_proj": Recipe.parse("int8_row") for name in ("up", "gate")}
+FIXED = CachePlan.parse("fp8_e4m3_tensor/fp8_e4m3_tensor")
+SCALES = {f"layers.{i}.{part}": 0.5 for i in range(4) for part in (KEYS, VALUES)}
+PLANS = {
+    "fixed": FIXED,
+    "cast": CachePlan.parse("fp8_e4m3_cast/fp8_e4m3_cast"),
+    "by token": CachePlan.parse("int8_row/int4~1x16~asymmetric~float16~minmax", 2, True),
+    "values alone": CachePlan.parse("/int8_row"),
+}
 
 
-def test_a_recorded_row_is_what_the_command_prints(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, the recording of docs/models.md is of other caches or texts than it says."""
-    monkeypatch.setattr(recording, "texts", lambda: texts_of([WORDS] * 2))
-    first = recording.plans()[:2]
-    monkeypatch.setattr(recording, "plans", lambda: first)
-    model = load_model(str(tiny_llama), head=True)
-    keys, values = recording.run_cache(model)
-    name = recording.PLAIN[0]
-    assert (keys.keys, keys.values, values.keys, values.values) == (name, "", "", name)
-    row = next(CacheSurvey(model, [WORDS] * 2).rows([CachePlan(Scheme.parse(name))]))
-    assert keys.kl == row.kl > 0 and keys.texts == len(keys.losses) == 2 and keys.bits == row.bits == 8
+def with_cache(plan: CachePlan, where: str = "m") -> ModelRecipe:
+    return ModelRecipe(where, None, "", LAYERS, cache=plan)
+
+
+def test_a_recipes_file_holds_its_cache() -> None:
+    """What is read is what was written; a file without a cache, as older ones are, is read as before."""
+    for plan in PLANS.values():
+        chosen = with_cache(plan)
+        assert ModelRecipe.from_json(chosen.to_json()) == chosen
+        old = json.loads(chosen.to_json())
+        del old["cache"]
+        assert ModelRecipe.from_json(json.dumps(old)) == replace(chosen, cache=None)
+    old["cache"] = {"keys": "int8_column", "values": "", "recent": 0, "rotated": False}
+    with pytest.raises(ValueError, match="int8_column"):
+        ModelRecipe.from_json(json.dumps(old))
+
+
+@pytest.mark.parametrize("name", ["fixed", "values alone"])
+def test_a_check_runs_the_cache_of_the_recipe(
+    name: str, llama: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss is that of the quantized network with the cache; that of weights alone is without it."""
+    monkeypatch.setattr(cache, "PIECE", 2)
+    plan = PLANS[name]
+    check = check_recipe(with_cache(plan), llama, HELD_OUT, calibration=TEXTS)
+    network = assemble(llama, LAYERS, TEXTS).network
+    cached = CachedNetwork(network, plan, fixed_scales(llama, plan, TEXTS))
+    reference = reference_for(llama, HELD_OUT)
+    assert [row.what for row in check.rows[:2]] == [RECIPE, WEIGHTS_ALONE] and check.cache == plan.described
+    assert check.rows[0].loss.value == pytest.approx(reference.measure(cached).value, rel=1e-6)
+    assert check.rows[1].loss.value == pytest.approx(reference.measure(network).value, rel=1e-6)
+    assert check.rows[0].loss.value > check.rows[1].loss.value
+
+
+def test_an_encoder_has_no_cache_to_check(tiny_bert: Path) -> None:
+    """If this fails, a cache is accepted that nothing reads."""
+    layers = {"encoder.layer.0.output.dense": Recipe.parse("int8_row")}
+    with pytest.raises(ValueError, match="no keys and values"):
+        check_recipe(ModelRecipe("m", None, "", layers, cache=FIXED), load_model(str(tiny_bert)), TEXTS)
+    assert EXPORTS["vllm"].against_cache(ModelFolder(tiny_bert), FIXED)
+
+
+@pytest.mark.parametrize("target", ["compressed-tensors", "vllm"])
+@pytest.mark.parametrize("name", ["fixed", "cast"])
+def test_a_checkpoint_says_how_its_cache_is_stored(
+    name: str, target: str, llama: Model, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """config.json describes FP8 by a fixed scale, and the scales lie beside the projections."""
+    plan, out = PLANS[name], tmp_path / "out"
+    scales = fixed_scales(llama, plan, TEXTS)
+    write_checkpoint(target, tiny_llama, LAYERS, out, cache=plan, cache_scales=scales)
+    said = json.loads((out / "config.json").read_text())["quantization_config"]["kv_cache_scheme"]
+    assert said == {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+    tensors = load_file(out / "model.safetensors")
+    for layer in range(2):
+        for part, suffix in ((KEYS, "k_scale"), (VALUES, "v_scale")):
+            stored = tensors[f"model.layers.{layer}.self_attn.{suffix}"]
+            want = scales.get(f"layers.{layer}.{part}", 1.0)
+            assert stored.shape == (1,) and float(stored) == pytest.approx(want, rel=1e-7)
+
+
+def test_the_reader_of_a_checkpoint_stores_keys_and_values_as_the_check_did(
+    llama: Model, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Logits of transformers with compressed-tensors are those of the network that a check runs; with scales
+    so large that they round what is small to nothing, they are others."""
+    from transformers import AutoModelForCausalLM
+
+    ids = llama.tokenizer(TEXTS[0], return_tensors="pt").input_ids
+    scales, network = fixed_scales(llama, FIXED, TEXTS), assemble(llama, LAYERS, TEXTS).network
+    for name, factor in (("as found", 1.0), ("large", 2.0**12)):
+        out, own = tmp_path / name, {key: scale * factor for key, scale in scales.items()}
+        options = {"cache": FIXED, "cache_scales": own, "verified": True}
+        write_checkpoint("compressed-tensors", tiny_llama, LAYERS, out, **options)
+        opened = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+        with torch.no_grad():
+            want, exact = CachedNetwork(network, FIXED, own)(ids).logits, network(ids).logits
+            assert torch.allclose(opened(ids).logits, want, rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(want, exact, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("target", EXPORTS)
+def test_a_checkpoint_that_cannot_say_the_cache_is_refused(target: str, tiny_llama: Path) -> None:
+    """If this fails, a checkpoint is silent on a cache, or tells an engine one that it does not mean."""
+    for name, plan in PLANS.items():
+        says = target in ("compressed-tensors", "vllm") and name in ("fixed", "cast")
+        chosen = with_cache(plan, str(tiny_llama))
+        why = against_cache(chosen, target, tiny_llama)
+        assert (why == "") is says and plan.described in card_of(chosen, against_cache=why)
+        if not says:
+            with pytest.raises(ValueError, match="keys and values"):
+                write_checkpoint(target, tiny_llama, LAYERS, Path("none"), cache=plan)
+
+
+def test_commands_take_a_cache(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`recipe --cache` is in the file, `check` measures it or another by its own `--cache`, and `apply`
+    writes it with the loss measured so."""
+    chosen, out, text = str(tmp_path / "r.json"), tmp_path / "out", files["seen"]
+    made = ["recipe", files["survey"], "--bits", "9", "--schemes", "int8_row", "--out", chosen]
+    assert main([*made, "--cache", "fp8_e4m3_tensor/fp8_e4m3_tensor"]) == 0
+    assert ModelRecipe.load(chosen).cache == FIXED
+    other = CachePlan.parse("/int8_row", 3)
+    for more, plan in ((["--calibration", text], FIXED), (["--cache", "/int8_row", "--recent", "3"], other)):
+        capsys.readouterr()
+        assert main(["check", chosen, "--text", text, *more, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["cache"] == plan.described
+    to = ["--to", "compressed-tensors", "--out", str(out), "--measure", "--text", text, "--calibration", text]
+    assert main(["apply", chosen, *to]) == 0
+    assert FIXED.described in (out / "README.md").read_text()

@@ -21,7 +21,7 @@ from explorer.products.shape_times import ShapeTime
 from explorer.schemes import Scheme
 from explorer.survey import Constraints, ModelRecipe, Survey, frontier, recipe_of
 from explorer.survey import check as checking
-from explorer.survey.apply import card_of, codes_of, constraints_of, folder_of
+from explorer.survey.apply import codes_of, constraints_of
 from explorer.survey.assemble import assemble
 from explorer.survey.check import BY_SIGNAL, ONE_SCHEME, RECIPE, Checked, check_recipe
 from explorer.survey.loss import reference_for
@@ -244,11 +244,3 @@ def test_exports_get_the_codes_of_the_method(llama: Model) -> None:
     for method in ("smoothquant+rotation", "hqq"):
         with pytest.raises(ValueError, match="more than codes"):
             codes_of(recipe_for({UP: f"int4_group64_asym+{method}"}), lambda: llama, TEXTS)
-
-
-def test_what_an_export_says(survey: Survey, tiny_llama: Path) -> None:
-    recipe = recipe_of(survey, frontier(survey).at(4.6))
-    card = card_of(recipe)
-    assert "nvfp4" in card and f"{recipe.bits:.4g} bits" in card
-    assert "`<b>[x](y)`" in card_of(replace(recipe, signal="<b>[x](y)")), "a file may say anything"
-    assert folder_of(str(tiny_llama)) == tiny_llama

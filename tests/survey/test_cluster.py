@@ -87,7 +87,7 @@ def same_rows(found: Survey, plan: SurveyPlan, folder: Path) -> None:
 
 
 def test_tasks_are_layers(stub: InThisProcess, tiny_llama: Path, tmp_path: Path) -> None:
-    """Two for each processor are under way at most; what is stopped is cancelled; Ray ends with the survey."""
+    """Two for each processor are under way at most; what is stopped is cancelled, and Ray ends."""
     plan = SurveyPlan(str(tiny_llama), None, NAMES, ("weight",))
     same_rows(survey_model(plan, tmp_path / "s.jsonl", rows=cluster.on_ray()), plan, tmp_path)
     assert (stub.most, stub.cancelled, stub.running) == (4, 0, False)

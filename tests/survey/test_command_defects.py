@@ -10,14 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from explorer.cli import main, output
 from explorer.cli.options import FILE_SUFFIXES
-from explorer.cli.survey import SIGNALS, _check_together
+from explorer.cli.survey import SIGNALS
 from explorer.methods.recipe import Recipe
 from explorer.sources.source_limits import SUFFIXES
 from explorer.survey import SENSITIVITIES, ModelRecipe
@@ -39,20 +38,6 @@ def test_a_recipe_takes_the_spellings_that_a_survey_takes(
         assert main(["recipe", out, "--bits", "9", "--schemes", schemes, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)["recipe"]["schemes"]
         assert sorted(found) == sorted({part.strip().lower() for part in schemes.split(",")})
-
-
-def test_other_schemes_are_advised_where_they_help(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the model's architecture is the reason, no list of schemes changes that."""
-    layers = {
-        f"model.layers.0.mlp.{part}_proj": Recipe.parse(scheme)
-        for part, scheme in (("up", "int8_row"), ("down", "nvfp4"))
-    }
-    recipe = ModelRecipe(str(tiny_llama), None, "", layers)
-    for refused, hinted in ((lambda plan: "no" * (len(plan.schemes) > 1), True), (lambda plan: "no", False)):
-        monkeypatch.setattr("explorer.checkpoints.EXPORTS", {"this": SimpleNamespace(together=refused)})
-        with pytest.raises(ValueError, match=r"^this: ") as error:
-            _check_together("this", recipe, ("int8_row", "nvfp4"))
-        assert ("--schemes" in str(error.value)) is hinted
 
 
 def test_a_shard_that_is_cut_off_is_an_error(

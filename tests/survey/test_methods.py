@@ -6,6 +6,7 @@ survey predicted and the check ran.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,21 +14,15 @@ import pytest
 import torch
 from torch import nn
 
-from explorer.cli import main
 from explorer.methods import METHODS, apply, has_factor
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, capture
 from explorer.schemes import SCHEMES, Scheme
-from explorer.sources.base import SourceError
 from explorer.survey import Constraints, Survey, frontier, load_survey, recipe_of
-from explorer.survey import run as running
 from explorer.survey.apply import codes_of
 from explorer.survey.check import (
     ONE_SCHEME,
     RECIPE,
-    _methods_beside,
-    _predicted,
-    assemble_recipe,
     check_recipe,
 )
 from explorer.survey.kinds import Role
@@ -82,38 +77,27 @@ def test_rows_and_gradients_of_a_layer_are_gathered() -> None:
     assert hook.evidence(first[0]) is None and FEWEST > 3, "three rows tell no share"
 
 
-@pytest.mark.parametrize(
-    ("tokens", "seen", "stride"), [(0, 0, 1), (100, 50, 1), (1983, 512, 1), (9000, 512, 8)]
-)
-def test_methods_see_the_first_tokens(tokens: int, seen: int, stride: int) -> None:
-    """Of few texts half, so that others are left to judge by."""
-    assert rows_of(tokens, 512) == (seen, stride)
+def test_methods_see_the_first_tokens() -> None:
+    """Of few texts half, so that others are left to judge by; as many as fit into the room for the inputs of
+    all layers, which would take more memory than the weights of a large model."""
+    seen = {0: (0, 1), 100: (50, 1), 1983: (512, 1), 9000: (512, 8)}
+    assert {tokens: rows_of(tokens, 512) for tokens in seen} == seen
+    room = {0: TOKENS, 32: TOKENS, 64: 2048, 1000: FEW_TOKENS}
+    assert {layers: tokens_for([4096] * layers) for layers in room} == room
 
 
-@pytest.mark.parametrize(
-    ("widths", "tokens"),
-    [([], TOKENS), ([4096] * 32, TOKENS), ([4096] * 64, 2048), ([4096] * 1000, FEW_TOKENS)],
-)
-def test_inputs_of_all_layers_fit_into_their_room(widths: list[int], tokens: int) -> None:
-    """Else a large model's inputs take more memory than its weights."""
-    assert tokens_for(widths) == tokens
-
-
-@pytest.mark.parametrize("name", [*METHODS, "rotation+gptq", "gptq+lqer", "gptq+bias_correction"])
-def test_methods_of_codes_alone_are_surveyed(name: str) -> None:
-    """Others are refused in words that say how they can be had: their factors are in norms that layers share,
-    or they store what no checkpoint has a place for."""
-    parts = [METHODS[part] for part in name.split("+")]
-    if not any(part.transform or part.residue for part in parts):
-        assert check_method(f" {name.upper()} ") == ("" if name == "rtn" else name)
-        return
-    words = f"explorer recipe --method {name}" if has_factor(name) else "stores more than the codes"
-    with pytest.raises(ValueError, match=words.replace("+", r"\+")):
-        SurveyPlan("m", methods=("gptq", name))
-
-
-def test_methods_need_a_signal_that_predicts_a_loss() -> None:
-    with pytest.raises(ValueError, match="methods change a predicted loss"):
+def test_methods_of_codes_alone_are_surveyed() -> None:
+    """Others are refused: their factors are in norms that layers share, or they store what no checkpoint has
+    a place for. All of them change a predicted loss alone."""
+    for name in (*METHODS, "rotation+gptq", "gptq+lqer", "gptq+bias_correction"):
+        parts = [METHODS[part] for part in name.split("+")]
+        if not any(part.transform or part.residue for part in parts):
+            assert check_method(f" {name.upper()} ") == ("" if name == "rtn" else name)
+            continue
+        fact = f"--method {name}" if has_factor(name) else "more than the codes"
+        with pytest.raises(ValueError, match=re.escape(fact)):
+            SurveyPlan("m", methods=("gptq", name))
+    with pytest.raises(ValueError, match="predicted loss"):
         SurveyPlan("m", signals=("weight", "output"), methods=("gptq",))
 
 
@@ -183,20 +167,13 @@ def test_a_recipe_takes_the_method_that_loses_least(by_hand: Survey, made_up: Su
     assert str(recipe.layers[UP]) == "int3_group64_asym+gptq_order" and not recipe.layers[QUERY].method
     for bits in (2.5, 3.3, 4.5):
         assert front.at(bits).loss < rounded.at(bits).loss
-        assert front.at(bits).bits == pytest.approx(rounded.at(bits).bits, abs=0.2)
-        assert front.of(front.at(bits).schemes) == replace(
-            front.at(bits), gap=front.of(front.at(bits).schemes).gap
-        )
+        again = front.of(front.at(bits).schemes)
+        assert again == replace(front.at(bits), gap=again.gap)
 
 
-@pytest.mark.parametrize(
-    ("signal", "methods"), [("fisher", ()), ("weight", None)], ids=["without methods", "by weight error"]
-)
-def test_without_methods_the_recipe_is_that_of_rounding(
-    by_hand: Survey, made_up: Survey, signal: str, methods: tuple[str, ...] | None
-) -> None:
+def test_without_methods_the_recipe_is_that_of_rounding(by_hand: Survey, made_up: Survey) -> None:
     """Where they are not allowed, and by a signal that predicts no loss, of which they leave no share."""
-    for bits in (2.5, 3.7, 5.0):
+    for signal, methods, bits in (("fisher", (), 2.5), ("fisher", (), 3.7), ("weight", None, 5.0)):
         choice = frontier(by_hand, signal, Constraints(methods=methods)).at(bits)
         assert choice == frontier(made_up, signal).at(bits) and not choice.methods
 
@@ -208,7 +185,7 @@ def test_methods_that_are_asked_for(by_hand: Survey) -> None:
     assert set(choice.methods.values()) == {"gptq"} and choice.methods[UP] == "gptq"
     forced = recipe_of(by_hand, choice, method="autoround")
     assert {one.method for one in forced.layers.values()} == {"autoround"}
-    with pytest.raises(ValueError, match="no method 'awq'; it has gptq, gptq_order"):
+    with pytest.raises(ValueError, match=r"'awq'.*gptq, gptq_order"):
         frontier(by_hand, constraints=Constraints(methods=("awq",)))
 
 
@@ -229,10 +206,7 @@ def test_files_of_earlier_versions_load(by_hand: Survey, tmp_path: Path) -> None
     assert load_survey(path).head.methods == () and load_survey(path).complete
     path.write_text("".join([line_of(by_hand.head), *map(line_of, by_hand.layers)]))
     assert [x.methods for x in load_survey(path).layers] == [x.methods for x in by_hand.layers]
-    for wrong, words in (
-        ({"awq": {"nvfp4": 0.5}}, "has a method or scheme that the first line does not name"),
-        ({"gptq": {"nvfp4": -0.5}}, "has a size or cost that is no number from 0"),
-    ):
+    for wrong, words in (({"awq": {"nvfp4": 0.5}}, "method"), ({"gptq": {"nvfp4": -0.5}}, "from 0")):
         first = next(x for x in by_hand.layers if x.bits)
         rows = [replace(x, methods=wrong) if x is first else x for x in by_hand.layers]
         path.write_text("".join([line_of(by_hand.head), *map(line_of, rows)]))
@@ -252,31 +226,6 @@ def test_apply_writes_the_codes_of_the_method(survey: Survey, llama: Model, tiny
         one = recipe.layers[layer.name]
         want = apply(choice.methods[layer.name], layer.weight, one.scheme, layer.activations).q
         assert torch.equal(codes(layer.name, layer.weight, one).packed, want.packed)
-
-
-def test_apply_writes_what_a_check_runs(survey: Survey, llama: Model, tiny_llama: Path) -> None:
-    """Of a fused recipe, where a sequential method sees rounded layers that share a scale of the tensor."""
-    layers = {
-        x.name: Recipe(Scheme.parse(NAMES[0]), "gptq_sequential") if x.name.endswith("down_proj") else NVFP4
-        for x in survey.linear
-        if x.role is Role.LINEAR
-    }
-    recipe = ModelRecipe(survey.head.model, None, survey.head.weights_sha256, layers, fused=True)
-    ran = assemble_recipe(recipe, llama, TEXTS, layers, None).layers
-    written = codes_of(recipe, lambda: llama, TEXTS, folder=tiny_llama, fused=True).chosen
-    assert written and all(torch.equal(q.packed, ran[name].q.packed) for name, q in written.items())
-
-
-def test_single_schemes_stand_beside_under_the_same_constraints(by_hand: Survey) -> None:
-    """A fused recipe's beside fused ones, whose joined layers no method serves; one with a method for all
-    layers, whose prediction is of rounding, beside predictions of rounding."""
-    for constraints, method in ((Constraints(fuse=True), ""), (Constraints(methods=()), "gptq")):
-        front = frontier(by_hand, constraints=constraints)
-        recipe = recipe_of(by_hand, front.at(3.5), method=method, constraints=constraints)
-        assert any(one.method for one in recipe.layers.values())
-        for single in front.uniform:
-            predicted, _ = _predicted(recipe, by_hand, single.scheme, _methods_beside(recipe, by_hand))
-            assert predicted == pytest.approx(single.loss)
 
 
 def test_a_check_runs_the_methods(survey: Survey, llama: Model) -> None:
@@ -302,44 +251,3 @@ def test_a_choice_by_another_signal_that_the_method_refuses_is_left_out(survey: 
     recipe = ModelRecipe(head.model, None, head.weights_sha256, layers, bits=9.0, signal=head.default)
     found = check_recipe(recipe, llama, SENTENCES, survey, TEXTS)
     assert found.rows[0].what == RECIPE and "GPTQ quantizes rows" in found.refused["weight"]
-
-
-def test_the_order_of_methods_does_not_matter(survey: Survey, tiny_llama: Path, tmp_path: Path) -> None:
-    """A survey goes on whichever was named first, with what its first line says; not with fewer."""
-    head, out = replace(survey.head, methods=("gptq", "gptq_order")), tmp_path / "s.jsonl"
-    plan = SurveyPlan(str(tiny_llama), None, NAMES, None, TEXTS, methods=head.methods[::-1])
-    out.write_text(line_of(head))
-    found = survey_model(plan, out)
-    assert found.head.methods == head.methods and found.complete
-    assert {tuple(x.methods) for x in found.linear if not x.is_table} == {head.methods}
-    out.write_text(line_of(head))
-    with pytest.raises(ValueError, match="the methods"):
-        survey_model(replace(plan, methods=("gptq",)), out)
-
-
-def test_the_rows_that_methods_keep_have_to_fit(
-    survey: Survey, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside a network that fits alone: else main memory runs out while the model is run."""
-    room = 12 * survey.head.parameters + 1000
-    monkeypatch.setattr(running, "_memory", lambda: (room, "a small machine"))
-    plan = SurveyPlan(str(tiny_llama), None, NAMES[:1], texts=TEXTS)
-    assert survey_model(plan, tmp_path / "a.jsonl").head.signals[-1] == "fisher_diagonal"
-    with pytest.raises(SourceError, match="of layers' inputs for methods"):
-        survey_model(replace(plan, methods=("gptq",)), tmp_path / "b.jsonl")
-
-
-def test_commands_carry_methods(survey: Survey, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``recipe`` counts the layers of each method, and says when one for all replaces the choice; ``survey``
-    refuses a method that is not of one layer before it loads anything."""
-    path = tmp_path / "s.jsonl"
-    path.write_text("".join([line_of(survey.head), *map(line_of, survey.layers)]))
-    out = tmp_path / "r.json"
-    assert main(["recipe", str(path), "--bits", "4", "--out", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "methods: " in said and "layers" in said and "+gptq" in out.read_text()
-    assert main(["recipe", str(path), "--bits", "4", "--method", "gptq", "--out", str(out)]) == 0
-    assert "GPTQ for all layers, not the survey's by layer" in capsys.readouterr().out
-    assert {one.method for one in ModelRecipe.load(out).layers.values()} == {"gptq"}
-    assert main(["survey", survey.head.model, "--methods", "gptq,awq", "--out", str(path)]) == 2
-    assert "explorer recipe --method awq" in capsys.readouterr().err

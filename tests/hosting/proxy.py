@@ -1,5 +1,4 @@
-"""A proxy that serves a page under a path of its own, as ingresses do: it takes the path off, and says so in
-headers."""
+"""A proxy that serves a page under a path, as ingresses do: it takes the path off and says so in headers."""
 
 from __future__ import annotations
 

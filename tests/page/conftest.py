@@ -10,16 +10,14 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Request, ViewportSize, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from tests.page.acts import HANGS, SIZE, new_context, open_page
 
 ROOT = Path(__file__).resolve().parents[2]
-HANGS = 60_000
-"""Milliseconds after which what a test waits for hangs, on a page that shares two cores with other tests."""
-expect.set_options(timeout=HANGS)
 START_SECONDS = 180
 """After which a page that does not answer hangs: it takes some five seconds on a free core."""
 
@@ -45,7 +43,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(HANGS / 1000)
 
 
 def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
@@ -53,7 +51,7 @@ def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + START_SECONDS
     while True:
         try:
-            urllib.request.urlopen(address, timeout=10).close()
+            urllib.request.urlopen(address, timeout=HANGS / 1000).close()
             return
         except OSError:
             assert server.poll() is None, "the page did not start"
@@ -61,19 +59,46 @@ def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
             time.sleep(0.1)
 
 
-SIZE: ViewportSize = {"width": 1440, "height": 900}
+@pytest.fixture(scope="session")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """What all pages share: the page's scripts, fetched and compiled once. The page itself stores nothing in
+    a browser (``test_nothing_is_stored``), so that no test meets what another left."""
+    context = new_context(browser, accept_downloads=True)
+    yield context
+    context.close()
+
+
+class Watched:
+    """A page, and what goes wrong on it. Requests to elsewhere are named; that no name but the page's is
+    resolved is one of the browser's ``FLAGS`` (to stop them here would turn off its cache)."""
+
+    def __init__(self, context: BrowserContext, url: str) -> None:
+        self.page, self.trouble = context.new_page(), list[str]()
+        note, own = self.trouble.append, (url, "data:", "blob:")
+        self.page.on("console", lambda m: note(f"console: {m.text}") if m.type == "error" else None)
+        self.page.on("pageerror", lambda e: note(f"page error: {e}"))
+        self.page.on(
+            "request", lambda r: None if r.url.startswith(own) else note(f"outside request: {r.url}")
+        )
+
+
+@pytest.fixture(scope="session")
+def opened(context: BrowserContext, url: str) -> Watched:
+    """A page that was opened once a worker, for tests marked ``shared_page``: each begins with a visit, which
+    takes a fraction of the seconds that opening takes, and leaves nothing but what an address holds."""
+    watched = Watched(context, url)
+    open_page(watched.page, url)
+    return watched
 
 
 @pytest.fixture
 def page(request: pytest.FixtureRequest, context: BrowserContext, url: str) -> Iterator[Page]:
-    """A page at 1440 x 900. Fails afterwards on any console error, page error or outside request.
-
-    A page of its own, not yet opened; for a test marked ``shared_page`` the one that all of its module share:
-    such a test leaves nothing behind but what an address holds, and so it can begin with a visit, which takes
-    a fraction of the seconds that opening takes.
-    """
-    if request.node.get_closest_marker("shared_page"):
-        page, trouble = request.getfixturevalue("opened")
+    """A page at 1440 x 900, of the test's own and not yet opened, or the shared one. Fails afterwards on any
+    console error, page error or outside request."""
+    shared = request.node.get_closest_marker("shared_page") is not None
+    watched = request.getfixturevalue("opened") if shared else Watched(context, url)
+    page, trouble = watched.page, watched.trouble
+    if shared:
         page.set_viewport_size(SIZE)
         page.mouse.move(5, 5)
         page.evaluate(
@@ -81,49 +106,20 @@ def page(request: pytest.FixtureRequest, context: BrowserContext, url: str) -> I
             for (const close of document.querySelectorAll('.toast-close')) close.click(); }"""
         )
         expect(page.locator(".toast-body")).to_have_count(0)  # messages of the test before
-        yield page
-    else:
-        with _watched(context, url) as (page, trouble):
-            yield page
+    yield page
+    found = [*trouble]
+    trouble.clear()
+    if not shared:
+        page.close()
     meant = request.node.get_closest_marker("expects_errors")
-    unexpected = [words for words in trouble if meant is None or not re.search(meant.args[0], words)]
+    unexpected = [words for words in found if meant is None or not re.search(meant.args[0], words)]
     assert not unexpected, unexpected
 
 
-@pytest.fixture(scope="module")
-def opened(context: BrowserContext, url: str) -> Iterator[tuple[Page, list[str]]]:
-    """A page that was opened once, and what has gone wrong on it."""
-    with _watched(context, url) as (page, trouble):
-        page.goto(url)
-        page.wait_for_function("window.explorer?.ready", timeout=60_000)
-        yield page, trouble
-
-
-@pytest.fixture(scope="session")
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    """What all pages share: the page's scripts, fetched and compiled once. The page itself stores nothing in
-    a browser (``test_nothing_is_stored``), so that no test meets what another left."""
-    context = browser.new_context(viewport=SIZE, reduced_motion="reduce", accept_downloads=True)
-    context.set_default_timeout(HANGS)
-    yield context
+@pytest.fixture
+def phone(browser: Browser) -> Iterator[Page]:
+    """A phone of 390 x 844 px with a touch screen."""
+    context = new_context(browser, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    yield context.new_page()
     context.close()
-
-
-@contextmanager
-def _watched(context: BrowserContext, url: str) -> Iterator[tuple[Page, list[str]]]:
-    """A new page, and the list that is filled with what goes wrong on it. Requests to elsewhere are named;
-    that no name but the page's is resolved is one of ``FLAGS`` (to stop them here would turn off the cache
-    of the browser)."""
-    page = context.new_page()
-    page.set_viewport_size(SIZE)
-    trouble: list[str] = []
-    page.on("console", lambda m: trouble.append(f"console: {m.text}") if m.type == "error" else None)
-    page.on("pageerror", lambda e: trouble.append(f"page error: {e}"))
-
-    def check(request: Request) -> None:
-        if not request.url.startswith((url, "data:", "blob:")):
-            trouble.append(f"outside request: {request.url}")
-
-    page.on("request", check)
-    yield page, trouble
-    page.close()

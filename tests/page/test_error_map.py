@@ -5,54 +5,47 @@ If this fails, the hover names another element than the one with the cell's larg
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import plotly.graph_objects as go
 import pytest
 import torch
-from playwright.sync_api import Browser, Page
 
 from explorer import SCHEMES, words
 from explorer.analysis.tensor import MAP_LIMIT, Side, analyse
 from explorer.analysis.tiles import tile_size
 from explorer.figures.error_map import error_map_figure
 from explorer.figures.tensor import scales_figures
-from explorer.paths import ASSETS
 from tests.cells import largest_in_cell
+from tests.page.scripts import run_scripts
 
-SCRIPT = "".join(
-    (ASSETS / name).read_text(encoding="utf-8") for name in ("numbers.js", "words.js", "error_map.js")
-)
+SCRIPTS = ("numbers", "words", "error_map")
 X = torch.randn(3200, 2600, generator=torch.Generator().manual_seed(0))
 HEAVY = X / torch.rand(3200, 2600, generator=torch.Generator().manual_seed(1)).clamp_min(1e-6)
 
 
-@pytest.fixture(scope="module")
-def script(browser: Browser) -> Iterator[Page]:
-    """An empty page with the scripts of maps."""
-    page = browser.new_page()
-    page.evaluate(f"() => {{ window.explorer = {{}}; {SCRIPT} }}")
-    yield page
-    page.close()
+PLACES = [((40, 64), False), ((400, 640), True), ((3200, 2600), False)]
+"""Places of none, one and two bytes."""
 
 
-def told(script: Page, figure: go.Figure, cells: Sequence[tuple[int, int]], trace: int = 0) -> list[str]:
+def told(figure: go.Figure, cells: Sequence[tuple[int, int]]) -> list[str]:
     """The words under the mouse in cells, one line a line."""
-    words = script.evaluate(
-        """([figure, trace, cells]) => cells.map(([down, right]) =>
-        explorer.errorMap.told(figure.data, figure.data[trace], down, right).join("\\n"))""",
-        [json.loads(figure.to_json()), trace, [list(cell) for cell in cells]],
+    words = run_scripts(
+        SCRIPTS,
+        """([figure, cells]) => cells.map(([down, right]) =>
+        explorer.errorMap.told(figure.data, figure.data[0], down, right).join("\\n"))""",
+        [json.loads(figure.to_json()), [list(cell) for cell in cells]],
     )
     return cast(list[str], words)
 
 
-@pytest.mark.parametrize("shape", [(40, 64), (400, 640), (3200, 2600)], ids=str)
-@pytest.mark.parametrize("heavy", [False, True])
-def test_cells_have_their_element_and_its_error(script: Page, shape: tuple[int, int], heavy: bool) -> None:
-    """Places of none, one and two bytes; zero is called 0 and nothing else is; x, A and B of the element, and
+@pytest.mark.parametrize(("shape", "heavy"), PLACES, ids=str)
+def test_cells_have_their_element_and_its_error(shape: tuple[int, int], heavy: bool) -> None:
+    """Zero is called 0 and nothing else is; x, A and B of the element, and
     its error in scales; a click opens it, on the map of the difference that of the larger error."""
     x = (HEAVY if heavy else X)[: shape[0], : shape[1]].clone()
     tall, wide = tile_size(shape, MAP_LIMIT)
@@ -63,7 +56,7 @@ def test_cells_have_their_element_and_its_error(script: Page, shape: tuple[int, 
     cells = [(0, 0), (3, 5), (20, 30), (x.shape[0] // tall - 1, x.shape[1] // wide - 1)]
     errors = (restored[0] - x).abs()
     scale = analyses[0].q.scales.scale
-    for (down, right), text in zip(cells, told(script, figure, cells), strict=True):
+    for (down, right), text in zip(cells, told(figure, cells), strict=True):
         value, scaled, row, column, was, a, b = re.fullmatch(
             r"\|error\| (?:at most )?(.*), (?:at most )?(.*) of its block's scale\nrow (\d+), column (\d+)\n"
             r"x (.*) · A (.*) · B (.*)",
@@ -80,15 +73,17 @@ def test_cells_have_their_element_and_its_error(script: Page, shape: tuple[int, 
                 assert read(scaled) == pytest.approx(ratio, rel=0.06, abs=0.01)
             for word, want in ((was, x), (a, restored[0]), (b, restored[1])):
                 assert read(word) == pytest.approx(float(want[at]), rel=0.02, abs=error * 0.02)
-    clicked = "([figure, at]) => explorer.errorMap.elementOf(figure.data, figure.data[at], 3, 5)"
-    plain = json.loads(figure.to_json())
     maps = [i for i, trace in enumerate(figure.data) if trace.type == "heatmap" and trace.meta.get("codes")]
     mine = [largest_in_cell(analysis, 3 * tall, 5 * wide) for analysis in analyses]
-    for which, want in zip(maps, mine, strict=True):
-        assert tuple(script.evaluate(clicked, [plain, which])) == want
     (apart,) = (i for i, trace in enumerate(figure.data) if trace.meta and "difference" in trace.meta)
     larger = max((0, 1), key=lambda i: float(analyses[i].error_map[3, 5]))
-    assert tuple(script.evaluate(clicked, [plain, apart])) == mine[larger]
+    opened = run_scripts(
+        SCRIPTS,
+        """([figure, traces]) => traces.map(at =>
+        explorer.errorMap.elementOf(figure.data, figure.data[at], 3, 5))""",
+        [json.loads(figure.to_json()), [*maps, apart]],
+    )
+    assert [*map(tuple, opened)] == [*mine, mine[larger]]
 
 
 def read(text: str) -> float:
@@ -98,11 +93,11 @@ def read(text: str) -> float:
 
 
 @pytest.mark.parametrize("shape", [(64, 2048), (3200, 2560)], ids=str)
-def test_scales_are_told_under_the_mouse(script: Page, shape: tuple[int, int]) -> None:
+def test_scales_are_told_under_the_mouse(shape: tuple[int, int]) -> None:
     """A cell that is a block says its scale, one of several blocks which they are and their largest."""
     analysis = analyse(X[: shape[0], : shape[1]], SCHEMES["int4_group32"])
     scales = analysis.q.scales.scale
-    (text,) = told(script, scales_figures([Side("A", analysis)], "n")[0], [(3, 5)])
+    (text,) = told(scales_figures([Side("A", analysis)], "n")[0], [(3, 5)])
     tall = tile_size((scales.shape[0], scales.shape[1]), MAP_LIMIT)[0]
     if tall == 1:
         assert text == f"scale {words.number(float(scales[3, 5]))}\nblock row 3, block column 5"
@@ -112,11 +107,12 @@ def test_scales_are_told_under_the_mouse(script: Page, shape: tuple[int, int]) -
         assert text == f"scale {largest}\n{where}"
 
 
-@pytest.mark.parametrize(
-    "value",
-    [0, 1520.4, 2110, 0.03517, 999.6, 99.96, -0.5, 1e6, 1.2e-7, -9.996e-7, 9.996e14, 1e15, 3.4e38, 1e-4],
-)
-@pytest.mark.parametrize("digits", [1, 2, 3, 6])
-def test_the_browser_writes_numbers_as_the_server_does(script: Page, value: float, digits: int) -> None:
-    told = script.evaluate("([value, digits]) => explorer.words.number(value, digits)", [value, digits])
-    assert told == words.number(value, digits)
+VALUES = (0, 1520.4, 2110, 0.03517, 999.6, 99.96, -0.5, 1e6, 1.2e-7, -9.996e-7, 9.996e14, 1e15, 3.4e38, 1e-4)
+
+
+def test_the_browser_writes_numbers_as_the_server_does() -> None:
+    cases = [*itertools.product(VALUES, (1, 2, 3, 6))]
+    written = run_scripts(
+        SCRIPTS, "cases => cases.map(([value, digits]) => explorer.words.number(value, digits))", cases
+    )
+    assert written == [words.number(value, digits) for value, digits in cases]

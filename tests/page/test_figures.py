@@ -1,7 +1,7 @@
 """Figures as plotly draws them, at the widths of a phone, a tablet and a desk.
 
-If these fail, an axis' title lies over its labels, a legend leaves the figure, or a tap on a phone offers to
-reset a zoom that never was.
+If these fail, an axis' title lies over its labels, the labels read "5 2 0.1 5 2", or a legend leaves the
+figure.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from app.theme import PLOTLY
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
 from explorer.analysis.goals import GOALS
 from explorer.analysis.tensor import Side, analyse, block_levels
+from explorer.figures import style
 from explorer.figures.compare import frontier_figure
 from explorer.figures.error_map import error_map_figure
 from explorer.figures.errors import error_figure, multiples_figure
@@ -29,7 +30,7 @@ from explorer.figures.still import still
 from explorer.figures.tensor import scales_figures, usage_figures
 from explorer.figures.values import values_figure
 from explorer.paths import ASSETS
-from tests.covering import sampled
+from tests.page.acts import new_context
 
 torch.manual_seed(0)
 TENSORS = {
@@ -41,16 +42,14 @@ TENSORS = {
 }
 WIDTHS = (304, 620, 1360)
 """Pixels of a figure on a phone of 390, in a half of the page, and over all of it."""
-EVERY = [*itertools.product(TENSORS, WIDTHS)]
-SOME = [*zip(TENSORS, itertools.cycle(WIDTHS), strict=False)]
-"""Every tensor and every width, not each with each."""
 PAIR = ("int4~1x32~ASYMMETRIC~float16~mse~fit", "nvfp4")
 
 
 @pytest.fixture(scope="module")
 def empty(browser: Browser) -> Iterator[Page]:
     """A page with plotly and the script of figures, and nothing else."""
-    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    context = new_context(browser)
+    page = context.new_page()
     page.set_content('<script id="plotly"></script><div id="plot"></div>')
     font = base64.b64encode((ASSETS / "fonts/inter-latin-wght-normal.woff2").read_bytes()).decode()
     page.add_style_tag(
@@ -62,7 +61,7 @@ def empty(browser: Browser) -> Iterator[Page]:
     for name in ("numbers", "words", "error_map", "figure"):
         page.add_script_tag(path=ASSETS / f"{name}.js")
     yield page
-    page.close()
+    context.close()
 
 
 @cache
@@ -101,8 +100,7 @@ BOXES = """async ([figure, width]) => {
 }"""
 
 
-@pytest.mark.parametrize(("name", "width"), sampled(EVERY, SOME))
-def test_words_of_a_figure_lie_beside_each_other(empty: Page, name: str, width: int) -> None:
+def apart(empty: Page, name: str, width: int) -> None:
     """Titles, tick labels, buttons and the legend are apart, and all of it lies in the figure."""
     for kind, figure in figures_of(name).items():
         found: dict[str, Any] = empty.evaluate(BOXES, [json.loads(figure.to_json()), width])
@@ -121,12 +119,43 @@ def test_words_of_a_figure_lie_beside_each_other(empty: Page, name: str, width: 
             assert beside, f"{text} lies in the plot at {width}"
 
 
+RANGES = [(40, 420), (9, 11), (3, 200), (1e-3, 2), (15, 7_000), (4, 17_000), (1e-3, 9e2), (5e4, 9e5)]
+TICKS = """async figure => {
+  const plot = document.getElementById('plot');
+  await Plotly.newPlot(plot, figure.data, figure.layout);
+  const labels = axis => [...plot.querySelectorAll(`.${axis}tick text`)].map(text => {
+    const {left, right, top, bottom} = text.getBoundingClientRect();
+    return {text: text.textContent, left, right, top, bottom};
+  });
+  return {x: labels('x'), y: labels('y')};
+}"""
+
+
+def rise(empty: Page, width: int) -> None:
+    """Labels of logarithmic axes rise, and none lies over its neighbour."""
+    for low, high in RANGES:
+        figure = style.figure("x", "y", "n")
+        figure.add_scatter(x=[low, high], y=[low, high])
+        for axis in ("x", "y"):
+            style.log_axis(figure, axis, low, high)
+        drawn = json.loads(figure.to_json())
+        drawn["layout"]["width"] = width
+        shown = empty.evaluate(TICKS, drawn)
+        for axis, (start, end) in (("x", ("left", "right")), ("y", ("top", "bottom"))):
+            labels = shown[axis]
+            numbers = [float(label["text"].replace(",", "")) for label in labels]
+            assert len(numbers) > 1 and numbers == sorted(set(numbers)), (low, high, axis, numbers)
+            places = sorted(labels, key=lambda label: label[start])
+            gaps = [after[start] - before[end] for before, after in itertools.pairwise(places)]
+            assert min(gaps) > -2, (low, high, axis, [label["text"] for label in places])
+
+
 @cache
 def every_scheme() -> list[ComparisonRow]:
     return mark_frontier(compare_schemes(TENSORS["normal"][:16, :256], SCHEMES.values()))
 
 
-STILL = """async ([figure, width, markup]) => {
+POINTS = """async ([figure, width, markup]) => {
   const plot = document.getElementById('plot'), place = document.createElement('div');
   place.style.width = `${width}px`;
   place.innerHTML = markup;
@@ -144,15 +173,13 @@ STILL = """async ([figure, width, markup]) => {
 }"""
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("goal", ["4-bit", "all"])
-def test_a_still_figure_is_as_plotly_draws_it(empty: Page, goal: str, width: int) -> None:
+def as_still(empty: Page, goal: str, width: int) -> None:
     """The same words at the same places, and the same points, or the figure jumps when plotly draws it."""
     by_name = {row.scheme.name: row for row in every_scheme()}
     a, b = by_name["int4_group128_asym"], by_name["nvfp4"]
     drawn = frontier_figure(every_scheme(), "n", a, b, GOALS[goal], [a, b, by_name["q4_k"]])
     figure = json.loads(drawn.to_json())
-    (words, own_words), (points, own_points) = empty.evaluate(STILL, [figure, width, still(figure)])
+    (words, own_words), (points, own_points) = empty.evaluate(POINTS, [figure, width, still(figure)])
     assert sorted(word for word, *_ in words) == sorted(word for word, *_ in own_words)
     assert len(words) > 10 and len(points) == len(own_points) > 20
     for word, *place in words:
@@ -161,27 +188,10 @@ def test_a_still_figure_is_as_plotly_draws_it(empty: Page, goal: str, width: int
         assert any(place == pytest.approx(at, abs=0.1) for _, *at in own_points), label
 
 
-RESET = """async () => {
-  document.body.insertAdjacentHTML('beforeend', `<div id="box"><div class="figure-tools">
-    <button data-kind="reset" hidden>Reset zoom</button>
-    <button data-kind="zoom" hidden>Zoom</button></div>
-    <div class="figure" style="width:600px"></div></div>`);
-  const box = document.getElementById('box'), value = JSON.stringify({data: [{x: [1, 2], y: [3, 4]}],
-    layout: {uirevision: 'a', xaxis: {range: [0, 5]}, height: 200}});
-  explorer.figure(box, {value}, (name, seen) => seen(), () => {});
-  const plot = box.querySelector('.figure');
-  while (!plot._fullLayout?.xaxis?.range) await new Promise(resume => setTimeout(resume, 20));
-  const button = box.querySelector('button'), told = [];
-  const ends = (low, high) => ({'xaxis.range[0]': low, 'xaxis.range[1]': high});
-  for (const changes of [ends(0, 5), ends(1, 2), ends(0, 5), {'yaxis.range': [3.5, 4]},
-    {'yaxis.autorange': true}]) {
-    await Plotly.relayout(plot, changes);
-    told.push(!button.hidden);
-  }
-  return told;
-}"""
-
-
-def test_a_tap_offers_no_reset(empty: Page) -> None:
-    """plotly reports the same range after a tap or a double tap: only one that differs is a zoom."""
-    assert empty.evaluate(RESET) == [False, True, False, True, False]
+def test_figures_are_drawn_whole(empty: Page) -> None:
+    """Every tensor and every width, not each with each."""
+    for name, width in zip(TENSORS, itertools.cycle(WIDTHS), strict=False):
+        apart(empty, name, width)
+    for goal, width in (("4-bit", 304), ("4-bit", 1360), ("all", 620)):
+        as_still(empty, goal, width)
+    rise(empty, 360)

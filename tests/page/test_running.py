@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from app import limits
 from app.parts import widgets
 from app.parts.views import StatusView, listen, shows
+from tests.page.acts import new_context
 
 LET_END = threading.Event()
 
@@ -46,40 +47,41 @@ def page(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
         running = listen(start.click, run, steps, StatusView(status=status), api_name="run")
         buttons.end_with(running)
     _, url, _ = demo.launch(prevent_thread_lock=True, quiet=True, ssr_mode=False)
-    page = browser.new_page()
+    context = new_context(browser)
+    page = context.new_page()
     page.goto(url)
     yield page
     LET_END.set()
-    page.close()
+    context.close()
     demo.close()
 
 
-@pytest.mark.parametrize(("steps", "end"), [("5", "done"), ("-1", "below zero")])
-def test_stop_is_there_while_something_runs(page: Page, steps: str, end: str) -> None:
-    """And goes at the end of the run, or when it is refused."""
+@pytest.mark.browser
+def test_stop_is_there_while_something_runs(page: Page) -> None:
+    """It goes when the run was stopped, has ended, or is refused; what was said of the stop, at the next
+    start."""
     start, stop = (page.get_by_role("button", name=name) for name in ("Start", "Stop"))
-    expect(start).to_be_enabled()
-    expect(stop).to_be_hidden()
-    page.get_by_label("Steps").fill(steps)
-    start.click()
-    if end == "done":
-        expect(stop).to_be_visible()
-        expect(start).to_be_disabled()
-        LET_END.set()
-    expect(page.get_by_text(end)).to_be_visible()
-    expect(stop).to_be_hidden()
-    expect(start).to_be_enabled()
+    stopped = page.get_by_text("what was finished is shown")
 
+    def idle() -> None:
+        expect(stop).to_be_hidden()
+        expect(start).to_be_enabled()
 
-def test_stop_stops_and_goes(page: Page) -> None:
-    start, stop = (page.get_by_role("button", name=name) for name in ("Start", "Stop"))
-    page.get_by_label("Steps").fill("200")
+    idle()
     start.click()
     expect(page.get_by_text(re.compile("step [1-9]"))).to_be_visible()
+    expect(start).to_be_disabled()
     stop.click()
-    expect(page.get_by_text("what was finished is shown")).to_be_visible()
-    expect(stop).to_be_hidden()
-    expect(start).to_be_enabled()
+    expect(stopped).to_be_visible()
+    idle()
     expect(page.get_by_text("done")).to_be_hidden()
     start.click()
-    expect(page.get_by_text("what was finished is shown")).to_be_hidden()
+    expect(stopped).to_be_hidden()
+    expect(stop).to_be_visible()
+    LET_END.set()
+    expect(page.get_by_text("done")).to_be_visible()
+    idle()
+    page.get_by_label("Steps").fill("-1")
+    start.click()
+    expect(page.get_by_text("below zero")).to_be_visible()
+    idle()

@@ -1,0 +1,289 @@
+"""The place Model and hardware: speed, a survey and its recipe, a run, sizes, two checkpoints.
+
+If these fail, a choice of storage or machine is not drawn, a budget buys nothing, or a damaged layer is not
+found.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import Page, expect
+from safetensors.torch import load_file, save_file
+
+from app import limits
+from app.sections import checkpoints
+from app.sections.speed_machines import choices as machines
+from explorer import SCHEMES, compare, quantize
+from explorer.checkpoints import write_one
+from tests.page.acts import (
+    at_rest,
+    click,
+    drawn,
+    look_at,
+    open_page,
+    visit,
+    wait_for_query,
+)  # fmt: skip
+
+browsed = pytest.mark.browser
+H200 = "NVIDIA H200"
+
+
+@browsed
+@pytest.mark.shared_page
+def test_speed_is_recorded_and_corrected(page: Page, url: str) -> None:
+    """The section is full without a GPU. A shape with x between its numbers is found and modelled, *Measured
+    here* keeps it, the recorded machine goes to the nearest that it has, and a number that is refused is
+    explained and leaves Run to be pressed again. On a phone a choice ends before its arrow."""
+    open_page(page, url, "tab=speed&scheme=int4_group32&second=nvfp4")
+    source, shape = page.locator("#speed-source"), page.locator("#speed-shape input")
+    expect(source).to_contain_text(H200)
+    drawn(page, "speed-bars")
+    expect(page.locator("#speed-bars .scatterlayer .point")).not_to_have_count(0)
+    shape.click()
+    page.keyboard.press("Control+a")
+    page.keyboard.type("64x8192x8200")
+    page.keyboard.press("Enter")
+    expect(source).to_contain_text("modelled")
+    expect(shape).to_have_value("64×8192×8200")
+    page.get_by_label("Measured here").check()
+    expect(source).not_to_contain_text(H200)
+    expect(shape).to_have_value("64×8192×8200")
+    page.get_by_label(machines()[0][0]).check()
+    expect(source).to_contain_text("64×8192×8192")
+    expect(shape).to_have_value(re.compile("^64×8192×8192"))
+    page.get_by_text("Measure on this machine").click()
+    run = page.locator("#section-speed").get_by_role("button", name="Run", exact=True)
+    tokens = page.get_by_label("M (tokens)", exact=True)
+    tokens.fill("-5")
+    run.click()
+    expect(page.locator("#speed-status")).to_contain_text("at least 1")
+    expect(run).to_be_enabled()
+    tokens.fill("8")
+    tokens.press("Tab")
+    expect(run).to_be_enabled()
+    page.set_viewport_size({"width": 390, "height": 844})
+    look_at(page.locator("#speed-shape"))
+    gaps = page.evaluate(
+        """() => [...document.querySelectorAll('#section-speed input[role=combobox]')]
+          .filter(input => input.offsetWidth && input.parentElement.querySelector('.dropdown-arrow'))
+          .map(input => {
+            const arrow = input.parentElement.querySelector('.dropdown-arrow').getBoundingClientRect();
+            const end = parseFloat(getComputedStyle(input).paddingRight);
+            return arrow.left - (input.getBoundingClientRect().right - end);
+          })"""
+    )
+    assert len(gaps) >= 2 and min(gaps) >= 0
+
+
+@browsed
+def test_a_recipe_to_a_checkpoint(page: Page, url: str, minilm: Path) -> None:
+    """The budget is dragged by the mouse and the recipe's strip follows; a size of the whole model is typed,
+    the slider and the address follow; nonsense is said below the field until the next budget; Back leads to
+    the budget before. A layer of the model that is not here leaves the page as it is; with the model's folder
+    its recipe becomes a checkpoint that is downloaded."""
+    open_page(page, url, "tab=model&section=survey")
+    sentence, slider = page.locator("#survey-sentence"), page.locator("#survey-bits input[type=range]")
+    expect(sentence).to_contain_text("4.50")
+    drawn(page, "survey-strip")
+    legend = page.locator("#survey-strip .legend .legendtext")
+    before = legend.all_text_contents()
+    slider.evaluate("e => e.scrollIntoView({block: 'center'})")  # from under the bar
+    at_rest(page)
+    at = slider.bounding_box()
+    assert at
+    page.mouse.move(at["x"] + at["width"] * 0.385, at["y"] + at["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(at["x"] + at["width"] * 0.2, at["y"] + at["height"] / 2, steps=6)
+    page.mouse.up()
+    expect(sentence).to_contain_text(re.compile(r"^\s*3\.\d\d bits per weight"))
+    at_rest(page)
+    assert legend.all_text_contents() != before
+    visit(page, "tab=model&section=survey")
+    field, told = page.locator("#survey-typed").locator("input, textarea"), page.locator("#survey-told")
+    field.fill("57 MB")
+    field.press("Enter")
+    expect(sentence).to_contain_text(re.compile(r"^\s*6\.\d\d bits per weight: 57 MB"))
+    bits = sentence.inner_text().split()[0]
+    expect(page.locator("#survey-bits input[type=number]")).to_have_value(bits)
+    wait_for_query(page, f"budget={bits}")
+    field.fill("much")
+    field.press("Enter")
+    expect(told).to_contain_text("'much'")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    expect(field).to_have_value("")
+    expect(told).to_have_text("")
+    at_rest(page)
+    if f"budget={bits}" not in page.url:  # the arrow key is a step of its own
+        page.go_back()
+    page.go_back()
+    expect(sentence).to_contain_text("4.50")
+    expect(page.locator("#survey-bits input[type=number]")).to_have_value("4.5")
+    wait_for_query(page, "!budget=")
+    heat = page.locator("#survey-heat .figure .nsewdrag").first
+    look_at(heat)
+    address, cell = page.url, heat.bounding_box()
+    assert cell
+    page.mouse.move(cell["x"] + cell["width"] * 0.97, cell["y"] + 5)
+    page.mouse.click(cell["x"] + cell["width"] * 0.97, cell["y"] + 5)
+    expect(page.locator("#notice .status")).to_be_visible()
+    assert page.url == address
+    expect(page.locator("#place-model")).to_be_visible()
+    page.locator("#survey-own > button, #survey-own .label-wrap").first.click()
+    page.locator("#survey-model").locator("input, textarea").fill(str(minilm))
+    target = page.locator("#survey-target input")
+    target.click()
+    page.get_by_role("option", name="compressed-tensors").click()
+    at_rest(page)
+    click(page, page.locator("#survey-export"))
+    get = page.get_by_role("button", name="Download checkpoint")
+    expect(get).to_be_enabled()
+    with page.expect_download() as download:
+        get.click()
+    assert Path(download.value.path()).stat().st_size > 1e6
+
+
+@browsed
+@pytest.mark.shared_page
+def test_a_recorded_run_is_shown_without_a_model(page: Page, url: str) -> None:
+    """Painted: an outline and words around the token in which texts part, and colours by KL. Mouse and arrow
+    keys read a token's number; Run without a model leaves the recording."""
+    open_page(page, url, "tab=model&section=run")
+    expect(page.locator("#run-source")).to_contain_text(re.compile(r"\d{4}-\d\d-\d\d"))
+    column = page.locator("#run-texts [data-name=q4_0]")
+    mark = column.locator("mark.parting")
+    look_at(mark)
+    style = "e => { const s = getComputedStyle(e); return [s.borderTopStyle, parseFloat(s.borderTopWidth)]; }"
+    outline, width = mark.evaluate(style)
+    assert outline == "solid" and width >= 1
+    bar = (
+        "e => { const s = getComputedStyle(e, '::after'); return [s.backgroundColor, parseFloat(s.height)]; }"
+    )
+    few, most = (column.locator(f".kl-tokens .level-{level}").first.evaluate(bar) for level in (2, 4))
+    assert few[0] != most[0] and few[1] < most[1]
+    tokens, read = column.locator(".kl-tokens button"), column.locator(".kl-read")
+    click(page, tokens.nth(3))
+    expect(read).to_contain_text(re.compile(r"token 4, .*: [\d.]+ nats"))
+    page.mouse.move(5, 5)
+    page.keyboard.press("ArrowRight")
+    expect(read).to_contain_text(re.compile(r"token 5, .*\s%.*Q4_0: .*\s%", re.DOTALL))
+    expect(tokens.nth(4)).to_be_focused()
+    status = page.locator("#run-status")
+    before = status.inner_text()
+    click(page, page.locator("#run-start"))
+    expect(status).not_to_have_text(before)
+    expect(column).to_be_visible()
+
+
+@browsed
+@pytest.mark.shared_page
+def test_a_chosen_storage_of_the_cache_is_drawn_and_said(page: Page, url: str) -> None:
+    """Opened by the mouse; then the model: Mistral-7B has a window, Llama-2-7B none. Both are in the address,
+    and Back leads to what was chosen before; a count that is none is refused."""
+    open_page(page, url, "tab=model&section=sizes")
+    plot, sentence = page.locator("#cache-size"), page.locator("#cache-size-said")
+    stored = plot.locator(".legendtext").nth(1)
+    expect(stored).to_contain_text("FP8")
+    page.get_by_label("Keys and values stored as").click()
+    page.get_by_role("option", name="NVFP4").click()
+    expect(stored).to_have_text("NVFP4")
+    for fact in ("17.2 GB", "4.83 GB"):
+        expect(sentence).to_contain_text(fact)
+    page.get_by_label("Model", exact=True).last.click()
+    page.get_by_role("option", name="Mistral-7B 0.1").click()
+    expect(sentence).to_contain_text("4,096 tokens")
+    expect(plot.locator(".xtick text", has_text="16,384")).to_have_count(1)
+    lines = plot.locator(".scatterlayer .js-line")
+    expect(lines).to_have_count(2)
+    boxes = [line.bounding_box() for line in lines.all()]
+    assert all(box and box["width"] > 200 and box["height"] > 20 for box in boxes)
+    wait_for_query(page, "sized=Mistral-7B", "stored=NVFP4")
+    page.go_back()
+    expect(sentence).to_contain_text("4.83 GB")
+    page.go_back()
+    expect(page.get_by_label("Keys and values stored as")).to_have_value(re.compile("^FP8"))
+    expect(stored).to_contain_text("FP8")
+    page.get_by_label("Model", exact=True).last.click()
+    page.get_by_role("option", name="by parameter count").click()
+    count = page.locator("#sizes-billions input")
+    for typed, kept in (("3", True), ("-5", False)):
+        count.fill(typed)
+        count.press("Tab")
+        wait_for_query(page, "billions=3" if kept else "!billions=")
+    expect(page.locator(".toast-body", has_text="-5")).to_be_visible()
+
+
+LAYERS = [f"model.layers.{i}.mlp.{part}_proj" for i in range(3) for part in ("down", "gate", "up")]
+WORST = LAYERS[4]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Nine random layers, and the same in GPTQ's layout, one of them with other scales."""
+    torch.manual_seed(1)
+    room = tmp_path_factory.mktemp("checkpoints")
+    weights = {f"{name}.weight": torch.randn(64, 64) for name in LAYERS}
+    codes: dict[str, torch.Tensor] = {}
+    for name in LAYERS:
+        q = quantize(weights[f"{name}.weight"], SCHEMES["int4_group32"])
+        codes |= load_file(write_one("gptq", q, room / "one", name))
+    codes[f"{WORST}.scales"] *= 1.2
+    for folder, tensors in (("whole", weights), ("gptq", codes)):
+        (room / folder).mkdir()
+        save_file(tensors, room / folder / "model.safetensors")
+    settings = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (room / "gptq" / "config.json").write_text(json.dumps(settings))
+    return room / "whole", room / "gptq"
+
+
+@browsed
+@pytest.mark.thorough
+def test_a_layer_that_stands_out_is_opened(page: Page, url: str, folders: tuple[Path, Path]) -> None:
+    """Two names are typed and Compare is pressed: the layer that was damaged is named, a click on its row
+    draws it, and the CSV holds it."""
+    open_page(page, url, "tab=model&section=checkpoints")
+    for box, folder in zip(("#diff-original", "#diff-quantized"), folders, strict=True):
+        page.locator(f"{box} textarea, {box} input").first.fill(str(folder))
+    page.locator("#diff-start").click()
+    expect(page.locator("#diff-sentence")).to_contain_text(f"{WORST}.weight")
+    row = page.locator("#diff-table [role=gridcell]").filter(has_text=f"{WORST}.weight").first
+    look_at(row)
+    row.click()
+    expect(page.locator("#diff-layer")).to_contain_text(f"{WORST}.weight, 64 × 64: INT4 group 32")
+    for figure in ("diff-depth", "diff-values", "diff-errors", "diff-map"):
+        drawn(page, figure)
+    with page.expect_download() as download:
+        page.locator("#section-checkpoints").get_by_role("button", name="Download CSV").click()
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert lines[0].startswith("name,") and len(lines) == 10
+
+
+def test_the_rows_of_two_checkpoints_are_those_of_the_library(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same decibels, and steps that say how far it is; at the time limit, what was done until then."""
+    *steps, last = checkpoints.run(*map(str, folders))
+    assert steps and len(last.table) == len(LAYERS)
+    weight = load_file(folders[0] / "model.safetensors")[f"{LAYERS[0]}.weight"]
+    truth = compare(weight, quantize(weight, SCHEMES["int4_group32"])).sqnr_db
+    first = next(row for row in last.table if row[0] == f"{LAYERS[0]}.weight")
+    assert first[checkpoints.NAMES.index("SQNR dB")] == float(f"{truth:.5g}")
+    monkeypatch.setattr(checkpoints, "IN_TIME", 0.0)
+    *_, last = checkpoints.run(*map(str, folders))
+    assert "time limit" in last.status and len(last.table) == 1
+
+
+def test_a_public_page_opens_no_folders(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor says whether they are there."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    told: list[str] = []
+    monkeypatch.setattr(limits, "notify", told.append)
+    for names in (map(str, folders), (f"{folders[0]}/x.gguf", "a/b")):
+        list(checkpoints.run(*names))
+    assert len(told) == 2 and all("folders of this server cannot be opened" in words for words in told)

@@ -52,7 +52,7 @@ def client(
         patch.setattr(App, "create_app", lambda *_, **__: None)  # Gradio makes three that nobody asks
         name = gr.Textbox()
         file = gr.File()
-        name.submit(lambda text: release.wait(20) and text, name, name, api_name="wait")
+        name.submit(lambda text: release.wait(60) and text, name, name, api_name="wait")
         file.upload(lambda path: str(path), file, name, api_name="take")
         blocks.queue(**entry.queue_options())
     blocks.max_file_size = limits.current().upload_bytes  # as ``launch`` sets it

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from typing import Any
 
 import gradio as gr
@@ -25,7 +24,6 @@ from app.state.controls import (
     scheme_of,
     text_of_parts,
 )
-from app.state.record import Record, next_record
 from explorer import SCHEMES, MappingType, Scheme, quantize
 from explorer.schemes import SCALE_RULES, Convention
 from explorer.schemes.rules import CODE_WORDS
@@ -101,26 +99,6 @@ def test_the_sides_of_a_block() -> None:
     for wrong in (-1, 10**9):
         with pytest.raises(ValueError, match="999999999"):
             scheme_of(dataclasses.replace(parts, rows=wrong))
-
-
-LARGE_SEED = "int4~1x128~symmetric~float16~minmax~s18446744073709551615"
-
-
-def test_the_bar_keeps_the_canonical_text() -> None:
-    """If this fails, two links to one scheme differ, and its name is missing from the picker."""
-    tile, other = "int8~1X32~symmetric~FLOAT16~minmax", "int4~tensor~symmetric~float32~minmax"
-    for text in (tile, other, "INT4_GROUP128", " nvfp4 ", LARGE_SEED):
-        shown = show_scheme(text)
-        name = str(Scheme.parse(text))
-        assert shown.preset == name == next_record(Record(), {"do": "scheme", "text": text}, None).scheme
-
-
-def test_a_seed_beyond_a_browsers_numbers_survives_a_click(page: gr.Blocks) -> None:
-    """JavaScript's numbers are exact up to 2^53 only; a seed goes up to 2^64 - 1."""
-    shown = show_scheme(LARGE_SEED)
-    seed, _ = (b for b in page.blocks.values() if getattr(b, "label", None) == "Seed")
-    values = [*shown.parts()[:-1], seed.preprocess(json.loads(json.dumps(seed.postprocess(shown.seed))))]
-    assert isinstance(seed.postprocess(shown.seed), str) and text_of_parts(values) == LARGE_SEED
 
 
 def test_a_size_that_is_none_is_refused(page: gr.Blocks) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from app import chosen as page
 from app import start
 from app.chosen import ChosenView
 from app.parts import views as views_module
 from app.serving import work
-from app.serving.work import OvertakenError
 from app.state import analyses
 from app.state.estimates import estimated
 from app.state.record import Record
@@ -86,41 +82,6 @@ def test_first_numbers_stand_beside_nothing_of_the_tensor_before(file: str) -> N
     assert "sampled" not in json.loads(end.answer)
 
 
-def test_the_way_back_from_first_numbers_shows_all_of_what_was_shown(file: str) -> None:
-    """If this fails, numbers, bar and picture stay those of a tensor that was left."""
-    at_home = {"source": "builtin", "sample": "mlp_down", "scheme": "int8_row"}
-    shown = did({"do": "sample", "name": "mlp_down"}, whole=True, **at_home)
-    *_, last = views_of({"do": "sample", "name": "mlp_down"}, sampled=True, **at_home)
-    assert last.answered.picture == shown.answered.picture and last.shown.chips == shown.shown.chips
-    assert last.shown.kpis == shown.shown.kpis and last.answered.samples == shown.answered.samples
-
-
-@pytest.mark.parametrize("end", [ValueError("no memory for it"), OvertakenError("other acts follow")])
-def test_estimates_of_what_is_not_shown_go_away(
-    file: str, end: Exception, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If this fails, numbers of a scheme that was refused or left stand beside the scheme before it."""
-    shown = did({"do": "file"}, upload=file, scheme="int8_row")
-
-    def fail(*_: object) -> Iterator[str]:
-        raise end
-        yield ""
-
-    with monkeypatch.context() as patch:
-        patch.setattr(page, "analysing", fail)
-        seen = list(views_of({"do": "scheme", "text": "int5_row"}, **held(file)))
-    assert of_sample(seen[0])
-    if isinstance(end, OvertakenError):  # the script sends the acts again, here with the way back
-        assert json.loads(seen[-1].answer)["overtaken"]
-        seen = list(views_of({"do": "scheme", "text": "int8_row"}, sampled=True, **held(file)))
-    else:
-        assert said == ["no memory for it"]
-        refused = views_of({"do": "scheme", "text": "int4~nonsense"}, sampled=True, **held(file))
-        assert restored(list(refused)).shown.kpis == shown.shown.kpis
-    assert restored(seen).shown.kpis == shown.shown.kpis
-    assert restored(seen).answered.said == shown.answered.said
-
-
 def restored(seen: list[ChosenView]) -> ChosenView:
     return next(view for view in reversed(seen) if not unchanged(view.shown.kpis))
 
@@ -135,38 +96,6 @@ def test_a_value_that_is_not_finite_has_no_first_numbers(file: str) -> None:
     seen = list(views_of({"do": "file"}, upload=file, scheme="int8_row"))
     assert "256 of 262144" in json.loads(seen[-1].answer)["why"]
     assert all(unchanged(view.shown.kpis) for view in seen)
-
-
-def test_what_fills_the_screen_waits_for_what_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a view waits for the rows of other visitors' tables. Those get half of the time, and so end."""
-    clock, filled = [0.0], 0.0
-
-    def noted(quiet: Any) -> Callable[[float], None]:
-        def wait(seconds: float) -> None:
-            clock[0] += 0.0 if quiet.free else seconds
-
-        return wait
-
-    monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    for quiet in (work._QUIET, work._NO_VIEW):
-        monkeypatch.setattr(quiet, "wait", noted(quiet))
-    check, choosing = work.check_of_this_run(work.FILLING), work.check_of_this_run(page.CHOOSING)
-    check()
-    assert clock == [0]
-    with work.first_numbers(), work.awaited():
-        choosing()
-        assert clock == [0]
-    with work.first_numbers():
-        check()
-        assert clock == [work._WAITS_S]
-    with work.awaited():
-        check()
-        assert clock == [2 * work._WAITS_S]
-        for _ in range(100):
-            clock[0], filled = clock[0] + 0.1, filled + 0.1
-            check()
-    share = (clock[0] - work._WAITS_S - filled) / clock[0]
-    assert work.GIVEN_WAY <= share <= work.GIVEN_WAY + work._WAITS_S / clock[0]
 
 
 def test_what_a_visitor_looks_at_is_awaited() -> None:

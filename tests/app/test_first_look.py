@@ -6,7 +6,6 @@ not open at all.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -32,29 +31,6 @@ def test_addresses_with_a_first_look() -> None:
                   "goal=8-bit", "list=nvfp4,mxfp4", "row=1&column=2", "tab=learn", "section=compare",
                   "range=0.5", "view=api"):  # fmt: skip
         assert not says_fresh(query), query
-
-
-def test_where_it_cannot_be_made_the_page_is_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Tab leads nowhere in what stands over the page; the log says why there is none."""
-    monkeypatch.setattr(first_look, "_made", [])
-    assert first_look.with_first_look(PAGE, "") == PAGE
-    first_look.prepare('<div id="head"><button type="button">Learn</button></div>', [("compare", "All")])
-    whole = first_look.with_first_look(PAGE, "")
-    assert '<body class="a"><first-look' in whole and whole.endswith("<p></p></body>")
-    inside = re.findall(r"<(?:button|input|a)\b[^>]*>", whole)
-    assert len(inside) > 30 and all('tabindex="-1"' in tag for tag in inside) and 'tabindex="0"' not in whole
-    assert first_look.with_first_look(PAGE, "tab=learn") == PAGE
-    other = PAGE.replace("<body", "<div")
-    assert first_look.with_first_look(other, "") == other and caplog.text
-
-    def breaks(figure: object) -> str:
-        raise ValueError("a trace of pie")
-
-    monkeypatch.setattr(first_look, "still", breaks)
-    first_look.prepare("", [])
-    assert first_look.with_first_look(PAGE, "") == PAGE and "a trace of pie" in caplog.text
 
 
 def test_a_page_that_opens_on_a_large_file_begins_with_a_sample(

@@ -7,9 +7,7 @@ the screen.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import math
 import re
 import threading
 from collections.abc import Iterable, Iterator
@@ -21,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from app import limits
 from app.chosen import ChosenView, choose
@@ -32,7 +29,7 @@ from app.state import analyses, record
 from app.state import selection as selections
 from app.state.analyses import analyses_of
 from app.state.cache import BoundedCache
-from app.state.record import Record, listing, next_record
+from app.state.record import Record, next_record
 from app.state.selection import Selection, matrix_of
 from explorer import SCHEMES, SourceError, load_matrix, quantize
 from explorer import compare as library_compare
@@ -93,14 +90,6 @@ def test_an_element_is_picked_and_walked_from() -> None:
     assert followed.record.element == "" and followed.shown.follow
 
 
-def test_an_element_outside_is_the_nearest(said: list[str]) -> None:
-    """Else an element of another tensor in the boxes keeps this one from being shown."""
-    out = shown((10**6, 0))
-    assert "1535" in said[0] and (out.shown.row, out.shown.column) == (1535, 0)
-    assert out.record.element == "1535,0", "the address has what is shown"
-    assert did({"do": "element", "row": 3, "column": -5}).record.element == "3,0" and len(said) == 2
-
-
 ACTS: list[tuple[list[dict[str, Any]], tuple[Any, Any]]] = [
     ([], ("int4_row", "nvfp4")),
     ([{"do": "swap"}], ("nvfp4", "int4_row")),
@@ -159,22 +148,6 @@ def test_what_is_no_act_changes_nothing(said: list[str]) -> None:
         assert all(unchanged(value) for part in parts for value in part.in_order()), text
 
 
-LISTS = [
-    ("", "nvfp4", "mxfp4", ""),
-    ("int4_row,nvfp4,mxfp4", "int4_row", "nvfp4", "int4_row,nvfp4,mxfp4"),
-    ("int4_row,nvfp4", "int4_row", "mxfp4", "int4_row,nvfp4,mxfp4"),
-    ("int4_row,nvfp4,mxfp4,bf16,int8_row", "int4_row", "int2_group64_asym",
-     "int4_row,nvfp4,mxfp4,bf16,int2_group64_asym"),
-    ("a,b,c,d,nvfp4", "int4_row", "nvfp4", "a,b,c,int4_row,nvfp4"),
-]  # fmt: skip
-
-
-def test_a_and_b_are_in_the_shortlist() -> None:
-    """The last that is neither makes room; else a scheme that is looked at is missing from the table."""
-    for before, first, second, after in LISTS:
-        assert listing(Record(scheme=first, second=second, shortlist=before)).shortlist == after
-
-
 def test_a_refused_file_is_named_with_the_scheme(tmp_path: Path, said: list[str]) -> None:
     """Else nobody knows whether another file or another scheme would do. What is shown stays."""
     values = np.ones((8, 16), np.float32)
@@ -192,15 +165,6 @@ def test_a_refused_file_is_named_with_the_scheme(tmp_path: Path, said: list[str]
     out = did({"do": "file"}, upload=good)
     assert (out.record.source, out.record.file, out.record.file_tensor) == ("file", good, "w")
     assert out.notice == "" and len(out.tensor.file_tensor["choices"]) == 3
-
-
-def test_a_refused_tensor_of_several_is_named(tmp_path: Path, said: list[str]) -> None:
-    """Else the message says what is wrong with a value and not in which tensor of which file."""
-    good, bad = torch.ones(8, 16), torch.full((8, 16), math.nan)
-    save_file({"good": good, "bad.weight": bad}, path := tmp_path / "two.safetensors")
-    held = {"source": "file", "file": str(path), "file_tensor": "good", "scheme": "int8_row"}
-    out = did({"do": "tensor", "name": "bad.weight"}, upload=str(path), **held)
-    assert said[0].startswith("two.safetensors, bad.weight: 128 of 128") and said[0] in unescape(out.notice)
 
 
 def test_loading_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,38 +230,6 @@ def test_what_is_overtaken_ends(monkeypatch: pytest.MonkeyPatch, said: list[str]
     assert unchanged(end.record.scheme) and over.wait(60) and ended == ["OvertakenError"] and not said
 
 
-def test_another_goal_ends_the_rows_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What shows the same rows ends nothing."""
-    monkeypatch.setattr(work, "session_now", lambda: "mine")
-    monkeypatch.setattr("app.chosen.session_now", lambda: "mine")
-    monkeypatch.setattr(answer, "filling", lambda chosen: itertools.repeat((1, 90)))
-    monkeypatch.setattr(answer, "LOOKED_EVERY_S", -1.0)
-    rows = answer.fill(*dataclasses.astuple(Record.fresh()))
-    next(rows)
-    did({"do": "element", "row": 1, "column": 1}, **vars(Record.fresh()))
-    next(rows)
-    did({"do": "goal", "name": "8-bit"}, **vars(Record.fresh()))
-    assert not list(itertools.islice(rows, 3))
-
-
-def test_nothing_chosen_yet_is_no_warning(said: list[str]) -> None:
-    """A form that was just opened says what to choose; the results stay."""
-    for act in ({"do": "file"}, {"do": "tensor", "name": "w"}, {"do": "layer"}):
-        out = did(act)
-        assert not said and out.notice and unchanged(out.shown.chips)
-
-
-def test_names_from_files_are_escaped(tmp_path: Path) -> None:
-    """A tensor called like a script shows as text (gr.HTML would run it)."""
-    evil = "<img src=x onerror=alert(1)>${alert(2)}"
-    save_file({evil: torch.randn(4, 32)}, tmp_path / "x.safetensors")
-    out = shown(source="file", file=str(tmp_path / "x.safetensors"), file_tensor=evil)
-    for part in (out.shown.chips, out.shown.verdict, out.answered.picture):
-        assert "&lt;img" in part
-    drawn = (out.answered.figure, out.record.file_tensor, out.answer)
-    assert not any(evil[:15] in o for o in out.in_order() if isinstance(o, str) and o not in drawn)
-
-
 def test_every_template_escapes_what_it_is_given() -> None:
     """Every piece of HTML with words from outside: if one forgets, a layer's name runs as a script."""
     evil = "<img src=x onerror=alert(1)>"
@@ -323,16 +255,6 @@ def test_every_template_escapes_what_it_is_given() -> None:
         html.status(evil),
     ):
         assert "<img" not in piece and "&lt;img" in piece
-
-
-def test_sizes_of_models(said: list[str]) -> None:
-    """Sizes are those of the scheme, and a count of nothing is refused."""
-    assert "3.47" in sizes.sizes("Llama-2-7B", 0, "int4_group128")
-    assert "13.48" in sizes.sizes("Llama-2-7B", 0, "fp16")
-    assert sizes.sizes(sizes.BY_COUNT, 70, "nvfp4") and not said
-    for count in (0, -5, 2e6):
-        sizes.sizes(sizes.BY_COUNT, count, "nvfp4")
-        assert f"{count:,g}" in said.pop()
 
 
 def test_the_cache_of_a_model_by_its_context() -> None:
@@ -425,27 +347,6 @@ def test_a_goal_takes_its_schemes() -> None:
     assert out.goal == "at-most-3MB" and out.scheme != "int8_row"
 
 
-def test_a_goal_that_cannot_be_is_refused(said: list[str]) -> None:
-    """It loses nothing that was chosen before it; a size that another tensor cannot have is taken away."""
-    for name in ("9-bit", "at-most-0.1", "at-most-abc"):
-        out = did({"do": "goal", "name": name})
-        assert out.notice and unchanged(out.record.goal) and said
-    out = did({"do": "goal", "name": "8-bit"}, {"do": "goal", "name": "at-most-0.1"})
-    assert out.record.scheme == "int8_row" and "0.1" in said[-1]
-    count = len(said)
-    out = did({"do": "sample", "name": "normal_4096"}, goal="at-most-100kB")
-    assert out.record.goal == "" and out.record.sample == "normal_4096" and len(said) == count + 1
-
-
-def test_the_goal_stays_while_schemes_are_tried() -> None:
-    """Else the figure's axes jump with every scheme that is looked at. One that A means is not named."""
-    assert did({"do": "scheme", "text": "int8_row"}).record.goal == "4-bit"
-    assert did({"do": "scheme", "text": "nvfp4"}).record.goal == ""
-    away = vars(did({"do": "next"}).record)
-    assert away["goal"] == "4-bit" and did({"do": "previous"}, **away).record.goal == ""
-    assert shown(goal="4-bit").record.goal == "" and shown(goal="all").record.goal == "all"
-
-
 def test_bar_table_and_figure_agree() -> None:
     """B is in all three, with the same numbers."""
     for second in ("nvfp4", "int4~1x48~symmetric~float16~minmax", "q6_k"):
@@ -491,14 +392,6 @@ def test_the_tensor_in_a_checkpoints_layout(layout: str) -> None:
     assert f"--scheme {scheme} --layout {layout} --out Q{EXPORTS[layout].suffix}" in typed
 
 
-def test_a_layout_that_cannot_carry_it_is_named(said: list[str]) -> None:
-    """A scheme that the layout does not know, and a method that stores more than codes; no file is shown."""
-    out = last(take_away.make(*selection(scheme="nvfp4"), ["tensor"], "gguf"))
-    assert unchanged(out.files) and "GGUF" in said.pop()
-    values = selection(sample="attention_query", scheme="int4_group64+lqer")
-    assert unchanged(last(take_away.make(*values, ["tensor"], "gptq")).files) and said
-
-
 def test_a_hosted_page_opens_no_folders_and_reads_less(monkeypatch: pytest.MonkeyPatch, minilm: Path) -> None:
     """If this fails, a public page reads its server's disk."""
     monkeypatch.setenv("SPACE_ID", "someone/explorer")
@@ -515,15 +408,6 @@ def test_the_cache_is_bounded() -> None:
     for i in range(50):
         cache.get(i, lambda i=i: i, lambda _: 30)
     assert cache._used <= 100 and cache.get(49, lambda: "new", lambda _: 1) == 49
-
-
-def test_the_shortlist_side_by_side() -> None:
-    """A panel for A, B and each other scheme of the list, A and B first."""
-    chosen = Record(scheme="nvfp4", second="int4_row", shortlist="mxfp4,nvfp4,int4_row")
-    *_, figure = answer.multiples(*dataclasses.astuple(chosen))
-    titles = [note["text"] for note in json.loads(figure)["layout"]["annotations"]]
-    labels = ("NVFP4", "INT4 per row", "MXFP4")
-    assert all(label in title for label, title in zip(labels, titles, strict=True))
 
 
 def filled(chosen: Record) -> dict[str, Any]:
@@ -548,17 +432,3 @@ def test_a_method_and_its_scheme_are_two_points() -> None:
     rings = [t["y"] for t in figure["data"] if t.get("name") in ("A", "B") or len(t.get("y") or []) == 1]
     heights = {round(float(y), 2) for ys in rings if isinstance(ys, list) for y in ys}
     assert {round(db, 2) for db in wanted} <= heights
-
-
-def test_one_row_that_cannot_be_computed_stops_no_other() -> None:
-    """A shortlist with a method of another layer, on a tensor without inputs: its row says why."""
-    chosen = Record(sample="outlier_channels", shortlist="int4_group128_asym,nvfp4,int4_group128_asym+gptq")
-    rows = filled(chosen)
-    assert rows["int4_group128_asym+gptq"].refused and rows["nvfp4"].report.sqnr_db > 10
-    assert len(answer.known_rows(chosen)) == len(SCHEMES)
-
-
-def test_times_are_of_the_goals_inputs() -> None:
-    """FP8 weights with X in BF16 and with X in FP8 are two products: the goal says which."""
-    kept, both = (answer.times_of("fp8_e4m3_row", 4096, 4096, flag)[2].seconds for flag in (False, True))
-    assert both is not None and kept is not None and both < 0.7 * kept

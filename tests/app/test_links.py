@@ -10,10 +10,8 @@ from urllib.parse import urlencode
 import numpy as np
 
 from app.link import NO_FILE
-from app.sections.speed_machines import OpenedRecording
 from app.state.record import Record
-from explorer.recordings.gemm import recorded_cpu
-from tests.app.acting import did, plots_of, unchanged, views_of, visited
+from tests.app.acting import did, plots_of, unchanged, visited
 
 
 def test_a_links_recipe() -> None:
@@ -93,39 +91,6 @@ KEPT: list[tuple[dict[str, str], tuple[Any, ...]]] = [
 ]
 
 
-def test_what_sections_keep_in_the_address() -> None:
-    """The own range, the shape that is shown and the one to measure; the usual ones for nonsense."""
-    for query, wanted in KEPT:
-        kept = visited(urlencode(query)).kept
-        shape = kept.shape["value"]
-        assert (kept.range, shape, kept.m, kept.n, kept.k) == wanted
-        assert shape is None or shape in kept.shape["choices"][0]
-
-
-def test_a_link_keeps_two_machines() -> None:
-    """Recorded ones by name; a recording that is not open is asked for; what is no machine is said."""
-
-    def machines(query: str, **more: Any) -> tuple[str, str]:
-        kept = visited(query, **more).kept
-        return kept.machine, kept.beside["value"]
-
-    assert machines("machine=gemm-layers&beside=recorded") == ("gemm-layers", "recorded")
-    assert machines("") == machines("machine=x&beside=recorded") == ("recorded", "")
-    assert "machine 'x'" in visited("machine=x&beside=recorded").missing
-    for first in (True, False):  # in another window, and after it was removed
-        own = visited("machine=opened-1&beside=opened-2", first=first)
-        assert (own.kept.machine, own.kept.beside["value"]) == ("recorded", "") and own.missing
-        assert {"machine", "beside"} <= set(own.dropped), "the address is that of what is shown"
-        shapes = ("4096x4096x4096", "7x64x64")  # one that the recorded machine has timed, and one it has not
-        timed, lacking = (visited(f"machine=opened-1&shape={shape}", first=first) for shape in shapes)
-        assert timed.kept.shape["value"] == "4096×4096×4096" and lacking.kept.shape["value"] is None
-        assert "shape" in lacking.dropped and "shape" not in timed.dropped, "no time is extrapolated"
-    mine = (OpenedRecording("opened-1", "mine.json", recorded_cpu()),)
-    for pair in (("opened-1", "recorded"), ("recorded", "opened-1")):  # within the visit that opened it
-        query = "machine={}&beside={}".format(*pair)
-        assert machines(query, opened=mine) == pair and not visited(query, opened=mine).missing
-
-
 def test_back_leads_to_a_tensor_of_the_file(tmp_path: Path) -> None:
     """A link from outside cannot carry the file; of one that another replaced, the tensor is said."""
     back = visited("?source=file&file_tensor=b", upload="f.npz")
@@ -146,8 +111,3 @@ def test_a_page_without_a_link_compares_two() -> None:
     assert visited("scheme=nvfp4").record.second == "" and visited("second=mxfp4").record.second == "mxfp4"
     link = visited("goal=nonsense")
     assert link.record.goal == "" and link.missing and link.dropped == ("goal",)
-
-
-def test_a_visit_is_an_act() -> None:
-    (*_, view) = views_of({"do": "visit", "query": "machine=gemm-layers"})
-    assert view.kept.machine == "gemm-layers"

@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import save_file
 
 from app import limits
-from app.learn import training
 from app.sections import calibration, layer_inputs, methods, overview, take_away, whole_model
 from app.state import analyses, choices, models
 from app.state.record import Record, next_record
@@ -26,7 +25,7 @@ from explorer import load_matrix
 from explorer.methods import COMBINATIONS, METHODS
 from explorer.methods.files import load_layer
 from explorer.methods.recipe import Recipe
-from tests.app.acting import did, last, plots_of, selection, shown, unchanged, views_of
+from tests.app.acting import last, plots_of, selection, shown, unchanged, views_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,13 +63,6 @@ def test_every_method_on_a_layer(names: tuple[str, ...], small_file: str) -> Non
     for row, name in zip(out.table, names, strict=True):
         assert METHODS[name.split("+")[0]].why in row[-1]
     assert json.loads(out.film)["layout"]["sliders"][0]["steps"][-1]["label"] == "100 %"
-
-
-def test_a_refused_line_says_why(small_file: str) -> None:
-    """Its reason stood in the status until the next line came, and was lost."""
-    out = last(of_file(small_file, ["hqq", "rtn"], "nvfp4"))
-    assert out.table[0][-1].startswith("refused: ") and out.table[0][2] is None
-    assert [text for _, text in out.results["choices"]] == ["nvfp4"]
 
 
 HERE = {"source": "builtin", "sample": "attention_query", "scheme": "int3_group128"}
@@ -118,13 +110,6 @@ def test_a_repaired_scheme_is_computed_from_its_link() -> None:
     names = ("int4_group128+gptq", "int4_group128")
     repaired, plain = (next_record(Record(scheme=name), {"do": "next"}, None) for name in names)
     assert repaired == plain
-
-
-@pytest.mark.usefixtures("said")
-def test_a_repaired_scheme_is_refused_where_the_layer_has_no_inputs() -> None:
-    """A is not shown beside a B that is not there."""
-    out = did({"do": "scheme", "side": "b", "text": "int4_group128+gptq"}, sample="outlier_channels")
-    assert "GPTQ" in out.notice and unchanged(out.shown.kpis)
 
 
 def test_results_stay_with_their_tensor(small_file: str, said: list[str]) -> None:
@@ -245,26 +230,6 @@ def test_bad_input_is_said(tmp_path: Path, said: list[str]) -> None:
     ):
         out = list(methods.run(*arguments))
         assert words in said.pop() and words in out[-1].status
-
-
-@pytest.mark.thorough
-def test_a_model_survives_or_not(minilm: Path) -> None:
-    """INT8 keeps the embeddings, ternary weights do not: if both look alike, nothing was quantized."""
-    names = ["int8_row", "ternary_absmean"]
-    out = last(whole_model.run_drift(str(minilm), names, ["rtn"], "as they are", "encoder.layer.0.*"))
-    int8, ternary = (dict(zip(whole_model.COLUMNS, row, strict=True)) for row in out.table)
-    assert "2 of 2" in out.status and int8["cosine"] > 0.99 > ternary["cosine"] and plots(out)[0]["data"]
-
-
-def test_training_says_what_rounding_costs(said: list[str]) -> None:
-    """A short run has its conclusion, figures and table; nothing to train and too many seeds are messages."""
-    out = last(training.run(["binary"], 1, 6, 1, "INT8 per token"))
-    assert "float32" in out.sentence and "binary" in out.sentence and len(plots(out)) == 3
-    assert [row[:2] for row in out.table][:2] == [["32", "float32"], ["32", "float32, trained on"]]
-    assert json.loads(training.loss_scaling().figure)["data"] and not said
-    list(training.run([], 1, 1, 1, ""))
-    list(training.run(["8"], 99, 1, 1, ""))
-    assert len(said) == 2
 
 
 def test_a_method_that_would_hold_the_server_is_refused_before_it_starts(

@@ -5,7 +5,6 @@ If these fail, a visitor sees a file of somebody else, or the owner's address sh
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
@@ -85,13 +84,3 @@ def test_the_file_may_be_left_or_gone(file: Path) -> None:
     file.unlink()
     shown = visit(**address)
     assert shown.record.source == "builtin" and shown.missing.startswith("several.npz")
-
-
-def test_the_file_outlives_sweeps_and_its_owner_keeps_it(file: Path) -> None:
-    """An old file is swept no sooner than the page ends; what a sweep of Gradio's took is put back."""
-    name = opened.register(file)
-    stored = opened.path_of(name)
-    assert stored.samefile(file), "a model's file may be larger than what the disk has left"
-    assert uploads.sweep(time.time() + 10 * limits.current().keep_seconds) == 0 and stored.exists()
-    stored.unlink()
-    assert opened.path_of(name).exists() and file.exists()

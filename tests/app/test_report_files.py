@@ -16,7 +16,6 @@ from app.sections import methods, speed, survey, take_away
 from app.state.controls import DEFAULT_RANGE
 from app.state.selection import Selection
 from explorer.bench.cpu_gemm import plan_on_cpu, time_on_cpu
-from explorer.methods.evaluate import Outcome
 from explorer.recordings.files import Recording
 from explorer.recordings.machine import Machine
 from explorer.reports.check import read_record
@@ -87,21 +86,6 @@ def test_what_was_run_is_in_the_report_of_the_tensor() -> None:
     assert untouched == More(analyses=())
 
 
-STOPPED = [
-    (["rtn a", "gptq a", "rtn b"], (("rtn", "gptq"), ("a",))),
-    (["rtn a", "gptq a"], (("rtn", "gptq"), ("a",))),
-    (["rtn a", "gptq a", "rtn b", "gptq b"], (("rtn", "gptq"), ("a", "b"))),
-    ([], None),
-]
-
-
-def test_a_stopped_run_is_reported_as_far_as_the_command_makes_it() -> None:
-    """If this fails, ``--check`` of such a report says that numbers moved which were never there."""
-    for ran, kept in STOPPED:
-        run = take_away._whole_run([Outcome(m, m, scheme, "") for m, scheme in map(str.split, ran)], "")
-        assert (run and (run.names, run.schemes)) == kept
-
-
 def test_a_check_of_another_recipe_is_left_out() -> None:
     """If this fails, the report of one budget shows the true loss of another."""
     run = survey.Run("another recipe", object(), "")  # type: ignore[arg-type]
@@ -120,14 +104,3 @@ def test_what_cannot_be_reported_is_said(said: list[str]) -> None:
     ):
         view = make()
         assert said.pop() in unescape(view.status) and not said and unchanged(view.files)
-
-
-def test_without_a_printer_the_page_says_what_to_do(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hosted page may have no Chromium: the HTML report is made, and how to print it is said."""
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CHROMIUM", raising=False)
-    alone = of_training(["pdf"])
-    assert "Chromium" in alone.status and alone.files.get("value") is None and said
-    both = of_training(["page", "pdf", "parts"])
-    assert [Path(p).suffix for p in both.files["value"]] == [".html"] and "Chromium" in both.status
-    assert len(said) == 1, "what could be made was made: no warning"

@@ -11,7 +11,6 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from app import limits
@@ -27,18 +26,15 @@ from explorer.products.advice import (
     fastest,
     points,
     summary,
-    swept,
 )
 from explorer.products.table import GEMMS
 from explorer.recordings import files as recordings
 from explorer.recordings.files import NOT_RECORDED, Recording
 from explorer.recordings.gemm import (
-    LAYERS_NAME,
     GemmTiming,
     gemms_by_machine,
     recorded_cpu,
     recorded_gemms,
-    recorded_layers,
 )
 from explorer.recordings.machine import Machine, MachineLimits
 from explorer.recordings.times import TimeSpread
@@ -84,36 +80,6 @@ def test_every_recorded_shape_and_ladder_can_be_shown(shape: str) -> None:
     assert json.loads(out.ladder)["data"][0]["y"] == names or shape.startswith("1×")
 
 
-def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    """If this fails, one visitor's errors are shown for another's upload of the same name and shape."""
-    errors = []
-    for folder, scale in (("one", 1.0), ("two", 100.0)):
-        path = tmp_path / folder / "w.npy"
-        path.parent.mkdir()
-        values = np.random.default_rng(0).standard_normal((32, 256)).astype(np.float32)
-        values[:, 0] *= scale
-        np.save(path, values)
-        chosen = Selection(source="file", file=str(path))
-        errors.append(speed._layer_errors(chosen, ("int8", "nvfp4")))
-    assert errors[0]["int8"] != errors[1]["int8"] and errors[0]["nvfp4"] != errors[1]["nvfp4"]
-
-
-def test_a_scheme_redraws_its_marks_alone() -> None:
-    """Table, files and the chosen kernels are of the shape: another scheme does not send them again."""
-    rest = [RECORDED, "4096×4096×4096", "bf16", speed.RANDOM, None, ()]
-
-    def kept(marks: Any, **chosen: str) -> tuple[set[str], Any]:
-        out = speed.follow(*selection(**chosen), *rest, marks)
-        return {name for name, value in vars(out).items() if unchanged(value)}, out.marks
-
-    first, marks = kept(None, scheme="int4_group128")
-    assert not first, "nothing was shown yet"
-    of_shape = {"product", "ladder", "sentence", "table", "csv_file", "json_file"}
-    other, other_marks = kept(marks, scheme="nvfp4")
-    assert other == of_shape and other_marks != marks
-    assert kept(marks, scheme="int4_group128+gptq")[0] > of_shape, "the same products are marked"
-
-
 MARKED: list[tuple[str, str, dict[str, str]]] = [
     ("nvfp4", "int4_group128", {"nvfp4": "A", "w_nvfp4": "A", "w4a16_group128": "B", "w4a8_int": "B"}),
     ("int4~1x128~symmetric~float16~mse", "", {"w4a16_group128": "A"}),
@@ -144,30 +110,6 @@ def test_the_layers_own_shape_is_modelled_and_said_to_be() -> None:
     out = shown(view=LIVE, shape="layer-decode", own=own)
     assert "extrapolated" not in out.source
     assert {row[COLUMN_OF_SHAPE] for row in out.table} == {f"1×{n}×{k}"}
-
-
-def test_any_shape_may_be_typed(said: list[str]) -> None:
-    """Whatever the sign between its numbers; what is no shape is quoted, and nothing changes."""
-    for text in ("64x5120x5120", " 64 × 5120×5120", "64*5120*5120"):
-        sizes = speed.of_model(text)
-        assert (sizes.m, sizes.n, sizes.k) == (64, 5120, 5120)
-    assert shown(shape=" 64 × 5120×5120").shape["value"] == "64×5120×5120" and not said
-    out = shown(shape="64x8192")
-    assert "'64x8192'" in said[0] and all(unchanged(value) for value in out.in_order())
-
-
-def test_measured_here_and_back_keeps_the_shape() -> None:
-    """Another machine's list of shapes does not lose the one that is looked at; a run's own is shown."""
-    asked = "4096×4096×11008"
-    live = shown(view=LIVE, shape=asked)
-    assert live.shape["value"] == asked and live.table == []
-    assert live.json_file["value"] is None, "the file before is another machine's"
-    other = Recording(recorded_gemms().machine, (timing(shape=(8, 64, 64)),))
-    assert "8×64×64" in shown(view=LIVE, shape=asked, own=other).source
-    assert shown(shape=live.shape["value"]).shape["value"] == asked
-    view, shape = speed._after_run(8, 64, 64, other)
-    assert (view, shape["value"]) == (LIVE, "8×64×64")
-    assert unchanged(speed._after_run(-5, 64, 64, other)[0])
 
 
 @NO_GPU
@@ -210,29 +152,7 @@ def test_this_cpu_is_measured_by_one_click() -> None:
     assert unchanged(speed._after_cpu(None)[0])
 
 
-def test_a_recorded_machine_is_shown_by_its_name(said: list[str]) -> None:
-    """If this fails, a CPU's numbers are shown under a GPU's name; an unknown machine is refused in words."""
-    out = shown(view=CPU)
-    assert recorded_cpu().machine.chip in unescape(out.source) and all(row[2] for row in out.table if row[3])
-    assert CPU in {name for _, name in speed_machines.choices()}
-    shown(view="nobody's")
-    assert "nobody's" in said[0]
-
-
 CPU = next(name for name, recording in gemms_by_machine().items() if recording.rows == recorded_cpu().rows)
-
-
-def test_the_recording_of_layers_is_one_more_machine() -> None:
-    """Its own shapes are shown, and what it lacks is said, never modelled."""
-    assert recorded_layers().machine.gpu == "NVIDIA H100 80GB HBM3", "the page's words below are of this file"
-    out = shown(view=LAYERS_NAME, shape="16×6144×4096")
-    timed = [row for row in out.table if row[COLUMN_OF_SHAPE]]
-    assert "NVIDIA H100" in out.source and len(timed) == 5
-    assert all(row[COLUMN_OF_SHAPE] == "16×6144×4096" for row in timed)
-    lacks = shown(view=LAYERS_NAME, shape="4096×4096×4096")
-    assert "choices" not in lacks.product, "the browser sends its value again: it has to stay a choice"
-    assert "4096×4096×4096" in lacks.source and "4096×2048×2048" in lacks.source
-    assert not [row for row in lacks.table if row[COLUMN_OF_SHAPE]] and "modelled (" not in str(lacks.table)
 
 
 def a_file(path: Path, chip: str, *rows: GemmTiming) -> str:
@@ -268,40 +188,6 @@ def test_an_opened_recording_is_one_more_machine(tmp_path: Path) -> None:
     assert all(part in both.sentence for part in ("8×64×64", "NVIDIA A100", "NVIDIA L4"))
 
 
-def test_recordings_of_one_machine_are_told_apart_and_removed(tmp_path: Path) -> None:
-    """By their files, and by a number where these have one name too; the one that is shown may go."""
-    opened: Any = ()
-    for number, file in enumerate(("a.json", "b.json", "c/b.json"), 1):
-        path = a_file(tmp_path / file, "NVIDIA A100", timing(shape=(number, 64, 64)))
-        opened = opened_of(path, opened).opened
-    first, second, third = opened
-    labels = ["NVIDIA A100, a.json", "NVIDIA A100, b.json (1)", "NVIDIA A100, b.json (2)"]
-    assert [label for label, _ in speed_machines.opened_choices(opened)] == labels
-    assert speed_machines.opened_choices((first,)) == [("NVIDIA A100", first.name)], "no need to tell apart"
-    both = speed.compare(*selection(), first.name, None, third.name, None, opened)
-    assert "1×64×64" in both.sentence and "b.json" in both.sentence
-    out = speed_machines.remove_recording(second.name, first.name, opened)
-    assert out.opened == (first, third) and out.view["value"] == first.name and unchanged(out.shape)
-    assert "b.json (1)" in out.status and out.listed["value"] == third.name
-    out = speed_machines.remove_recording(first.name, first.name, out.opened)
-    assert out.view["value"] == RECORDED and out.listed["visible"]
-    none = speed.compare(*selection(), RECORDED, None, first.name, None, out.opened)
-    assert none.beside["value"] == "" and none.sentence == "", "the second machine was the removed one"
-    out = speed_machines.remove_recording(third.name, RECORDED, out.opened)
-    assert out.opened == () and not out.listed["visible"] and not out.remove["visible"]
-
-
-def test_products_that_this_version_does_not_know_are_said_and_left_out(tmp_path: Path) -> None:
-    """A newer version's file opens, and what cannot be shown has a name; of nothing else it is refused."""
-    newer = [timing(gemm=f"new{i}", shape=(8, 64, 64)) for i in range(8)]
-    out = opened_of(a_file(tmp_path / "n.json", "A", timing(shape=(8, 64, 64)), *newer, newer[0]))
-    assert "new0, new1" in out.status and "new5 and 2 more" in out.status
-    assert [row.gemm for row in out.opened[0].recording.rows] == ["bf16"]
-    refused = opened_of(a_file(tmp_path / "o.json", "A", newer[0]), out.opened)
-    assert "o.json" in refused.status and "new0" in refused.status
-    assert unchanged(refused.opened) and refused.file is None
-
-
 def test_a_file_that_is_no_recording_changes_nothing(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,41 +212,6 @@ def test_a_file_that_is_no_recording_changes_nothing(
     opened = opened_of(good[1], opened).opened
     full = opened_of(good[2], opened)
     assert "2 recordings" in full.status and unchanged(full.opened) and not said
-
-
-def test_a_second_machine_is_one_other_than_the_first() -> None:
-    """Recorded beside recorded and beside what is measured here; chosen as the first, it is no second."""
-    shape, own = "1×4096×4096", Recording(Machine(gpu="Mine"), (timing(shape=(1, 4096, 4096)),))
-
-    def compared(view: str, beside: str, own: Any = None, shape: str = shape) -> Any:
-        return speed.compare(*selection(), view, shape, beside, own, ())
-
-    out = compared(RECORDED, LAYERS_NAME)
-    assert "NVIDIA H200" in out.sentence and json.loads(out.figure)["data"]
-    assert RECORDED not in {value for _, value in out.beside["choices"]} and out.csv_file["interactive"]
-    assert recorded_cpu().machine.chip in unescape(compared(RECORDED, CPU).sentence)
-    assert compared(LIVE, CPU, own).sentence and compared(RECORDED, LIVE).sentence
-    lacks = compared(RECORDED, LAYERS_NAME, shape="64×8192×8192")
-    assert "64×8192×8192" in lacks.sentence and "64×4096×4096" in lacks.sentence
-    assert not lacks.csv_file["interactive"] and lacks.csv_file["value"] is None
-    same = compared(LAYERS_NAME, LAYERS_NAME)
-    assert same.sentence == "" and same.beside["value"] == "" and unchanged(same.figure)
-
-
-def test_the_curve_over_tokens_is_that_of_the_shape() -> None:
-    """Where every layer was timed at as many M, the shape's own curve is drawn, not another layer's."""
-    for rows, shape, drawn in (
-        (recorded_layers().rows, (16, 6144, 4096), (6144, 4096)),
-        (recorded_gemms().rows, (1, 12288, 4096), (8192, 8192)),
-    ):
-        assert {t.shape[1:] for t in swept(rows, shape)} == {drawn}
-
-
-def test_shapes_beyond_the_limit_are_refused_in_words(said: list[str]) -> None:
-    beyond = ((0, 1, 1), "at least 1"), ((1 << 20, 1 << 12, 1 << 12), "X"), ((1, 1 << 20, 1 << 12), "W")
-    for shape, why in beyond:
-        out = list(speed.run(*shape, ["bf16"], False))
-        assert why in said[-1] and said[-1] in unescape(out[-1].status)
 
 
 def test_the_frontier_and_the_choice() -> None:

@@ -16,9 +16,8 @@ import pytest
 
 from app.parts.slider import FreeSlider
 from app.sections import survey
-from explorer import SourceError
 from explorer.checkpoints import EXPORTS
-from explorer.survey import SENSITIVITIES, Survey, load_survey
+from explorer.survey import Survey, load_survey
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import line_of
 from explorer.survey.run import in_this_process
@@ -37,17 +36,6 @@ def bought(
     batch: int = 1,
 ) -> Any:
     return survey.budget(RECORDED, None, None, target, keep, fuse, bits, inputs, by, batch)
-
-
-def test_every_signal_has_its_map_and_its_warning() -> None:
-    """A cell for every layer and scheme, and what the signal is worth beside it."""
-    for signal in (None, *FOUND.head.signals):
-        out = survey.show(RECORDED, None, signal)
-        row = SENSITIVITIES[signal or FOUND.head.default]
-        assert row.trust in out.status and out.signal["value"] == row.name
-        losses = json.loads(out.heat)["data"][0]["customdata"]
-        assert losses["shape"] == f"{len(FOUND.linear)}, {len(FOUND.head.schemes)}"
-        assert len(out.heat) < 250_000
 
 
 def test_the_recipe_is_a_file_of_this_budget() -> None:
@@ -79,22 +67,6 @@ def test_the_recipe_shows_each_layers_method(tmp_path: Path) -> None:
     assert len(hatches) == 2 and len(dict(hatches)) == 2
     assert f"{sum(map(bool, by.values()))} layers" in out.sentence
     assert "--methods gptq" in out.command and "--methods" not in bought(4.0).command
-
-
-def test_what_quantized_inputs_add_is_shown(tmp_path: Path) -> None:
-    """By a survey that predicts it: in the sentence and at each layer; the commands ask for it."""
-    rows = [dataclasses.replace(x, inputs={"int8_row": 1e-4}) for x in FOUND.layers]
-    head = dataclasses.replace(FOUND.head, inputs=("int8_row",))
-    path = tmp_path / "own.jsonl"
-    path.write_text("".join(map(line_of, (head, *rows))))
-    out = survey.budget(survey.OWN, str(path), None, "any", "", False, 8.1, "int8_row", "bits", 1)
-    count = len(ModelRecipe.load(out.recipe["value"]).input_schemes)
-    assert count and f"{1e-4 * count:.3g}" in out.sentence
-    said = [text for bar in json.loads(out.strip)["data"] for text in bar["hovertext"]]
-    assert len(said) == count and all("INT8 per token" in text for text in said)
-    surveys, recipes, *_ = (line for line in out.command.split("explorer ") if "--out" in line)
-    assert "--inputs int8_row" in surveys and "--inputs int8_row" in recipes
-    assert "--inputs" not in bought(4.0).command
 
 
 def test_a_budget_beyond_the_ends_is_the_end(said: list[str]) -> None:
@@ -210,33 +182,6 @@ def test_a_target_takes_only_what_it_carries(said: list[str]) -> None:
     assert served >= 3
 
 
-def test_inputs_narrow_schemes_and_targets(said: list[str]) -> None:
-    """It has schemes that are multiplied with them, and is offered for formats that carry them."""
-    out = bought(8.5, target="vllm", inputs="int8_row")
-    recipe = ModelRecipe.load(out.recipe["value"])
-    assert not said and str(recipe.inputs) == "int8_row"
-    assert {one.scheme.format.name for one in recipe.layers.values()} == {"int8"}
-    narrowed = survey.targets_for("int8_row", "gguf")
-    names = [name for _, name in narrowed["choices"]]
-    assert names == ["compressed-tensors", "vllm", "any"] and narrowed["value"] == "compressed-tensors"
-    everything = survey.targets_for("none", "gguf")
-    assert len(everything["choices"]) == len(EXPORTS) + 1 and everything["value"] == "gguf"
-    bought(8.5, target="gguf", inputs="int8_row")
-    assert "compressed-tensors" in said[0] and "vllm" in said[0]
-    bought(8.5, inputs="pear")
-    assert "'pear'" in said[1]
-
-
-def test_a_recipe_that_cannot_be_had_leaves_none(said: list[str]) -> None:
-    """No recipe, figure or command of another target stands beside the refusal."""
-    out = bought(4.5, target="bitsandbytes")
-    assert said and "scheme" in out.sentence
-    assert out.recipe == {"value": None, "interactive": False, "__type__": "update"} and out.command == ""
-    assert "barlayer" not in out.strip and "customdata" not in out.strip
-    bought(4.5, keep="no.such.layer")
-    assert "'no.such.layer'" in said[-1]
-
-
 @pytest.mark.thorough
 def test_a_stopped_survey_goes_on(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the same file, of the same model only."""
@@ -307,21 +252,6 @@ def test_a_file_that_is_no_survey_is_refused(tmp_path: Path, said: list[str]) ->
     assert "after 3 of" in said[0] and out.upload is None and out.own == gr.update()
     own = survey.opened(str(recorded))
     assert own.own == str(recorded) and own.which["value"] == survey.OWN
-
-
-def test_a_model_that_is_not_at_hand_can_be_named(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
-    """Check and Export say in which field, unless a place was named there."""
-
-    def missing(*_: object) -> None:
-        raise SourceError("no such model")
-
-    monkeypatch.setattr(survey, "runnable_model", missing)
-    asked = (RECORDED, None, None, "gguf", "", False, 6.0, "none", "bits", 1)
-    for run, rest in ((survey.check, ()), (survey.export, (None,))):
-        list(run(*asked, "", *rest))
-        assert survey.MODEL_FIELD in said.pop()
-        list(run(*asked, "/no/such", *rest))
-        assert survey.MODEL_FIELD not in said.pop()
 
 
 @pytest.mark.thorough

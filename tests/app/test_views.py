@@ -23,7 +23,6 @@ from app.state.selection import Selection
 from explorer import gpu
 from tests.app import asked
 from tests.app.acting import selection, unchanged
-from tests.load.visitor import values_of
 
 
 @dataclass(frozen=True)
@@ -159,28 +158,6 @@ def test_the_views_have_the_records_fields() -> None:
     )
     controls = [f.name for f in dataclasses.fields(TensorControls)]
     assert controls == [name for name in selection if name not in ("scheme", "second")]
-
-
-def test_the_latest_of_an_event_is_asked_by_one_listener() -> None:
-    """Two listeners that are overtaken in turn ask the server for ever."""
-    events: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for dependency in asked.page().get_config_file()["dependencies"]:
-        for part, event in dependency["targets"]:
-            if dependency["backend_fn"] and event != "then":
-                events.setdefault((part, event), []).append(dependency)
-    several = [
-        sorted(d["api_name"] for d in together)
-        for together in events.values()
-        if len(together) > 1 and any(d["trigger_mode"] == "always_last" for d in together)
-    ]
-    assert events and not several
-
-
-def test_the_visitors_of_the_load_send_what_the_page_sends() -> None:
-    """Else every such request is refused at once, and the load that is measured lacks it."""
-    for name in ("choose", "tensor", "frontier", "calibration", "take"):
-        (function,) = (d for d in asked.page().get_config_file()["dependencies"] if d["api_name"] == name)
-        assert len(values_of(name, [""] * Selection.size())) == len(function["inputs"])
 
 
 def test_one_visitors_large_tensor_holds_up_nobody() -> None:

@@ -16,16 +16,14 @@ import pytest
 import torch
 from PIL import Image
 
-from explorer import SCHEMES, load_matrix, quantize
+from explorer import SCHEMES, load_matrix
 from explorer.analysis.tensor import Side, analyse
 from explorer.cli import main
 from explorer.figures.picture import (
     GREY,
     Cut,
     Shades,
-    one_block,
     original_panel,
-    outlines,
     panel_of,
     picture_html,
     picture_uri,
@@ -86,23 +84,6 @@ EDGES = {
 }
 """Scheme -> the edges of its blocks in rows 1 to 4 and columns 2 to 9 of a matrix of 8 x 16, and the block of
 row 3, column 6."""
-
-
-def test_blocks_are_outlined_where_they_meet() -> None:
-    x = torch.rand(8, 16, generator=torch.Generator().manual_seed(0))
-    for scheme, edges in EDGES.items():
-        q = quantize(x, Scheme.parse(scheme))
-        assert (outlines(q, CUT), one_block(q, CUT)) == edges, scheme
-
-
-def test_flat_blocks_step_from_row_to_row() -> None:
-    """Blocks of 64 along the flattened matrix, of rows of 96: every second row they begin half a block
-    later."""
-    scheme = Scheme.parse("nf4~flat64~symmetric~float32~minmax")
-    q = quantize(torch.rand(4, 96, generator=torch.Generator().manual_seed(0)), scheme)
-    assert outlines(q, Cut(0, 0, 2, 96)) == "M32 1V2M64 0V1M0 1H96"
-    assert one_block(q, Cut(0, 0, 2, 96)) == "M32 1H96V2H32Z"
-    assert one_block(q, Cut(0, 0, 2, 60)) == "M0 1H32V2H0Z"
 
 
 def test_the_figure_says_what_the_core_measured() -> None:

@@ -47,20 +47,6 @@ def x_range(figure: Any) -> tuple[float, float]:
 
 
 @EACH_SHAPE
-def test_rows_are_ordered_by_what_is_drawn(shape: tuple[int, int, int]) -> None:
-    """Down the rows the time rises, and so does the distance from the left."""
-    here = at_shape(RECORDED.rows, shape)
-    figure = speed_figure(here, "x")
-    rows, at = list(figure.layout.yaxis.categoryarray), dots(figure)
-    assert rows == [t.label for t in sorted(fastest(here), key=lambda t: t.seconds)]
-    assert figure.layout.yaxis.range[0] > figure.layout.yaxis.range[1], "the first row stands at the top"
-    drawn = [at[row] for row in rows if row in at]
-    assert drawn == sorted(drawn) and len(drawn) > len(rows) // 2
-    seconds = {t.label: t.seconds for t in fastest(here)}
-    assert all(x == pytest.approx(1e6 * seconds[row]) for row, x in at.items())
-
-
-@EACH_SHAPE
 def test_nothing_lies_beyond_the_axis_without_a_mark(shape: tuple[int, int, int]) -> None:
     """Every product, limit and baseline stands within the axis, or an arrow at its end stands for it."""
     here = at_shape(RECORDED.rows, shape)

@@ -166,17 +166,6 @@ def test_what_the_mouse_tells_of_a_cell_is_the_tensor() -> None:
     assert drawn.customdata is None, "where a cell is an element, only its value is sent"
 
 
-def test_the_edges_are_the_rows_and_columns() -> None:
-    """The strips are the RMS errors; with more than 512 columns the largest of each run."""
-    x = TENSORS["normal"]
-    (side,) = sides_of(x, ("int4_group128",))
-    errors = (side.analysis.q.dequantize() - x).double()
-    columns, rows = (t for t in error_map_figure(x, [side], (0, 0), "n").data if getattr(t, "fill", None))
-    assert np.allclose(rows.x, errors.square().mean(1).sqrt(), rtol=1e-5)
-    want = errors.square().mean(0).sqrt().reshape(-1, 2).max(1).values
-    assert columns.dx == 2 and np.allclose(columns.y, want, rtol=1e-5)
-
-
 def test_the_difference_says_who_errs_more() -> None:
     """A's colour where A errs more, B's where B does, grey where they err alike or not at all."""
     x = torch.zeros(1, 4)
@@ -187,23 +176,6 @@ def test_the_difference_says_who_errs_more() -> None:
         fig = error_map_figure(x, maps, (0, 0), "n")
         (drawn,) = (t for t in fig.data if t.type == "heatmap" and t.coloraxis == "coloraxis2")
         assert drawn.z[0].tolist() == [code, EQUAL, EQUAL, EQUAL]
-
-
-def test_multiples_share_their_axes() -> None:
-    """A panel a scheme, on the same bins and axes, titled with its scheme and dB; at most 5."""
-    every = sides_of(TENSORS["normal"], ("int4_row", "nvfp4", "mxfp4", "int8_row", "fp32"))
-    for count in (1, 3, 5):
-        sides = every[:count]
-        fig = multiples_figure(sides, "n")
-        assert len(fig.data) == count and len({(t.x0, t.dx, len(t.y)) for t in fig.data}) == 1
-        for side, title in zip(sides, fig.layout.annotations, strict=True):
-            exact = side.analysis.report.max_error == 0
-            assert ("exact" if exact else f"{side.analysis.report.sqnr_db:.2f} dB") in title.text
-        axes = [fig.layout[f"yaxis{i or ''}"] for i in (0, *range(2, count + 1))]
-        assert axes[0].range[1] > 0 and all(axis.matches == "y" for axis in axes[1:])
-    for refused in ([], [*every, every[0]]):
-        with pytest.raises(ValueError, match="1 to 5"):
-            multiples_figure(refused, "n")
 
 
 @pytest.mark.parametrize("logarithmic", [False, True])

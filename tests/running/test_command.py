@@ -84,12 +84,6 @@ def test_bad_input_is_one_line_and_code_2(llama: Path, capsys: pytest.CaptureFix
     assert code == 2 and not out and "empty" in err
 
 
-def test_texts_are_text_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """A model that writes escape sequences does not reach the terminal with them."""
-    command.stream("a\n\tb\x1b[31m")
-    assert capsys.readouterr().out == "a\n\tb\\x1b[31m"
-
-
 def test_a_model_is_measured_by_every_engine_that_runs_it(
     llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,10 +21,9 @@ from explorer.checkpoints import write_checkpoint
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import load_model
 from explorer.progress import StoppedError, stoppable
-from explorer.running import Engine, Sampling, Token, compare, open_engine, open_like, subject_of
+from explorer.running import Engine, Sampling, Token, open_engine, subject_of
 from explorer.running.choice import NAMES
-from explorer.running.compare import divergence, parting_of, steps_along
-from explorer.running.detokenize import Detokenizer
+from explorer.running.compare import parting_of
 from explorer.running.llama_engine import LlamaEngine
 from explorer.running.torch_engine import TorchEngine
 from explorer.schemes import SCHEMES
@@ -131,36 +130,6 @@ def test_llama_cpp_writes_what_torch_writes(scheme: str, llama: Path) -> None:
             assert theirs.text == ours.text
 
 
-def test_where_two_texts_part(llama: Path) -> None:
-    """The first difference is each model's own first choice; KL is that of the whole distributions."""
-    subject = subject_of(str(llama), Recipe.parse("int2_group64_asym"))
-    with open_engine(subject, device=CPU) as changed, open_like(changed, subject.original, CPU) as original:
-        assert changed.name == original.name == "torch" and "INT2" in changed.why
-        texts = [engine.write(PROMPT, 12) for engine in (original, changed)]
-        for text in texts:
-            assert len(list(text)) == 12
-        found = compare(*texts, CPU)
-        assert isinstance(original, TorchEngine) and isinstance(changed, TorchEngine)
-        parting = found.parting
-        assert parting and parting.original and parting.changed
-        assert texts[0].ids[: parting.index] == texts[1].ids[: parting.index]
-        for token in (parting.original, parting.changed):
-            assert token.id == token.top[0].id and token.top[0].probability >= token.top[1].probability
-        assert parting.original.id != parting.changed.id
-        ids = [*original.encode(PROMPT), *(token.id or 0 for token in texts[0].tokens)]
-        with torch.no_grad():
-            p, q = (
-                engine.network(torch.tensor([ids])).logits[0, -13:-1].double().log_softmax(-1)
-                for engine in (original, changed)
-            )
-        wanted = torch.nn.functional.kl_div(q, p, reduction="none", log_target=True).sum(1)
-        assert [step.kl for step in found.steps] == pytest.approx(wanted.tolist(), rel=1e-4)
-        assert found.mean_kl == pytest.approx(float(wanted.mean()), rel=1e-4)
-        assert [step.id for step in found.steps] == texts[0].ids
-        step = found.steps[parting.index]
-        assert (step.original[0].id, step.changed[0].id) == (parting.original.id, parting.changed.id)
-
-
 def token(id: int | None, text: str = "x") -> Token:
     return Token(id, text, (), 0.0)
 
@@ -181,29 +150,6 @@ def test_the_first_difference_is_found() -> None:
         assert (found and found.index) == index
         if found:
             assert (found.original, found.changed) == list(zip_longest(original, changed))[found.index]
-
-
-def test_another_vocabulary_is_no_original(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probabilities of tokens that are not the same are not compared."""
-    with torch_engine(llama) as engine, torch_engine(llama) as other:
-        text = [token(5), token(6)]
-        assert [step.kl for step in steps_along(engine, other, PROMPT, text)] == [0, 0]
-        monkeypatch.setattr(other, "logits", lambda ids, last: engine.logits(ids, last)[:, :-1])
-        with pytest.raises(ValueError, match=r"287 .* 288"):
-            steps_along(engine, other, PROMPT, text)
-
-
-def test_pieces_are_the_text(llama: Path) -> None:
-    """Characters of several tokens come whole, and what comes piece by piece is what all tokens say."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(llama)
-    prompt = tokenizer(PROMPT)["input_ids"]
-    for text in ("plain words", " über 中文 😀 ende", "a\n\tb  c"):
-        ids, words = tokenizer(text)["input_ids"], Detokenizer(tokenizer, prompt)
-        pieces = [words.add(one, last=index == len(ids) - 1) for index, one in enumerate(ids)]
-        assert "".join(pieces) == text and len(ids) > len(text) / 4
-        assert all(len(piece) <= 3 for piece in pieces if not piece.isascii())
-    cut = Detokenizer(tokenizer, prompt)
-    assert cut.add(tokenizer("😀")["input_ids"][0], last=True) == "\ufffd"
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
@@ -337,11 +283,3 @@ def test_a_temperature_as_small_as_a_number_can_be_is_greedy(llama: Path) -> Non
     """Logits divided by it are infinite, and their softmax is NaN."""
     engine = torch_engine(llama)
     assert [one.id for one in written(engine, 4, Sampling(1e-310))] == [one.id for one in written(engine, 4)]
-
-
-def test_a_token_that_neither_distribution_has_adds_nothing() -> None:
-    """Networks that forbid tokens give them a logit of -inf; 0 · (inf - inf) is NaN, and the page's mean."""
-    never = -float("inf")
-    p, q = (torch.tensor(row).double().log_softmax(-1) for row in ([never, 0.0, 1.0], [never, 1.0, 0.0]))
-    assert divergence(p, p) == 0 and divergence(p, q) == pytest.approx(divergence(p[1:], q[1:]))
-    assert divergence(q[1:], torch.tensor([never, 0.0]).double()) == float("inf")

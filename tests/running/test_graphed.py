@@ -7,13 +7,12 @@ import copy
 import gc
 import itertools
 import pickle
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     FalconConfig,
@@ -97,18 +96,6 @@ def test_what_others_run_is_not_changed(plain: nn.Module) -> None:
         GraphedPool(network)
     pool.compiled.remove()
     assert GraphedPool(network) and torch.equal(network(ids).logits, want[0])
-
-
-@pytest.mark.thorough
-def test_more_kinds_of_blocks_than_torch_compiles_by_itself() -> None:
-    """torch stops after 8 compilations of one function; a mixed recipe has more kinds of blocks."""
-    config = LlamaConfig(vocab_size=64, num_key_value_heads=2, **{**SIZES, "num_hidden_layers": 9})
-    network = LlamaForCausalLM(config).eval()
-    for index, block in enumerate(network.model.layers):
-        block.mlp.act_fn = nn.Sequential(*(nn.SiLU() for _ in range(index + 1)))
-    same = copy.deepcopy(network)
-    got = GraphedPool(network, backend="eager").decoder(network, 8)([1])
-    torch.testing.assert_close(got, CachedDecoder(same)([1]), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("config", sampled(CONFIGS, CONFIGS[:2]))
@@ -205,24 +192,6 @@ def test_what_is_served_is_compared_with_the_network(plain: nn.Module, backend: 
     assert "\n" not in placed.kernels
 
 
-def test_a_text_and_the_warm_up_before_it_compile_once(plain: nn.Module) -> None:
-    """Else a large model compiles all kinds of blocks again at its first token: seconds to minutes."""
-    graphs: list[object] = []
-
-    def backend(graph: torch.fx.GraphModule, _: object) -> object:
-        graphs.append(graph)
-        return graph.forward
-
-    network = copy.deepcopy(plain)
-    placed = serve_compiled(network, "", 60, backend=backend)
-    assert len(graphs) == 1
-    placed.decoder(network, 9)([1, 2])
-    decoder = placed.decoder(network, 60)
-    for ids in ([7], [8], [9]):
-        decoder(ids)
-    assert len(graphs) == 1
-
-
 def test_a_copy_is_compiled_and_a_block_is_pickled(plain: nn.Module) -> None:
     """A copy of a compiled network has its class's forward, which counted as replaced."""
     network, ids = copy.deepcopy(plain), torch.tensor([[5, 4, 3]])
@@ -244,23 +213,3 @@ def test_a_copy_is_compiled_and_a_block_is_pickled(plain: nn.Module) -> None:
     block.__dict__["forward"] = lambda *_: None
     with pytest.raises(ValueError, match="replaced before"):
         GraphedPool(network)
-
-
-def test_joined_layers_of_two_threads_do_not_meet(plain: nn.Module) -> None:
-    """One thread between another's query and key: each gets its own input's products."""
-    network = copy.deepcopy(plain)
-    fuse(network)
-    ours, theirs = network.model.layers[0].self_attn, plain.model.layers[0].self_attn
-    x, y = torch.ones(1, 1, 64), torch.full((1, 1, 64), 2.0)
-    got: list[Tensor] = []
-    with torch.no_grad():
-        ours.q_proj(x)
-        other = threading.Thread(target=lambda: got.append(ours.q_proj(y).detach()))
-        other.start()
-        other.join()
-        calls, linear = [], ours.q_proj.together.linear
-        linear.register_forward_hook(lambda *_: calls.append(1))
-        torch.testing.assert_close(ours.k_proj(x), theirs.k_proj(x))
-        torch.testing.assert_close(got[0], theirs.q_proj(y))
-        assert not calls
-    assert copy.deepcopy(network) is not None

@@ -20,12 +20,10 @@ import torch
 from app import limits
 from app.link import visited
 from app.parts import texts as text_columns
-from app.parts import views
 from app.sections import run, survey
 from app.state.record import Record
 from explorer.methods.recipe import Recipe
-from explorer.progress import StoppedError
-from explorer.running import ENGINES, compare, open_engine, subject_of
+from explorer.running import compare, open_engine, subject_of
 from explorer.running.torch_engine import TorchEngine
 from explorer.running.transcript import recorded_texts
 from explorer.sources import SourceError, source_limits
@@ -126,33 +124,6 @@ def test_stop_keeps_what_is_there_and_run_works_again(llama: Path, monkeypatch: 
     assert "1 text of tiny-llama" in last.status
 
 
-def test_the_time_limit_keeps_what_was_written(
-    llama: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also that the visitor is not told to choose a smaller tensor."""
-    monkeypatch.setattr(run, "SHOWN_EVERY_S", 0)
-    late = False
-
-    def check() -> None:
-        if late:
-            raise StoppedError("stopped after 30 s")
-
-    monkeypatch.setattr(views, "check_of_this_run", lambda *_: check)
-    before = ""
-    for view in write(llama, tokens=100, which=["original", "a"]):
-        late = late or bool(text(columns(view).get("original", "")))
-        before, last = max(before, text(columns(view).get("original", "")), key=len), view
-    assert before and text(columns(last)["original"]).startswith(before) and not said
-
-
-def test_a_run_that_fails_leaves_the_texts_of_the_run_before(llama: Path, said: list[str]) -> None:
-    """Texts, where they come from and their command; only the line says what was wrong."""
-    for count, which in enumerate((["original", "a"], ["a"]), 1):
-        for view in write(llama, prompt="word " * 600, which=which):
-            assert [view.source, view.texts, view.command, view.live] == [gr.skip()] * 4
-        assert "positions" in view.status and len(said) == count
-
-
 def without(name: str, llama: Path, tmp_path: Path) -> Path:
     folder = tmp_path / f"without {name.strip('*.')}"
     shutil.copytree(llama, folder, ignore=shutil.ignore_patterns(name))
@@ -187,13 +158,6 @@ def test_what_cannot_be_run_is_said(llama: Path, tmp_path: Path, said: list[str]
     assert empty.status and not said, "a box that is still empty is no error"
 
 
-def test_a_column_that_cannot_be_made_says_so_at_its_place(llama: Path, said: list[str]) -> None:
-    """The recorded survey's recipe is another model's: the other column is written all the same."""
-    *_, last = write(llama, tokens=3, which=["original", "recipe"])
-    shown = columns(last)
-    assert 'class="text-error"' in shown["recipe"] and text(shown["original"]) and not said
-
-
 def test_a_public_page_has_its_limits(llama: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPLORER_HOSTED", "1")
     for asked, words in (({"tokens": 65}, "64"), ({"prompt": "x" * 2_001}, "2,000"), ({}, "folders")):
@@ -209,16 +173,6 @@ def test_a_public_page_runs_torch_alone(llama: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(limits, "current", lambda: allowed)
     *_, last = write(llama, tokens=2, which=["b"], second="q8_0")
     assert run.HOSTED_ENGINE in columns(last)["b"] and "<b>torch</b>" in columns(last)["b"]
-
-
-def test_the_recorded_run_is_shown_until_there_is_one_of_the_visitors() -> None:
-    """With its machine and date, and how to get a model; never over a visitor's own."""
-    view = run.recorded_run(False)
-    recording = recorded_texts()
-    assert recording.machine.date in view.source and "hf download" in view.command
-    assert view.texts.count("<mark") >= 3 and view.texts.count('class="kl"') == len(recording.rows) - 1
-    assert run.recorded_run(True).texts == gr.skip()
-    assert {row.engine for row in recording.rows} <= set(ENGINES)
 
 
 def test_names_and_prompts_are_text() -> None:

@@ -27,13 +27,11 @@ from explorer.methods.evaluate import evaluate_all
 from explorer.methods.recipe import Recipe
 from explorer.recordings.files import recording_json
 from explorer.recordings.machine import Machine
-from explorer.reports import Where, again, as_html, command_of, moved, survey_report, tensor_report
+from explorer.reports import Where, again, as_html, command_of, survey_report, tensor_report
 from explorer.reports.again import KINDS
-from explorer.reports.check import CUSTOM, read_record
-from explorer.reports.content import Content, Part, Table, content
+from explorer.reports.check import read_record
+from explorer.reports.content import Content
 from explorer.reports.survey import Asked, bought, find_survey
-from explorer.reports.write import write_tables
-from explorer.schemes.scheme import todays_text
 from explorer.sources.tensors import Matrix
 from explorer.survey.check import Check, Checked
 from explorer.survey.loss import Loss
@@ -212,15 +210,6 @@ def test_a_tensors_report_holds_what_was_run(reports: Path) -> None:
     assert numbers["range.own.high"] == pytest.approx(own.high)
 
 
-def test_a_search_may_end_elsewhere_on_another_machine() -> None:
-    """If this fails, GPTQ's rounding on another processor is said to be another result, or nothing is."""
-    numbers = {"methods.nvfp4+gptq.output_sqnr_db": 20.0, "A.sqnr_db": 20.0}
-    now = content("", (), (), (), {}, numbers, {"file": "w"}, "", loose=("methods.",))
-    for change, wanted in ((2e-4, ["A.sqnr_db"]), (2e-2, [*sorted(numbers)])):
-        said = {"numbers": {name: value * (1 + change) for name, value in numbers.items()}}
-        assert [row.name for row in moved(said, now)] == wanted
-
-
 def test_a_survey_by_time_and_with_its_check() -> None:
     """Record and command hold the time and the batch: else the report made again is of other bits. A loss
     that was measured stands beside the predicted one."""
@@ -234,20 +223,6 @@ def test_a_survey_by_time_and_with_its_check() -> None:
     assert checked.numbers["check.recipe.fisher_diagonal.loss"] == 0.0312
     assert not [name for name in timed.numbers if name.startswith("check.")]
     assert "--check-model --model folder" in command_of(checked.recipe)
-
-
-def test_earlier_reports_are_still_read(tmp_path: Path) -> None:
-    """Those before there were kinds were of tensors, and spelled custom schemes in upper case."""
-    record = {"recipe": {"file": "w.npy"}, "tensor_sha256": "0", "versions": {}, "numbers": {}}
-    text = f'<script type="application/json" id="explorer-report">{json.dumps(record)}</script>'
-    (tmp_path / "old.html").write_text(text)
-    assert read_record(tmp_path / "old.html")["sha256"] == "0"
-    for recipe in ({"kind": "pear"}, {"kind": "survey"}):
-        with pytest.raises(ValueError, match=r"kind|made"):
-            again(recipe)
-    old = "<td>explorer report w.npy --schemes 'nvfp4,int4~1x48~ASYMMETRIC~float16~minmax'</td>"
-    new = old.replace("ASYMMETRIC", "asymmetric")
-    assert CUSTOM.sub(lambda found: todays_text(found[0]), old) == new != old
 
 
 WRONG = (
@@ -288,12 +263,3 @@ def test_hard_tensors_have_reports(values: torch.Tensor) -> None:
     recipes = [Recipe(SCHEMES["nvfp4"]), Recipe(SCHEMES["fp32"])]
     made = tensor_report(matrix, recipes, {"file": name})
     assert made.numbers and "<script>alert(1)" not in as_html(made)
-
-
-def test_small_numbers_are_in_latex_too(tmp_path: Path) -> None:
-    """If this fails, a loss of 3e-7 is 0.000000 in a paper."""
-    table = Table("losses", ("scheme", "loss"), (("INT8_row", 7.54208e-05), ("x", 3e-7)))
-    parts = (Part("Losses", (), (table,)),)
-    assert list(write_tables(content("", (), parts, (), {}, {}, {"file": "w"}, ""), tmp_path))
-    text = (tmp_path / "losses.tex").read_text()
-    assert "INT8\\_row & 7.54208e-05" in text and "x & 3e-07" in text

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from explorer.bench.two_machines import compare_machines, sentences
-from explorer.figures.speed_beside import beside_figure
 from explorer.recordings.files import Recording
 from explorer.recordings.gemm import GemmTiming, Shape, recorded_gemms
 from explorer.recordings.machine import Machine
@@ -103,24 +102,3 @@ def test_a_shape_that_one_lacks_is_said_with_those_that_both_have() -> None:
     assert "7×7×7" in sentences(neither)[0] and "1×64×64" in sentences(neither)[1]
     other = Recording(Machine(gpu="B"), rows[3:])
     assert "×" not in sentences(compare_machines(of("A", bf16=1), other, SHAPE))[1]
-
-
-def test_the_figure_has_both_times_of_each_product() -> None:
-    """A row a product, the first machine's fastest at the top, the ratio beside the slower point."""
-    first, second = TABLE[1][:2]
-    two = compare_machines(first, second, SHAPE)
-    figure = beside_figure(two, "x", {"int8": "A"}).to_dict()
-    one, other = (next(t for t in figure["data"] if t.get("name") == name) for name in "AB")
-    assert list(one["x"]) == [3e6, 4e6, 8e6] and list(other["x"]) == [6e6, 2e6, 2e6]
-    assert one["marker"]["symbol"] != other["marker"]["symbol"]
-    words = next(t for t in figure["data"] if t["mode"] == "text")
-    assert [text.strip() for text in words["text"]] == ["2×", "2×", "4×"]
-    assert list(words["x"]) == [6e6, 4e6, 8e6]
-    assert not beside_figure(compare_machines(first, second, (7, 7, 7)), "x").data
-
-
-def test_names_from_a_file_are_text_in_the_figure() -> None:
-    """A machine's name in an opened file is not read as markup."""
-    two = compare_machines(of("<a href='http://x'>A</a>", bf16=1), of("B", bf16=2), SHAPE)
-    drawn = str(beside_figure(two, "x").to_dict())
-    assert "&lt;a" in drawn and "<a" not in drawn

@@ -22,7 +22,6 @@ from explorer.bench.cpu_gemm import CpuJob, NotTimed, fastest_threads, not_insta
 from explorer.cli.app import app
 from explorer.cpu.kernels import S8, Call, CpuKernel, Held, Library
 from explorer.cpu.table import CPU_PRODUCTS
-from explorer.cpu.verdict import against_float16, sentences
 from explorer.recordings import files
 from explorer.recordings.files import Recording, machine_name, record_to, recorded_by_machine, recording_of
 from explorer.recordings.gemm import GemmTiming, recorded_cpu, recorded_cpus
@@ -226,35 +225,3 @@ def timing(gemm: str, kernel: str, m: int, seconds: float, float32: float = 1.0)
     return dataclasses.replace(
         other, gemm=gemm, variant=kernel, shape=(m, 8, 16), graph=once, baseline_graph=base, threads=2
     )
-
-
-def test_the_sentence_compares_with_the_float32_of_the_same_moment() -> None:
-    """The fastest kernel of each kind is named, with the float32 of its own turns; fewest and most tokens."""
-    rows = [
-        timing("w4_group32", "ONNX Runtime, level 4", 1, 0.2, 1.0),
-        timing("w4_group128", "torch, X in BF16", 1, 0.3, 3.0),
-        timing("ternary_weights", "llama.cpp, TQ2_0", 1, 0.25),
-        timing("fp16", "llama.cpp", 1, 5.0, 10.0),
-        timing("w4_group32", "ONNX Runtime, level 4", 4, 0.3),
-        timing("int8_dynamic", "torch", 64, 0.5),
-    ]
-    one, kinds, many = sentences(rows)
-    for said, facts in (
-        (one, ("4 bits by ONNX Runtime", "20 %", "200 ms against 1 s", "N = 8, K = 16")),
-        (kinds, ("ternary weights by llama.cpp 4×",)),
-        (many, ("64 tokens", "INT8 by torch", "50 %", "500 ms against 1 s")),
-    ):
-        assert [fact for fact in facts if fact not in said] == [], said
-    assert against_float16(rows) == 2.0 and against_float16(rows[:3]) is None
-    of_gpu = dataclasses.replace(rows[0], threads=None)
-    assert sentences([of_gpu]) == [] == sentences([])
-
-
-def test_a_cpu_ships_with_every_product() -> None:
-    """If this fails, the page and docs show a CPU with holes."""
-    recording = recorded_cpu()
-    assert recording.machine.cpu and recording.limits and recording.machine.conditions.get("load")
-    shapes = {row.shape for row in recording.rows}
-    timed = {(row.gemm, row.variant, row.shape) for row in recording.rows}
-    wanted = {(p.name, k.name, s) for p in CPU_PRODUCTS.values() for k in p.kernels for s in shapes}
-    assert timed == wanted and {s[0] for s in shapes} == set(cpu_gemm.RECORDED_TOKENS)

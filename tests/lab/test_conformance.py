@@ -5,9 +5,7 @@ be noticed if it were not.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,23 +17,18 @@ from explorer.formats import FORMATS
 from lab.cli import main
 from lab.conformance import table
 from lab.conformance.cases import (
-    ALL,
     ONE,
-    model_cases,
     sample_cases,
 )
 from lab.conformance.compare import (
     EVERYWHERE,
-    Count,
     Row,
     compare_codes,
     conformance,
     result_of,
 )
-from lab.conformance.differences import Difference, Distance, codes_apart, numbers_apart
-from lab.conformance.markdown import first_block_of_nf4
+from lab.conformance.differences import Difference, Distance, codes_apart
 from lab.conformance.outside import Outside, load
-from lab.conformance.records import recorded_crossover, run_crossover
 from lab.conformance.table import ROWS
 from tests.covering import THOROUGH, covering, parts_of
 
@@ -177,37 +170,11 @@ def test_codes_are_apart_by_steps_of_their_format() -> None:
         assert codes_apart(torch.tensor(mine), torch.tensor(theirs), fmt) == apart
 
 
-def test_numbers_are_apart_by_a_factor() -> None:
-    """0, Inf and NaN are no factor away: they are counted, and so are signs."""
-    nan, inf = torch.nan, torch.inf
-    mine = torch.tensor([1.0, 3.0, 2.0, 0.0, 65504.0, 1.0, 0.0])
-    theirs = torch.tensor([1.0, 1.5, -2.0, 1.0, inf, nan, -0.0])
-    assert numbers_apart(mine, theirs) == Distance(factor=2.0, special_scales=3, opposite_signs=1)
-
-
 WIDE: dict[str, Any] = {
     "codes": 0.05, "steps": 3, "scales": 0.1, "factor": 1.5, "moved": 0.2, "zero_points": 2, "special": True,
     "signs": True,
 }  # fmt: skip
 """A bound that is just wide enough for the count below."""
-
-
-BEYOND = [
-    ({}, ["5 100", "1 10", "2 10", "3 0", "1.5 1", "2 0", "1", "4 1 0"]),
-    (WIDE, []),
-    (WIDE | {"codes": 0.04}, ["5 100 4"]),
-    (WIDE | {"steps": 2, "factor": 1.4, "zero_points": 1}, ["3 2", "1.5 1.4", "2 1"]),
-    (WIDE | {"scales": 0.0, "moved": 0.1}, ["1 10", "2 10 1"]),
-    (WIDE | {"special": False, "signs": False}, ["1", "4 1 0"]),
-]
-"""Bounds, and the numbers of what is said of the count below."""
-
-
-def test_what_lies_beyond_a_bound_is_counted() -> None:
-    count = Count("ties", 100, 5, 20, 3, zero_points=10, apart=Distance(3, 4, 1.5, 1, 1, 2, moved=2))
-    for bound, numbers in BEYOND:
-        found = count.beyond(Difference("why", **bound))
-        assert [re.findall(r"\d[\d.]*\b", one) for one in found] == [one.split() for one in numbers]
 
 
 def test_a_difference_excuses_only_the_blocks_that_it_is_named_for() -> None:
@@ -227,36 +194,6 @@ def test_a_difference_excuses_only_the_blocks_that_it_is_named_for() -> None:
     assert not compare_codes(ours, theirs, "a").beyond(dataclasses.replace(named, under=None))
 
 
-def test_counts_are_of_codes_and_of_everything_that_scales() -> None:
-    """Zero points and tensor scales count with the scales; cases of one name are added up."""
-    x = torch.randn(4, 32)
-    asymmetric = quantize(x, SCHEMES["int8_row_asym"])
-    zeros = asymmetric.scales.zero_points
-    assert zeros is not None
-    theirs = Outside(asymmetric.codes, asymmetric.scales.stored, zeros.int() + 1)
-    count = compare_codes(asymmetric, theirs)
-    assert (count.codes, count.different_codes, count.scales, count.different_scales) == (128, 0, 8, 4)
-    two_level = quantize(x, SCHEMES["nvfp4"])
-    theirs = Outside(two_level.codes, two_level.scales.stored, tensor_scale=torch.ones(1))
-    assert compare_codes(two_level, theirs).different_scales == 1
-    with pytest.raises(ValueError):
-        compare_codes(two_level, Outside(two_level.codes[:2], two_level.scales.stored))
-    minimums = quantize(torch.randn(4, 64), SCHEMES["q4_1"])
-    of_zeros = minimums.scales.stored
-    for q, theirs in (
-        (minimums, Outside(torch.zeros(4, 64, dtype=torch.int16), of_zeros, zero_points=of_zeros.long())),
-        (two_level, Outside(two_level.codes)),
-        (asymmetric, Outside(asymmetric.codes, asymmetric.scales.stored)),
-        (two_level, Outside(two_level.codes, two_level.scales.stored, zero_points=zeros)),
-    ):
-        with pytest.raises(ValueError, match="scales, zero points or minimums"):
-            compare_codes(q, theirs)
-    without = compare_codes(two_level, Outside(two_level.codes, two_level.scales.stored))
-    assert without.different_scales == 1, "a tensor scale that the other side has not"
-    result = conformance(Row("int8_row", "gguf", "f", as_here), [("a", x), ("a", x), ("b", x)])
-    assert [(count.case, count.codes) for count in result.counts] == [("a", 256), ("b", 128)]
-
-
 def test_the_command_fails_where_a_row_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,15 +204,3 @@ def test_the_command_fails_where_a_row_is_wrong(
     assert "equal but for" in out and "int8_row, gguf off by one: ties: 1 of 32,768" in err
     monkeypatch.setattr(table, "ROWS", (Row("int8_row", "gguf", "the same", as_here),))
     assert main(["conformance", "--packages", "gguf"]) == 0
-
-
-def test_nf4_overtakes_asymmetric_int4_at_blocks_of_64(minilm: Path) -> None:
-    """The known figures of this model, and the recording."""
-    every = [weight for case, weight in model_cases(str(minilm)) if case == ALL]
-    assert len(every) == 37 and sum(weight.numel() for weight in every) == 10_764_288
-    (at_64,) = run_crossover(str(minilm), [64])
-    assert (round(at_64.nf4_db, 2), round(at_64.int4_db, 2)) == (20.55, 20.44)
-    recorded = {row.block: row for row in recorded_crossover().rows}
-    assert recorded[64].nf4_db == pytest.approx(at_64.nf4_db, rel=1e-5)
-    assert first_block_of_nf4(list(recorded.values())) == 64
-    assert first_block_of_nf4([recorded[64], dataclasses.replace(recorded[128], nf4_db=0.0)]) is None

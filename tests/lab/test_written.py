@@ -43,19 +43,3 @@ def test_the_shipped_survey_is_whole_and_current() -> None:
     head, survey = load_survey(SHIPPED).head, load_survey(SHIPPED)
     assert survey.complete and len(survey.linear) == 36 and (head.model, head.schemes) == (MODEL, SCHEMES)
     assert head.signals == tuple(SENSITIVITIES) and head.default == SIGNAL
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("row", BY_ROW)
-def test_the_printed_check_gives_the_printed_numbers(
-    row: str, minilm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The measured loss, and the best single scheme with its own."""
-    run, recipe = BY_ROW[row], recipe_of(BY_ROW[row], tmp_path)
-    capsys.readouterr()
-    assert main(["check", str(recipe), "--survey", str(SHIPPED), "--model", str(minilm), "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert rows[0]["loss"]["value"] == pytest.approx(run.loss, rel=1e-3)
-    if run.single:
-        (best,) = [one for one in rows if one["name"] == run.single and one["what"].startswith("one scheme")]
-        assert best["loss"]["value"] == pytest.approx(run.single_loss, rel=1e-3)

@@ -10,14 +10,12 @@ import pytest
 from explorer.products import shape_times as module
 from explorer.products.shape_times import (
     left_out,
-    modelled_timings,
     product_for,
     product_time,
     shape_times,
     typical_error,
 )
-from explorer.products.table import GEMMS
-from explorer.recordings.gemm import GemmTiming, recorded_gemms
+from explorer.recordings.gemm import recorded_gemms
 from explorer.schemes import Scheme
 from tests.covering import sampled
 
@@ -100,50 +98,3 @@ def test_shapes_left_out_are_met(name: str) -> None:
     if typical is not None:
         assert typical <= MEDIAN
         assert max(abs(row.error) for row in errors) <= WORST
-
-
-def test_what_is_left_out_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No shape that is predicted is among those that it is predicted from."""
-    seen = []
-    original = module._compare
-
-    def compare(rows: module._Rows, timing: GemmTiming) -> module.LeftOut:
-        places = {tuple(round(v) for v in row) for row in module.np.exp(rows.places[rows.own])}
-        seen.append(timing.shape not in places)
-        return original(rows, timing)
-
-    monkeypatch.setattr(module, "_compare", compare)
-    for cached in (module._left_out, module._left_out_of):
-        cached.cache_clear()
-    left_out("w_nvfp4")
-    assert seen and all(seen)
-
-
-def test_the_error_grows_outside() -> None:
-    """A small layer far from what was recorded is said to be extrapolated, with a larger error."""
-    near, far = product_time("w_nvfp4", (1, 3072, 3072)), product_time("w_nvfp4", (1, 384, 384))
-    inside = product_time("w_nvfp4", (1, 14336, 4096))
-    assert near.extrapolated and far.extrapolated and not inside.extrapolated
-    assert inside.error < near.error < far.error
-
-
-def test_modelled_timings_are_of_shapes_not_recorded() -> None:
-    """The page's figures of an own shape hold modelled rows only, with that shape's bytes and operations."""
-    assert modelled_timings((1, 8192, 8192)) == []
-    rows = {t.gemm: t for t in modelled_timings((64, 5120, 5120))}
-    assert rows["w_nvfp4"].operations == 2 * 64 * 5120**2
-    assert rows["w_nvfp4"].weight_bytes == pytest.approx(5120**2 * 4.5 / 8, rel=1e-3)
-    assert rows["int8"].activation_s > 0
-    assert rows["w_nvfp4"].flush is None
-
-
-def test_bytes_are_those_recorded() -> None:
-    """The model's bytes are those that the benchmark counted."""
-    for row in recorded_gemms().rows:
-        assert module._bytes(GEMMS[row.gemm], row.shape) == pytest.approx(row.bytes_moved, rel=1e-3)
-
-
-def test_bad_input_is_refused() -> None:
-    for name, shape, said in (("nothing", (1, 1, 1), "nothing"), ("bf16", (0, 8, 8), "1")):
-        with pytest.raises(ValueError, match=said):
-            product_time(name, shape)

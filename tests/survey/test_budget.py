@@ -14,7 +14,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from explorer.schemes import MappingType, Scheme
 from explorer.survey import Constraints, Survey, frontier, recipe_of
 from explorer.survey.recipe import ModelRecipe
-from explorer.survey.verdict import slightly_more
+from explorer.survey.verdict import slightly_more, verdict
+from explorer.words import bytes_ as byte_words
 
 BUDGETS = (2.28, 2.5, 3.7, 4.5, 6.0, 8.04, 20.0)
 
@@ -125,6 +126,21 @@ def test_fused_layers_are_kept_together(made_up: Survey) -> None:
     assert all(front.left[name] for name in beside)
 
 
+def test_a_family_that_serves_more_layers_is_taken(made_up: Survey) -> None:
+    """Where each kind of schemes leaves out some layers, the one that leaves fewer weights."""
+
+    def family(scheme: Scheme) -> str:
+        return "a" if scheme.mapping is MappingType.ASYMMETRIC else "s"
+
+    def refusal(scheme: Scheme, shape: tuple[int, int]) -> str:
+        return "rows" if shape[0] == (64 if family(scheme) == "a" else 128) else ""
+
+    front = frontier(made_up, constraints=Constraints(refusal=refusal, family=family))
+    left = {made_up.layer(name).shape[0] for name in front.left}
+    sizes = {rows: sum(x.weights for x in made_up.linear if x.shape[0] == rows) for rows in (64, 128)}
+    assert left == {min(sizes, key=sizes.__getitem__)}
+
+
 def test_families_do_not_mix(made_up: Survey) -> None:
     """Of schemes that a checkpoint carries apart only, every budget gets the better kind, as if each were
     asked for by itself."""
@@ -215,3 +231,18 @@ def test_a_recipe_says_what_it_was_chosen_by(made_up: Survey) -> None:
     assert ModelRecipe.from_json(kept.to_json()) == kept
     by_weight = recipe_of(made_up, frontier(made_up, "weight").at(4.5), "weight")
     assert by_weight.predicted_loss is None and by_weight.signal == "weight"
+
+
+def test_a_verdict_has_the_numbers_of_the_choice(made_up: Survey) -> None:
+    """Its size with what is kept, its loss and interval, and what it saves of the best single scheme's."""
+    front = frontier(made_up)
+    single = min((one for one in front.uniform if one.bits < 4.6), key=lambda one: one.loss)
+    choice = front.at(single.bits + 0.05)
+    said = verdict(front, choice, (0.0123, 0.0456))
+    size = byte_words(choice.bytes + front.kept_bytes)
+    losses = (f"{choice.loss:.3g}", "0.0123 to 0.0456", f"{single.loss:.3g} at {single.bits:.2f} bits")
+    saved = f"{100 * (1 - choice.loss / single.loss):.0f} %"
+    for fact in (f"{choice.bits:.2f} bits", size, *losses, saved):
+        assert fact in said
+    assert saved not in verdict(front, front.at(single.bits + 0.3))
+    assert losses[0] not in verdict(frontier(made_up, "weight"), choice), "that signal predicts no loss"

@@ -411,6 +411,10 @@ def test_a_checkpoint_that_cannot_say_the_cache_is_refused(target: str, tiny_lla
         if not says:
             with pytest.raises(ValueError, match="keys and values"):
                 write_checkpoint(target, tiny_llama, LAYERS, Path("none"), cache=plan)
+    if target == "compressed-tensors":  # packed zero points are opened without a cache alone
+        packed = {name: Recipe.parse("int4_group32_asym") for name in LAYERS}
+        with pytest.raises(ValueError, match="symmetric"):
+            write_checkpoint(target, tiny_llama, packed, Path("none"), cache=FIXED, cache_scales=SCALES)
 
 
 def test_commands_take_a_cache(

@@ -18,11 +18,14 @@ from explorer.methods import METHODS, apply, has_factor
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, capture
 from explorer.schemes import SCHEMES, Scheme
+from explorer.sources.base import SourceError
 from explorer.survey import Constraints, Survey, frontier, load_survey, recipe_of
+from explorer.survey import run as running
 from explorer.survey.apply import codes_of
 from explorer.survey.check import (
     ONE_SCHEME,
     RECIPE,
+    assemble_recipe,
     check_recipe,
 )
 from explorer.survey.kinds import Role
@@ -251,3 +254,25 @@ def test_a_choice_by_another_signal_that_the_method_refuses_is_left_out(survey: 
     recipe = ModelRecipe(head.model, None, head.weights_sha256, layers, bits=9.0, signal=head.default)
     found = check_recipe(recipe, llama, SENTENCES, survey, TEXTS)
     assert found.rows[0].what == RECIPE and "GPTQ quantizes rows" in found.refused["weight"]
+
+
+def test_the_rows_that_methods_keep_have_to_fit(
+    survey: Survey, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a network that fits alone: else main memory runs out while the model is run."""
+    room = 12 * survey.head.parameters + 1000
+    monkeypatch.setattr(running, "_memory", lambda: (room, "a small machine"))
+    plan = SurveyPlan(str(tiny_llama), None, NAMES[:1], texts=TEXTS)
+    assert survey_model(plan, tmp_path / "a.jsonl").head.signals[-1] == "fisher_diagonal"
+    with pytest.raises(SourceError, match="for methods"):
+        survey_model(replace(plan, methods=("gptq",)), tmp_path / "b.jsonl")
+
+
+def test_apply_writes_what_a_check_runs(survey: Survey, llama: Model, tiny_llama: Path) -> None:
+    """Of a fused recipe, where a sequential method sees rounded layers that share a scale of the tensor."""
+    by = {True: Recipe(Scheme.parse(NAMES[0]), "gptq_sequential"), False: Recipe(Scheme.parse("nvfp4"))}
+    layers = {x.name: by["down_proj" in x.name] for x in survey.linear if x.role is Role.LINEAR}
+    recipe = ModelRecipe(survey.head.model, None, survey.head.weights_sha256, layers, fused=True)
+    ran = assemble_recipe(recipe, llama, TEXTS, layers, {}).layers
+    written = codes_of(recipe, lambda: llama, TEXTS, folder=tiny_llama, fused=True).chosen
+    assert written and all(torch.equal(q.packed, ran[name].q.packed) for name, q in written.items())

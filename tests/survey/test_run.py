@@ -17,13 +17,15 @@ from safetensors.torch import load_file, save_file
 
 from explorer import SCHEMES, SourceError, quantize
 from explorer.core.backend import container_limits
-from explorer.models.capture import load_model
+from explorer.models.capture import Model, load_model
 from explorer.progress import StoppedError
+from explorer.sources import open_source
 from explorer.sources.base import TensorSource
 from explorer.survey import SENSITIVITIES, Layer, Role, frontier, load_survey
 from explorer.survey import run as running
 from explorer.survey.budget import Constraints, recipe_of
 from explorer.survey.evidence import gather, weights_of
+from explorer.survey.kinds import role_of
 from explorer.survey.loss import reference_for
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import FIRST, head_differs
@@ -215,10 +217,7 @@ def test_weights_alone_where_the_model_cannot_be_run(tmp_path: Path) -> None:
     save_file(tensors | {"norm.weight": torch.ones(64)}, tmp_path / "m" / "model.safetensors")
     survey = survey_model(SurveyPlan(str(tmp_path / "m"), None, NAMES), tmp_path / "s.jsonl")
     assert survey.head.signals == ("weight",) and "config.json" in survey.head.why and not survey.head.loss
-    assert [x.kind for x in survey.layers] == ["query", "query"] and [x.depth for x in survey.layers] == [
-        0,
-        1,
-    ]
+    assert [(x.kind, x.depth) for x in survey.layers] == [("query", 0), ("query", 1)]
     with pytest.raises(SourceError, match=r"config\.json"):
         survey_model(SurveyPlan(str(tmp_path / "m"), None, NAMES, ("fisher",)), tmp_path / "t.jsonl")
     assert not (tmp_path / "t.jsonl").exists()
@@ -228,14 +227,13 @@ def test_a_model_too_large_to_run_has_weights_alone(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In less memory first the number a weight goes, then the run; the file says why."""
-    parameters = survey_model(
-        SurveyPlan(str(tiny_bert), None, ("nvfp4",)), tmp_path / "a.jsonl"
-    ).head.parameters
+    plan = SurveyPlan(str(tiny_bert), None, ("nvfp4",), texts=TEXTS)
+    parameters = survey_model(plan, tmp_path / "a.jsonl").head.parameters
     monkeypatch.setattr(running, "_memory", lambda: (4 * parameters * 2, "a small machine"))
-    less = survey_model(SurveyPlan(str(tiny_bert), None, ("nvfp4",)), tmp_path / "b.jsonl")
+    less = survey_model(plan, tmp_path / "b.jsonl")
     assert less.head.signals == ("weight", "fisher")
     monkeypatch.setattr(running, "_memory", lambda: (4 * parameters, "a small machine"))
-    least = survey_model(SurveyPlan(str(tiny_bert), None, ("nvfp4",)), tmp_path / "c.jsonl")
+    least = survey_model(plan, tmp_path / "c.jsonl")
     assert least.head.signals == ("weight",) and "a small machine" in least.head.why
 
 
@@ -332,3 +330,12 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
     for path in files[:2]:
         path.write_text(bounds[path.name])
     assert container_limits(files) == [1 << 30]
+
+
+def test_layers_that_the_network_lacks_are_not_called_idle(llama: Model, tiny_llama: Path) -> None:
+    """transformers fuses experts: without a gradient they would be left out as without effect."""
+    infos = [info for info in open_source(str(tiny_llama)).infos if role_of(info) is Role.LINEAR]
+    assert len(running._weights(llama, dict.fromkeys(infos, Role.LINEAR))) == len(infos)
+    experts = [replace(info, name=info.name.replace("mlp.", "mlp.experts.0.")) for info in infos]
+    with pytest.raises(SourceError, match="experts"):
+        running._weights(llama, dict.fromkeys(experts, Role.LINEAR))

@@ -19,7 +19,6 @@ VISION = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
     "image_size": 28, "patch_size": 14,
 }  # fmt: skip
-PLAIN = {name: value for name, value in TEXT.items() if name != "head_dim"}
 LINEAR_ATTENTION = TEXT | {
     "num_hidden_layers": 4, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
     "linear_key_head_dim": 16, "linear_value_head_dim": 16,

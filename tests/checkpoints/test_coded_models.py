@@ -16,13 +16,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from explorer import SCHEMES, Scheme, SourceError, quantize
+from explorer import Scheme, SourceError, quantize
 from explorer.checkpoints import write_checkpoint
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import is_expert
 from tests.checkpoints.architectures import ARCHITECTURES
-from tests.checkpoints.conftest import TEXT
 from tests.sources.coded_models import tiles, to_fp8, to_mxfp4
 
 BY = Scheme.parse("int4~1x32~symmetric~bfloat16~minmax")
@@ -116,25 +115,8 @@ def test_a_checkpoint_opens_and_agrees(coded: Path, tmp_path: Path) -> None:
     assert any(is_expert(name) for name in layers) == ("deepseek" in model.type)
 
 
-@pytest.mark.parametrize("target", ["gguf", "onnx", "gptq"])
-def test_other_targets_take_the_restored_weights(target: str, llama_fp8: Path, tmp_path: Path) -> None:
-    """If this fails, one of the other formats copies codes or their configuration."""
-    model = ModelFolder(llama_fp8)
-    layers = {n: Recipe(SCHEMES["int4_group32"]) for n in model.matrices if ".layers." in n}
-    out = write_checkpoint(target, llama_fp8, layers, tmp_path / "out").folder
-    config = json.loads((out / "config.json").read_text())
-    assert config.get("quantization_config", {}).get("quant_method") in (None, "gptq")
-    if target == "gguf":
-        auto = transformers.AutoModelForCausalLM
-        theirs = auto.from_pretrained(out, gguf_file="model.gguf", dtype=torch.float32)
-        name = next(name for name in layers if name.endswith("down_proj"))
-        rounded = quantize(model.read(f"{name}.weight").float(), SCHEMES["int4_group32"]).dequantize()
-        assert torch.equal(theirs.get_submodule(name).weight, rounded)
-        assert theirs(**{"input_ids": torch.arange(3, 3 + len(TEXT) // 4)[None]}).logits.isfinite().all()
-
-
 def test_other_quantized_models_are_refused(llama_fp8: Path, tmp_path: Path) -> None:
-    """If this fails, codes of an unknown layout are exported as weights."""
+    """If this fails, codes of an unknown layout, or without their scales, are exported as weights."""
     folder = copied(llama_fp8, tmp_path / "model")
     for settings, words in (
         ({"quant_method": "gptq", "bits": 4}, "quantized already"),
@@ -146,14 +128,9 @@ def test_other_quantized_models_are_refused(llama_fp8: Path, tmp_path: Path) -> 
         (folder / "config.json").write_text(json.dumps(config))
         with pytest.raises(SourceError, match=words):
             ModelFolder(folder)
-
-
-def test_missing_scales_are_refused_before_anything_is_written(llama_fp8: Path, tmp_path: Path) -> None:
-    """If this fails, an export ends in the middle, at the layer whose scales are missing."""
-    folder = copied(llama_fp8, tmp_path / "model")
+    (folder / "config.json").write_bytes((llama_fp8 / "config.json").read_bytes())
     tensors = load_file(folder / "model.safetensors")
-    lost = next(name for name in tensors if name.endswith("_scale_inv"))
-    del tensors[lost]
+    del tensors[next(name for name in tensors if name.endswith("_scale_inv"))]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(SourceError, match="no scales"):
         ModelFolder(folder)

@@ -41,7 +41,6 @@ from explorer.checkpoints.restored import Restored
 from explorer.checkpoints.stored import GgufCheckpoint, gguf_of, open_checkpoint
 from explorer.cli import main
 from explorer.core.file import save_quantized
-from explorer.figures.diff import depth_figure
 from explorer.sources.base import SourceError
 from explorer.sources.gguf_file import GgufFile
 from explorer.sources.source_limits import LOCAL
@@ -154,11 +153,6 @@ def changed(written: Path, folder: Path, change: Mapping[str, float | None]) -> 
     return folder
 
 
-def ringed(found: Diff) -> list[object]:
-    """Depths of the layers that the figure rings as standing out."""
-    return list(next(t for t in depth_figure(found.layers, "x").data if "stands out" in t.name).x)
-
-
 def test_what_is_damaged_or_missing_is_listed(llama: Path, written: Path, tmp_path: Path) -> None:
     """One layer with other scales, one with NaN, one without codes, one norm with other values."""
     norm, lost = "model.layers.1.post_attention_layernorm.weight", "model.layers.0.mlp.up_proj"
@@ -173,7 +167,7 @@ def test_what_is_damaged_or_missing_is_listed(llama: Path, written: Path, tmp_pa
     assert not rows(found)[norm].equal and rows(found)[norm].note
     assert [layer.name for layer in ordered(found.layers, "db")[:2]] == [f"{nan}.weight", f"{Q}.weight"]
     told = " ".join(sentences(found))
-    assert all(name in told for name in (Q, nan, lost, norm)) and ringed(found) == [0]
+    assert all(name in told for name in (Q, nan, lost, norm))
 
 
 STANDING_OUT: dict[tuple[float, ...], list[int]] = {
@@ -190,29 +184,10 @@ STANDING_OUT: dict[tuple[float, ...], list[int]] = {
 def test_a_layer_stands_out_among_few() -> None:
     """Of three layers one at 20 dB beside 73 dB looked fine; of so few, 2 dB are nothing."""
     usual = {f.name: None for f in dataclasses.fields(LayerDiff)} | {"kind": "bfloat16", "outlier": ""}
-    usual |= {"shape": (8, 8), "coded": True}
+    usual |= {"shape": (8, 8), "coded": False, "equal": False}
     for decibels, found in STANDING_OUT.items():
         layers = [LayerDiff(**usual | {"name": f"{i}", "sqnr_db": db}) for i, db in enumerate(decibels)]  # type: ignore[arg-type]
         assert [i for i, one in enumerate(with_outliers(layers)) if one.outlier] == found, decibels
-
-
-def test_rounded_weights_in_a_plain_type_have_their_error(
-    llama: Path, layers: list[str], original: torch.nn.Module, tmp_path: Path
-) -> None:
-    """Many tools write rounded weights as float16: they were no layers here, and a bad one was not found."""
-    state = {name: value.half() for name, value in original.state_dict().items()}
-    for layer in layers:
-        name = f"{layer}.weight"
-        worse = "int3_group128" if name == f"{Q}.weight" else "int4_group32"
-        state[name] = quantize(state[name].float(), SCHEMES[worse]).dequantize().half()
-    other = tmp_path / "rounded"
-    shutil.copytree(llama, other, ignore=shutil.ignore_patterns("*.safetensors*"))
-    save_file({name: value.contiguous() for name, value in state.items()}, other / "model.safetensors")
-    found = diff(open_pair(str(llama), str(other)))
-    assert {layer.name.removesuffix(".weight") for layer in found.changed} >= set(layers)
-    assert [layer.name for layer in found.outliers] == [f"{Q}.weight"]
-    assert not found.coded and f"{len(found.changed)} matrices" in sentences(found)[0]
-    assert ringed(found) == [0]
 
 
 def test_folded_factors_are_undone(

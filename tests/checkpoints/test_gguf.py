@@ -135,21 +135,6 @@ def assert_near(answer: dict[str, Any], ours: Tensor) -> None:
         assert entry["logprob"] == pytest.approx(float(ours[entry["id"]]), abs=0.15)
 
 
-def test_a_head_of_other_values_is_written(llama: Path, tmp_path: Path) -> None:
-    """transformers does not tie a head to embeddings of other values, whatever the configuration says."""
-    folder = tmp_path / "model"
-    shutil.copytree(llama, folder)
-    change(folder / "config.json", {"tie_word_embeddings": True})
-    original = LlamaForCausalLM.from_pretrained(folder)
-    assert not torch.equal(original.lm_head.weight, original.model.embed_tokens.weight)
-    layers = {"model.embed_tokens": Recipe(SCHEMES["q8_0"])}
-    written = write_checkpoint("gguf", folder, layers, tmp_path / "out", verified=True)
-    opened = LlamaForCausalLM.from_pretrained(written.folder, gguf_file="model.gguf")
-    ids = torch.arange(8)[None]
-    logits, expected = opened(ids).logits, original(ids).logits
-    assert (logits - expected).abs().max() < 0.05 * expected.abs().max()
-
-
 def ask(xllamacpp: Any, path: Path, prompt: str) -> dict[str, Any]:
     """llama.cpp's answer of two tokens, with the log probabilities of five."""
     request = {"prompt": prompt, "n_predict": 2, "temperature": 0, "n_probs": 5, "cache_prompt": False}

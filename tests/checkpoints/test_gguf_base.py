@@ -6,7 +6,6 @@ measured.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,7 @@ from torch import Tensor
 from explorer import SCHEMES, Scheme, quantize
 from explorer.checkpoints import gguf_base, write_checkpoint
 from explorer.checkpoints.gguf_base import write_from_gguf
-from explorer.cli import main
 from explorer.methods.recipe import Recipe
-from explorer.sources import open_source
-from explorer.survey import ModelRecipe
-from explorer.survey.run import SurveyPlan, survey_model, weights_sha256
 from tests.checkpoints.conftest import TEXT
 from tests.checkpoints.reading import finished, uniform
 from tests.checkpoints.test_gguf import ask, mixed
@@ -161,7 +156,10 @@ def test_the_card_says_what_was_made_of_which_file(base: Path, tmp_path: Path) -
 
 def test_casts_alone_need_no_version(base: Path, tmp_path: Path) -> None:
     """A file without codes says nothing of a version of codes, and holds the casts' values."""
-    written = write_from_gguf(base, {Q: Recipe(SCHEMES["fp16"])}, tmp_path / "out")
+    seen: list[tuple[int, int]] = []
+    recipes = {Q: Recipe(SCHEMES["fp16"])}
+    written = write_from_gguf(base, recipes, tmp_path / "out", progress=lambda *at: seen.append(at))
+    assert seen == [(i, 7) for i in range(1, 8)]
     old, new = opened(base), opened(written.folder)
     assert "general.quantization_version" not in new.fields and written.layers == 0
     assert torch.equal(values(new)[f"{Q}.weight"], values(old)[f"{Q}.weight"].half().float())
@@ -259,20 +257,6 @@ def test_an_unknown_architecture_goes_by_its_own_names(tmp_path: Path) -> None:
         write_from_gguf(path, {"model.layers.0.self_attn.q_proj": recipe()}, tmp_path / "other")
 
 
-def test_a_stop_leaves_nothing(base: Path, tmp_path: Path) -> None:
-    """Half a file would be taken for a whole one."""
-    seen: list[int] = []
-
-    def stop(done: int, total: int) -> None:
-        seen.append(total)
-        if done == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_from_gguf(base, {Q: recipe()}, tmp_path / "out", progress=stop)
-    assert seen == [7, 7] and [file.name for file in tmp_path.iterdir()] == ["in"]
-
-
 @pytest.mark.parametrize("what", ["codes", "copies", "metadata"])
 def test_reading_back_finds_it(
     what: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -293,35 +277,3 @@ def test_reading_back_finds_it(
     with pytest.raises(ValueError, match=words):
         write_from_gguf(base, {Q: recipe()}, tmp_path / "out")
     assert [file.name for file in tmp_path.iterdir()] == ["in"]
-
-
-def run(capsys: pytest.CaptureFixture[str], *command: object) -> tuple[int, str, str]:
-    """Exit code, output and errors of a command."""
-    code = main([str(word) for word in command])
-    return code, *capsys.readouterr()
-
-
-def test_the_command_writes_a_recipe(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A survey of a .gguf file leads to a file that llama.cpp opens, and to no other model's."""
-    survey = tmp_path / "s.jsonl"
-    survey_model(SurveyPlan(str(base), schemes=("q8_0", "q4_0"), signals=("weight",)), survey)
-    file = tmp_path / "r.json"
-    assert run(capsys, "recipe", survey, "--bits", "6.5", "--for", "gguf", "--out", file)[0] == 0
-    apply = ("apply", file, "--to", "gguf", "--base")
-    code, out, _ = run(capsys, *apply, base, "--out", tmp_path / "out")
-    assert code == 0 and str(tmp_path / "out") in out
-    code, out, _ = run(capsys, *apply, base, "--out", tmp_path / "json", "--json")
-    assert code == 0 and json.loads(out)["layers"] == 5  # the embeddings too
-    other = write_base(tmp_path / "other.gguf", "qwen3")
-    code, _, err = run(capsys, *apply, other, "--out", tmp_path / "no")
-    assert code == 2 and "other.gguf" in err
-    assert ModelRecipe.load(file).weights_sha256 == weights_sha256(open_source(str(base)))
-
-
-def test_a_base_elsewhere_is_one_line(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A base that is silently ignored would give another file than was asked for."""
-    file = tmp_path / "r.json"
-    ModelRecipe(str(base), None, "", {Q: recipe()}).save(file)
-    for options in (("--to", "awq"), ("--to", "gguf", "--model", "x")):
-        code, _, err = run(capsys, "apply", file, *options, "--base", base, "--out", tmp_path / "out")
-        assert code == 2 and err.startswith("error: ") and "--base" in err and err.count("\n") == 1

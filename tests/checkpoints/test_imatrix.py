@@ -131,18 +131,6 @@ def test_tensors_that_llama_cpp_adds_are_passed_over(tmp_path: Path) -> None:
     assert importance is not None and importance.tolist() == [[1.0, 3.0]]
 
 
-@pytest.mark.parametrize("suffix", ["dat", "gguf"])
-def test_one_form_becomes_the_other(suffix: str, tmp_path: Path) -> None:
-    """A file of the older form knows calls instead of tokens; means survive the way there and back."""
-    first, second = tmp_path / f"a.{suffix}", tmp_path / f"b.{'gguf' if suffix == 'dat' else 'dat'}"
-    write_imatrix(some(), first)
-    write_imatrix(read_imatrix(first), second)
-    for name, squares in some().tensors.items():
-        found = read_imatrix(second).importance(name, squares.sums.shape[1], len(squares.sums))
-        assert found is not None
-        torch.testing.assert_close(found, squares.mean, rtol=3e-7, atol=0)
-
-
 def _dat(*parts: bytes) -> bytes:
     return struct.pack("<i", 1) + b"".join(parts)
 

@@ -7,8 +7,6 @@ other weights than those of the file. That vLLM itself opens a folder is asked w
 
 from __future__ import annotations
 
-import io
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from explorer import SCHEMES, quantize
-from explorer.checkpoints import EXPORTS, in_vllm, write_one
+from explorer.checkpoints import in_vllm, write_one
 from explorer.checkpoints.in_vllm import ReferenceKernel
-from explorer.checkpoints.to_vllm import layout_of
 from tests.checkpoints.reading import NAME, hard_weight
 
 Tensors = dict[str, nn.Parameter]
@@ -84,21 +81,6 @@ def test_the_reference_restores_what_the_file_holds(
         kernel.apply_weights(layer, x, bias), wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max()
     )
     assert kernel.apply_weights(layer, x.bfloat16()).dtype is torch.bfloat16
-
-
-def test_every_way_to_store_a_layer_is_restored() -> None:
-    """A layout that is added has a row here."""
-    here = {
-        EXPORTS["vllm"].bits(SCHEMES[name], (128, 512), torch.float32) and _layout(name) for name, _ in LAYERS
-    }
-    carried = [s.name for s in SCHEMES.values() if s.scale and not EXPORTS["vllm"].refusal(s, (128, 512))]
-    assert {_layout(name) for name in carried} == here
-
-
-def _layout(name: str) -> str:
-    found = layout_of(SCHEMES[name]) or layout_of(SCHEMES[name], inputs=True)
-    assert found is not None
-    return found.format
 
 
 def test_inputs_are_rounded_as_the_kernels_round_them() -> None:
@@ -173,19 +155,11 @@ LINEAR = ("model.attn.q_proj", "model.attn.v_proj", "model.attn.o_proj")
 """Layers by the names of the checkpoint."""
 
 
-def test_outputs_are_the_parts_of_joined_matrices() -> None:
-    """Each layer by its name in the checkpoint; what has no input has no output."""
-    x, network = torch.arange(4.0), Network()
-    joined = network.attn.qv_proj.matrix @ x
-    wanted = dict(zip(LINEAR, (joined[:2], joined[2:], network.attn.o_proj.matrix @ x), strict=True))
-    found = dict(in_vllm._outputs(network, dict.fromkeys(LINEAR, x)))
-    assert set(found) == set(LINEAR) and all(torch.equal(found[name], wanted[name]) for name in LINEAR)
-    assert set(dict(in_vllm._outputs(network, {LINEAR[1]: x}))) == {LINEAR[1]}
-
-
 def test_a_job_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Outputs of layers, logits of the text, which the engine runs in two parts, and the kernels."""
     network, x = Network(), torch.arange(4.0)
+    joined = network.attn.qv_proj.matrix @ x
+    wanted = dict(zip(LINEAR, (joined[:2], joined[2:], network.attn.o_proj.matrix @ x), strict=True))
     network.compute_logits = lambda hidden: hidden * 2
     network.linear = nn.Module()
     network.linear.scheme = type("OwnScheme", (), {"kernel": None, "linear_kernel": SimpleNamespace()})()
@@ -212,30 +186,5 @@ def test_a_job_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert in_vllm.run(job) == {"kernels": kernels}
     outputs = load_file(tmp_path / "out")
     assert set(outputs) == {*LINEAR, "logits"}
+    assert all(torch.equal(outputs[name], wanted[name]) for name in LINEAR)
     assert torch.equal(outputs["logits"], torch.arange(20.0)[:, None] * 2)
-
-
-def test_every_job_is_answered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line for each; a folder that fails leaves the next one."""
-
-    def run(job: dict[str, str]) -> dict[str, str]:
-        if job["folder"] == "broken":
-            raise RuntimeError("no such layout")
-        return {"kernels": job["folder"]}
-
-    cleaned = list[int]()
-    package = ModuleType("vllm.distributed")
-    vars(package).update(cleanup_dist_env_and_memory=lambda: cleaned.append(1))
-    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
-    monkeypatch.setitem(sys.modules, "vllm.distributed", package)
-    monkeypatch.setattr(in_vllm, "use_references", lambda: None)
-    monkeypatch.setattr(in_vllm, "_SETTINGS", {})
-    monkeypatch.setattr(in_vllm, "run", run)
-    jobs = [{"folder": folder, "package": "torch"} for folder in ("broken", "whole")]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(json.dumps(job) + "\n" for job in jobs)))
-    in_vllm.main()
-    lines = capsys.readouterr().out.splitlines()
-    first, second = (json.loads(line.removeprefix(in_vllm.ANSWER)) for line in lines)
-    version = torch.__version__
-    assert first == {"opened": False, "why": "RuntimeError: no such layout", "version": version}
-    assert second == {"opened": True, "kernels": "whole", "version": version} and len(cleaned) == 2

@@ -5,8 +5,6 @@ If these fail, the graph computes with other weights than those that were measur
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,7 @@ from explorer import SCHEMES, quantize
 from explorer.checkpoints import write_checkpoint, write_one
 from explorer.methods.recipe import Recipe
 from tests.checkpoints.readers.onnx import read, session
-from tests.checkpoints.reading import NAME, Expected, continuation, uniform
+from tests.checkpoints.reading import NAME, Expected, uniform
 
 BOUND = 2e-5
 """Of the largest logit: the same weights meet other orders of summation."""
@@ -52,7 +50,7 @@ MIXED = {
 def test_a_whole_model_says_the_same(
     target: str, llama: Path, layers: list[str], tokens: Tensor, expected: Expected, tmp_path: Path
 ) -> None:
-    """By a mixed recipe, of two texts, one of them padded in front."""
+    """By a mixed recipe, of two texts."""
     schemes = MIXED[target]
     recipes = {
         name: Recipe(SCHEMES[schemes[i % len(schemes)]]) for i, name in enumerate([*layers[2:], "lm_head"])
@@ -60,13 +58,6 @@ def test_a_whole_model_says_the_same(
     written = write_checkpoint(target, llama, recipes, tmp_path / "out")
     ours, run = expected(recipes, torch.float32), session(written.folder / "model.onnx")
     assert difference(run, ours, tokens) < BOUND
-    assert generate(run, tokens) == continuation(ours, tokens)
-    padded = torch.cat([torch.ones(1, 3, dtype=torch.int64), tokens], 1)
-    mask = (torch.arange(padded.shape[1]) >= 3).long()[None]
-    (there,) = run.run(None, {"input_ids": padded.numpy(), "attention_mask": mask.numpy()})
-    with torch.no_grad():
-        here = ours(tokens).logits[0]
-    assert float((torch.from_numpy(there[0, 3:]) - here).abs().max() / here.abs().max()) < BOUND
 
 
 def difference(run: onnxruntime.InferenceSession, ours: nn.Module, tokens: Tensor) -> float:
@@ -77,15 +68,6 @@ def difference(run: onnxruntime.InferenceSession, ours: nn.Module, tokens: Tenso
     with torch.no_grad():
         here = ours(batch).logits
     return float((torch.from_numpy(there) - here).abs().max() / here.abs().max())
-
-
-def generate(run: onnxruntime.InferenceSession, tokens: Tensor) -> list[int]:
-    """Eight tokens, the most likely each."""
-    ids = tokens.numpy()
-    for _ in range(8):
-        (logits,) = run.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
-        ids = np.concatenate([ids, logits[:, -1:].argmax(2)], 1)
-    return ids[0, tokens.shape[1] :].tolist()
 
 
 def test_an_encoder_gives_our_embeddings(minilm: Path, tmp_path: Path) -> None:
@@ -109,18 +91,7 @@ def test_an_encoder_gives_our_embeddings(minilm: Path, tmp_path: Path) -> None:
     assert float((torch.from_numpy(there) - here)[seen].abs().max()) < 1e-4
 
 
-def test_other_models_are_refused(llama: Path, layers: list[str], minilm: Path, tmp_path: Path) -> None:
-    """A graph that is built of another kind of model would compute something else; BERT's pooler never
-    reaches the hidden state that embeddings are made of."""
-    model = Path(shutil.copytree(llama, tmp_path / "model"))
-    config = json.loads((model / "config.json").read_text())
-    for settings, fact in (
-        ({"model_type": "gpt_neox"}, "llama, mistral, .*, bert"),
-        ({"hidden_act": "relu"}, "'relu'"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "'llama'"),
-    ):
-        (model / "config.json").write_text(json.dumps(config | settings))
-        with pytest.raises(ValueError, match=fact):
-            write_checkpoint("onnx", model, uniform(layers, "int8_row"), tmp_path / "out")
+def test_what_never_reaches_the_embeddings_is_refused(minilm: Path, tmp_path: Path) -> None:
+    """BERT's pooler is no part of the graph."""
     with pytest.raises(ValueError, match=r"pooler\.dense"):
         write_checkpoint("onnx", minilm, {"pooler.dense": Recipe(SCHEMES["int8_row"])}, tmp_path / "out")

@@ -113,6 +113,10 @@ def test_a_tied_head_is_not_quantized(llama: Path, tmp_path: Path) -> None:
     for kind, shared in (("llama", False), ("gemma", True)):  # what is not said is as transformers has it
         (model / "config.json").write_text(json.dumps(config | {"model_type": kind}))
         assert ModelFolder(model).tied is shared
+    for path in llama.glob("*.safetensors*"):  # a head of other values is not tied, whatever is said
+        shutil.copy(path, model)
+    (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    assert not ModelFolder(model).tied
 
 
 def test_short_zero_points_are_refused() -> None:

@@ -261,22 +261,6 @@ def test_one_tensor_in_its_layout(target: str, llama: Path, layers: list[str], t
     assert [path.name for path in tmp_path.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("target", [TARGET, "bitsandbytes", "gguf"])
-def test_readers_verify(llama: Path, layers: list[str], target: str, tmp_path: Path) -> None:
-    """Where nothing else is asked for, the code on the card opens the folder, and every layer is compared."""
-    plan = uniform(layers, fitting(target, llama, layers))
-    made = write_checkpoint(target, llama, plan, tmp_path / "out", verified=None)
-    assert made.verified is not None and made.verified.layers == len(layers) and made.verified.tensors > 0
-
-
-@pytest.mark.thorough
-def test_what_the_network_ignores_is_not_missed(minilm: Path, tmp_path: Path) -> None:
-    """A real encoder's files hold a table of positions that today's transformers does not load."""
-    plan = uniform(["encoder.layer.0.intermediate.dense"], "nvfp4")
-    made = write_checkpoint(TARGET, minilm, plan, tmp_path / "out", verified=True)
-    assert made.verified is not None and made.verified.tensors > 100
-
-
 def test_a_wrong_checkpoint_is_not_put_in_place(
     llama: Path, layers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,7 +299,7 @@ def test_changed_tensors_are_written(llama: Path, layers: list[str], target: str
         return quantize(weight.float(), recipe.scheme)
 
     written = write_checkpoint(
-        target, llama, chosen, tmp_path / "out", quantized=codes, changed=changed, verified=True
+        target, llama, chosen, tmp_path / "out", quantized=codes, changed=changed, verified=None
     )
     assert written.verified is not None and written.verified.tensors > 5
     assert all(torch.equal(seen[name], changed[name]) for name in named if rounded in name)

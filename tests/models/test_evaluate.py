@@ -26,7 +26,6 @@ from explorer.models.evaluate import (
     sentences,
 )
 from explorer.models.quantize import MethodLinear, quantize_model
-from explorer.sources.tensors import SourceError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -92,33 +91,6 @@ def test_capture_keeps_what_is_asked_and_writes_it(encoder: Model, tmp_path: Pat
     assert torch.equal(written, layer.activations)
 
 
-def test_bad_input_is_refused_in_words(encoder: Model, tmp_path: Path) -> None:
-    """Else a wrong layer, text or folder ends in a traceback of transformers."""
-    for refused, fact in (
-        (lambda: capture(encoder, ["a"], ["nope"]), "'nope'"),
-        (lambda: capture(encoder, ["  "], linear_layers(encoder)[:1]), "one line"),
-        (lambda: load_model(" "), "model"),
-        (lambda: load_model(str(tmp_path)), "holds no"),
-    ):
-        with pytest.raises(SourceError, match=fact):
-            refused()
-
-
-@pytest.mark.thorough
-def test_methods_on_a_whole_model(encoder: Model) -> None:
-    """Methods leave embeddings nearer to the original than rounding; nothing of the model itself is
-    changed."""
-    scheme = SCHEMES["int4_group128_asym"]
-    original = OriginalModel(encoder, ("encoder.layer.[1-5]*",), tokens=300, texts=sentences()[:60])
-    plain = evaluate_embeddings(original, scheme)
-    methods = ("gptq", "llm_int8", "gptq+lqer")
-    drifts = {method: evaluate_embeddings(original, scheme, method) for method in methods}
-    assert all(1 - drift.cosine < 0.95 * (1 - plain.cosine) for drift in drifts.values()), drifts
-    assert drifts["gptq"].bits == pytest.approx(plain.bits, abs=1e-3)
-    assert drifts["gptq+lqer"].cosine > drifts["gptq"].cosine
-    assert torch.equal(embed(encoder, original.texts), original.embeddings)
-
-
 def test_sequential_methods_get_the_inputs_of_the_network_as_it_is(encoder: Model) -> None:
     """In the order that the model runs them. A layer alone has one kind of inputs: GPTAQ is GPTQ then."""
     names = ["encoder.layer.0.intermediate.dense", "encoder.layer.0.attention.self.query"]
@@ -145,20 +117,6 @@ def test_sequential_methods_get_the_inputs_of_the_network_as_it_is(encoder: Mode
     assert torch.equal(alone.weight(), other.weight()) and not torch.equal(alone.weight(), want.weight())
     with pytest.raises(ValueError, match="GPTAQ"):
         quantize_model(network, layers, "gptaq", scheme)
-
-
-@pytest.mark.thorough
-def test_both_ways_to_round_to_nearest_agree(encoder: Model) -> None:
-    """``prepare`` and ``convert`` from weights alone, and the path of all other methods: the same model and
-    bits."""
-    scheme, activations = SCHEMES["int4_group128_asym"], SCHEMES["int8_row"]
-    original = OriginalModel(encoder, tokens=8, texts=sentences()[:60])
-    plain = evaluate_embeddings(original, scheme, activations=activations)
-    network = copy.deepcopy(encoder.network)
-    bits = quantize_model(network, original.layers, "rtn", scheme, activations)
-    after = embed(Model(network, encoder.tokenizer, encoder.device, encoder.name), original.texts)
-    assert float((after * original.embeddings).sum(1).mean()) == pytest.approx(plain.cosine, abs=1e-4)
-    assert bits == pytest.approx(plain.bits, abs=1e-3)
 
 
 def test_rank_correlation_is_spearmans() -> None:

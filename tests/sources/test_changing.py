@@ -16,12 +16,9 @@ import torch
 from safetensors.torch import save_file
 
 from app import limits as page_limits
-from app.state import selection
 from app.state.selection import Selection, file_source, matrix_of, model_source
 from explorer import SourceError, open_source
-from explorer.progress import StoppedError, stoppable
-from explorer.sources import csv_file, models
-from explorer.sources.models import LocalModel, layers, open_model
+from explorer.sources.models import open_model
 from explorer.sources.source_limits import HOSTED, LOCAL, PICKLED
 from explorer.sources.tensors import open_tensors
 
@@ -90,23 +87,6 @@ def test_the_page_reads_a_folder_anew_once_it_changed(tmp_path: Path) -> None:
         assert matrix_of(chosen).values.unique().tolist() == [value]
 
 
-def test_two_files_of_a_folder_with_one_tensor_name(tmp_path: Path) -> None:
-    """Each tensor has its own file's shape and bytes; the second of a name is named as left out."""
-    save_file({"w": torch.ones(2, 3)}, tmp_path / "a.safetensors")
-    save_file({"w": torch.zeros(5, 7), "v": torch.zeros(1, 2)}, tmp_path / "b.safetensors")
-    model = LocalModel(tmp_path)
-    assert [(info.name, info.shape) for info in model.infos] == [("w", (2, 3)), ("v", (1, 2))]
-    assert torch.equal(model.read("w"), torch.ones(2, 3))
-    assert model.broken == ("b.safetensors: an earlier file holds w too (1 left out)",)
-
-
-def test_odd_names_are_sorted(tmp_path: Path) -> None:
-    """² is a digit to Python, and no number."""
-    names = ["²", "w²", "w2", "٣", "w10", "w" + "9" * 900]
-    save_file({name: torch.ones(1, 2) for name in names}, tmp_path / "x.safetensors")
-    assert {info.name for info in layers(open_tensors(tmp_path / "x.safetensors"))} == set(names)
-
-
 def test_places_that_cannot_be() -> None:
     """A home without a user, a NUL and a path too long are refusals like any other."""
     for where in ("~nosuchuser", "~nosuchuser/x", "a\0b", "/" + "x" * 5000, "x" * 300, "\ud800"):
@@ -136,25 +116,6 @@ def test_a_hosted_page_says_the_same_of_every_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hosted")
-def test_a_folder_named_like_a_model_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``app`` is a folder beside the page and could be an id: a visitor gets the id."""
-    asked: list[str] = []
-
-    def hub(where: str, *_: object, **__: object) -> None:
-        asked.append(where)
-        raise SourceError("the Hub was asked")
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "owner" / "name").mkdir(parents=True)
-    _write(tmp_path / "owner" / "name" / "model.safetensors", 1)
-    monkeypatch.setattr(models, "HubModel", hub)
-    for where in ("owner/name", "owner"):
-        with pytest.raises(SourceError, match="the Hub was asked"):
-            model_source(where, "")
-    assert asked == ["owner/name", "owner"]
-
-
-@pytest.mark.usefixtures("hosted")
 def test_a_hosted_page_takes_no_pickles(tmp_path: Path) -> None:
     """Refused by its suffix, before anything is read; elsewhere it is taken."""
     for kind in PICKLED:
@@ -170,27 +131,3 @@ def test_a_table_larger_than_its_limit(tmp_path: Path) -> None:
         file.truncate(HOSTED.text_bytes + 1)
     with pytest.raises(SourceError, match="read up to"):
         open_tensors(tmp_path / "x.csv", limits=HOSTED)
-
-
-def test_a_table_is_read_in_parts(tmp_path: Path) -> None:
-    """Parsed at once, fifteen million rows hold the interpreter for 15 s, and nobody is answered."""
-    (tmp_path / "x.csv").write_text("2\n" * (3 * csv_file.ROWS_AT_ONCE + 1))
-    times: list[int] = []
-    with stoppable(lambda: times.append(1)):
-        source = open_tensors(tmp_path / "x.csv", limits=HOSTED)
-    assert len(times) >= 4 and source.infos[0].shape == (3 * csv_file.ROWS_AT_ONCE + 1, 1)
-
-    def left() -> None:
-        raise StoppedError("left")
-
-    with stoppable(left), pytest.raises(StoppedError, match="left"):
-        open_tensors(tmp_path / "x.csv", limits=HOSTED)
-
-
-def test_open_files_are_kept_by_their_bytes(tmp_path: Path) -> None:
-    """Parsed tables stay in memory: as many as fit, not as many as there are places."""
-    for index in range(4):
-        (tmp_path / f"{index}.csv").write_text((",".join(["1"] * 100) + "\n") * 2000)
-        assert 1_600_000 <= file_source(str(tmp_path / f"{index}.csv")).kept_bytes < 1_700_000
-    assert 1 << 20 < selection._SOURCES._capacity <= 1 << 30, "bytes"
-    assert selection._SOURCES._used >= 4 * 1_600_000

@@ -147,15 +147,6 @@ def test_wrong_scales_are_refused_by_name(
     assert name in str(caught.value)
 
 
-def test_a_cut_file_is_said(tmp_path: Path) -> None:
-    """If this fails, a folder that was not copied whole is opened as if it were."""
-    folder = fp8_folder(tmp_path / "m", (200, 128))[0]
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(SourceError, match="is cut short"):
-        open_source(str(folder))
-
-
 def test_other_layouts_stay_codes(tmp_path: Path) -> None:
     """If this fails, codes of an unknown layout are taken for those of a known one."""
     codes, scales = fp8_parts(torch.randn(128, 128))

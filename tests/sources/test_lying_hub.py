@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -18,17 +17,11 @@ from lying_hub import (
     FLOODS,
     ODD,
     SLOW,
-    WEIGHTS,
-    Asked,
     LyingHub,
-    body,
-    head,
     info,
     named,
-    ranged,
     repository,
     serve,
-    stalled,
 )
 
 from explorer import SourceError
@@ -37,7 +30,6 @@ from explorer.sources.models import HubModel, open_model
 from explorer.sources.source_limits import HOSTED, SourceLimits
 from tests.covering import sampled
 from tests.fuzz.bounds import fault
-from tests.sources.hostile import entry, safetensors
 
 PATIENT = dataclasses.replace(HOSTED, request_seconds=60, visit_seconds=120, tensors=20_000)
 LIMITS = dataclasses.replace(PATIENT, request_seconds=0.4, visit_seconds=0.8)
@@ -52,12 +44,6 @@ def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def read_first(hub: LyingHub, limits: SourceLimits) -> None:
     model = HubModel("a/b", endpoint=hub.url, limits=limits)
     model.matrix(model.infos[0].name, max_elements=1 << 20)
-
-
-def test_the_good_repository_is_read() -> None:
-    """The stand-in answers well when it is told to: what the other tests change is the only thing wrong."""
-    with serve(repository()) as hub:
-        read_first(hub, PATIENT)
 
 
 @pytest.mark.parametrize("name", sampled(SLOW, ["silent", "dripping head", "stalled weights"]))
@@ -92,37 +78,6 @@ def test_an_odd_answer_is_a_refusal(name: str) -> None:
         read_first(hub, PATIENT)
 
 
-def test_requests_at_once_are_bounded() -> None:
-    """Many shards do not open as many connections: three run together, and none until one has its answer."""
-    files = [f"{i}.safetensors" for i in range(20)]
-    lock, running, most, three = threading.Lock(), 0, 0, threading.Event()
-
-    def late(asked: Asked) -> Iterator[bytes]:
-        nonlocal running, most
-        with lock:
-            running, most = running + 1, max(most, running + 1)
-            if running == 3:
-                three.set()
-        assert three.wait(60)
-        with lock:
-            running -= 1
-        yield from ranged(WEIGHTS)(asked)
-
-    answers = {"api/models/a/b": info(named(*files)), ".safetensors": late}
-    with serve(answers) as hub:
-        HubModel("a/b", endpoint=hub.url, limits=dataclasses.replace(PATIENT, requests=3))
-    assert most == 3, "of 20 shards"
-
-
-def test_after_a_refusal_no_more_files_are_asked_for() -> None:
-    """The first broken header ends the visit; the others are not read for nothing."""
-    files = [f"{i}.safetensors" for i in range(150)]
-    with serve({"api/models/a/b": info(named(*files)), ".safetensors": body(b"", 500)}) as hub:
-        with pytest.raises(SourceError, match="answered 500"):
-            HubModel("a/b", endpoint=hub.url, limits=PATIENT)
-        assert len(hub.asked) < 40
-
-
 def test_the_token_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a hosted page a visitor must not read what only its owner may."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -150,37 +105,6 @@ def test_a_revision_is_no_path() -> None:
             before = len(hub.asked)
             HubModel("a/b", revision, hub.url, PATIENT)
             assert revision.rsplit("/", 1)[-1] in hub.asked[before].path
-
-
-def test_two_files_with_one_name() -> None:
-    """The first file's tensor keeps its own bytes and shape; the second is named as left out."""
-    second = safetensors({"w": entry([2], 0, 8)}, b"\1" * 8)
-    answers = {
-        "api/models/a/b": info(named("1.safetensors", "2.safetensors")),
-        "1.safetensors": ranged(WEIGHTS),
-        "2.safetensors": ranged(second),
-    }
-    with serve(answers) as hub:
-        model = HubModel("a/b", endpoint=hub.url, limits=PATIENT)
-        assert [info.shape for info in model.infos] == [(4,)]
-        assert model.read("w").tolist() == [0, 0, 0, 0] and "2.safetensors" in model.broken[0]
-
-
-def test_a_stop_ends_a_slow_download() -> None:
-    """The visitor's Stop works between two pieces, and comes through as what it is."""
-
-    def stop(done: int, total: int) -> None:
-        raise OSError("stopped by the visitor")
-
-    def weights(asked: Asked) -> Iterator[bytes]:
-        if asked.span == (len(WEIGHTS) - 16, len(WEIGHTS)):
-            return stalled(head(206, Content_Length=16) + b"ab")(asked)
-        return ranged(WEIGHTS)(asked)
-
-    with serve(repository(weights)) as hub:
-        model = HubModel("a/b", endpoint=hub.url, limits=PATIENT)
-        with pytest.raises(OSError, match="stopped by the visitor"):
-            model.read("w", progress=stop)
 
 
 @pytest.mark.parametrize("only_in_threads", [False, True])

@@ -84,9 +84,6 @@ def test_every_dtype(tmp_path: Path) -> None:
 
 def test_packed_fp4_is_unpacked(tmp_path: Path) -> None:
     """Two codes a byte, the first in the low nibble, each with the value that the format's row gives it."""
-    data = torch.tensor([[0x72, 0x81]], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    save_file({"x": data}, tmp_path / "x.safetensors")
-    assert load_matrix(str(tmp_path / "x.safetensors")).values.tolist() == [[1.0, 6.0, 0.5, 0.0]]
     every = torch.arange(16, dtype=torch.uint8)
     packed = (every[0::2] | every[1::2] << 4)[None].view(torch.float4_e2m1fn_x2)
     save_file({"x": packed}, tmp_path / "x.safetensors")
@@ -124,21 +121,16 @@ BROKEN = {
     "huge-header.safetensors": (struct.pack("<Q", 1 << 60) + b"{}", "1,152,921,504,606,846,976"),
     "not-json.safetensors": (struct.pack("<Q", 4) + b"abcd", "header"),
     "short.npy": (_npy((1000, 1000), b"1234"), "only 4 are there"),
-    "huge.npy": (_npy((1 << 40, 1 << 20), b"1234"), "only 4 are there"),
     "objects.npy": (_npy((1,), pickle.dumps([1]), "|O"), "Python objects"),
-    "text.npy": (_npy((1,), b"12345678", "<U2"), "accepted are"),
     "garbage.npy": (b"not numpy at all", "npy header"),
     "garbage.npz": (b"PK\x03\x04 broken", "not a readable"),
     "bomb.npz": (zipped({"x.npy": _npy((1 << 34,), b"\0" * 4096)}), "only 4,096 are there"),
     "version.npy": (b"\x93NUMPY\x09\x00" + _npy((1,), b"1234")[8:], "9.0; accepted are 1.0, 2.0, 3.0"),
-    "minor.npy": (b"\x93NUMPY\x01\x01" + _npy((1,), b"1234")[8:], "1.1; accepted are"),
     "none.safetensors": (safetensors({}), r"none\.safetensors holds no tensors"),
-    "metadata.safetensors": (safetensors({"__metadata__": {"a": "b"}}), "no tensors"),
     "nothing.npz": (zipped({"readme.txt": b"hello"}), "no arrays"),
     "garbage.pt": (b"this is no zip file", "could not be loaded"),
     "words.csv": (b"a,b\n1,2\n3,pear\n", "row 2 of numbers, column 2 has 'pear'"),
     "ragged.csv": (b"a,b\n1,2\n3\n", "row 2 of numbers has 1 cells, row 1 has 2$"),
-    "ragged_late.csv": (b"1,2\n" * 5000 + b"3\n" * 5000, "row 5001 of numbers has 1 cells, row 1 has 2$"),
     "ragged_later.csv": (b"1,2\n" * 8192 + b"3\n" * 5000, "row 8193 of numbers has 1 cells, row 1 has 2$"),
     "empty.csv": (b"\n\n", "empty"),
     "program.exe": (b"MZ", "accepted are .safetensors"),

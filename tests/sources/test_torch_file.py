@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from explorer import SourceError
 from explorer.sources.tensors import open_tensors
 
 BASE = torch.arange(60, dtype=torch.float32).reshape(6, 10)
@@ -116,13 +115,6 @@ def compare(name: str, legacy: bool, tmp_path: Path) -> None:
 def as_bytes(tensor: Tensor) -> Tensor:
     """Every bit; NaN of two tensors are not equal."""
     return tensor.contiguous().view(-1).view(torch.uint8)
-
-
-def test_a_class_of_ones_own_is_refused_by_its_name(tmp_path: Path) -> None:
-    """The message says which object stands in the way."""
-    torch.save({"w": BASE, "p": Path("x")}, tmp_path / "x.pt")
-    with pytest.raises(SourceError, match=r"pathlib\."):
-        open_tensors(tmp_path / "x.pt")
 
 
 def test_of_two_tensors_with_one_name_the_first_is_kept(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ If these fail, the Training section shows something else than was trained.
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
@@ -27,7 +25,6 @@ from explorer.training.digits import (
     gradient_magnitudes,
     network,
     stages,
-    summary,
     train,
     underflow,
     underflow_summary,
@@ -69,15 +66,6 @@ def test_a_run_can_be_repeated_and_disturbs_nobody() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_a_network_is_initialised_as_torch_does_it() -> None:
-    """``nn.Linear``'s own initial values, bit for bit."""
-    torch.manual_seed(7)
-    layers = [torch.nn.Linear(64, 32), torch.nn.Linear(32, 32), torch.nn.Linear(32, 10)]
-    ours = [m for m in network(7) if isinstance(m, torch.nn.Linear)]
-    for layer, own in zip(layers, ours, strict=True):
-        assert torch.equal(own.weight, layer.weight) and torch.equal(own.bias, layer.bias)
-
-
 def test_rows_are_mean_and_spread() -> None:
     """A row per width and stage in the order of training, whatever order the results come in."""
     results = [Trained("4", POST, s, a, ()) for s, a in enumerate((0.8, 0.9))]
@@ -89,16 +77,6 @@ def test_rows_are_mean_and_spread() -> None:
     assert list(digits.WIDTHS) == ["8", "7", "6", "5", "4", "3", "2", "ternary", "binary"]
 
 
-def test_the_summary_names_the_last_free_width_and_the_best_gain() -> None:
-    """Else the sentence over the figure says something else than the figure."""
-    measured = [("32", FLOAT, 0.95), ("32", LONGER, 0.96), ("8", POST, 0.95), ("8", STRAIGHT, 0.955)]
-    measured += [("2", POST, 0.5), ("2", STRAIGHT, 0.8), ("2", LSQ, 0.9)]
-    results = [Trained(width, stage, 0, found, ()) for width, stage, found in measured]
-    numbers = re.findall(r"[\d.]+(?= %| bits)", summary(results))
-    assert numbers == ["95.0", "8", "2", "50.0", "90.0", "96.0"]
-    assert re.findall(r"\d+(?= bits)", summary(results[:3])) == ["8"] and summary(results[:2]) == ""
-
-
 def test_float16_loses_gradients_that_a_loss_scale_rescues() -> None:
     """Exact on chosen magnitudes: float16 flushes up to 2^-25, its largest is 65504; bfloat16 keeps them."""
     rows = underflow(torch.tensor([2.0**-26, 2.0**-25, 2.0**-24, 1.0]), [0, 2, 17])
@@ -107,14 +85,3 @@ def test_float16_loses_gradients_that_a_loss_scale_rescues() -> None:
     real = underflow(gradient_magnitudes(epochs=3))
     assert real[0].lost >= real[1].lost >= real[2].lost and real[-1].overflowed > 0
     assert f"{100 * real[0].lost:.2f} %" in underflow_summary(real)
-
-
-def test_bad_requests_are_refused() -> None:
-    """In words, before anything is trained."""
-    for arguments, words in (
-        ({"widths": ["9"]}, "no width '9'"),
-        ({"seeds": 0}, "at least one"),
-        ({"again": 0}, "at least one"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            next(train(**arguments))  # type: ignore[arg-type]

@@ -9,7 +9,6 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from explorer import SCHEMES
-from tests.covering import sampled
 from tests.page.acts import (
     at_rest,
     drawn,
@@ -182,8 +181,9 @@ def test_touch_chooses_a_and_b(phone: Page, url: str) -> None:
 LAST = {"tensor": "Take away", "model": "Sizes", "learn": "Reference"}
 
 
+@pytest.mark.thorough
 @pytest.mark.shared_page
-@pytest.mark.parametrize("place", sampled([*LAST], ["model"]))
+@pytest.mark.parametrize("place", LAST)
 def test_the_bar_leads_to_every_section(page: Page, url: str, place: str) -> None:
     """One piece for all places: it stays on the screen, the address has the section, which is marked."""
     open_page(page, url, "" if place == "tensor" else f"tab={place}")

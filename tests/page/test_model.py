@@ -127,11 +127,15 @@ def test_a_recipe_to_a_checkpoint(page: Page, url: str, minilm: Path) -> None:
     expect(page.locator("#survey-bits input[type=number]")).to_have_value("4.5")
     wait_for_query(page, "!budget=")
     heat = page.locator("#survey-heat .figure .nsewdrag").first
-    look_at(heat)
+    drawn(page, "survey-heat")
+    heat.evaluate("e => e.scrollIntoView({block: 'center'})")  # from under the bar
+    at_rest(page)
     address, cell = page.url, heat.bounding_box()
     assert cell
-    page.mouse.move(cell["x"] + cell["width"] * 0.97, cell["y"] + 5)
-    page.mouse.click(cell["x"] + cell["width"] * 0.97, cell["y"] + 5)
+    page.mouse.move(cell["x"] + cell["width"] * 0.97, cell["y"] + cell["height"] / 2)
+    page.locator("#section-survey .map-tip:visible").wait_for()
+    page.mouse.down()
+    page.mouse.up()
     expect(page.locator("#notice .status")).to_be_visible()
     assert page.url == address
     expect(page.locator("#place-model")).to_be_visible()
@@ -182,6 +186,7 @@ def test_a_recorded_run_is_shown_without_a_model(page: Page, url: str) -> None:
 
 
 @browsed
+@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_a_chosen_storage_of_the_cache_is_drawn_and_said(page: Page, url: str) -> None:
     """Opened by the mouse; then the model: Mistral-7B has a window, Llama-2-7B none. Both are in the address,

@@ -134,7 +134,7 @@ def page_of(command: list[str], folder: Path) -> Iterator[tuple[str, subprocess.
         server.communicate()
 
 
-@pytest.mark.browser
+@THOROUGH
 def test_the_installed_page_opens_on_a_file(installed: Path, tmp_path: Path, browser: Browser) -> None:
     """``explorer page layer.npy`` where the folder has another ``app``: if this fails, whoever has installed
     the package has no page, or sees a tensor that is not the file's. Ctrl-C ends it in order."""

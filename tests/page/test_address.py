@@ -14,6 +14,7 @@ from playwright.sync_api import Page, expect
 
 from app.sections.speed_machines import choices as machines
 from explorer import SCHEMES
+from tests.covering import THOROUGH
 from tests.page.acts import (
     JOIN,
     Held,
@@ -154,6 +155,7 @@ def test_back_while_an_answer_is_on_its_way(page: Page, url: str) -> None:
     shows(page, "int4_row", "7, 8")
 
 
+@THOROUGH
 @pytest.mark.shared_page
 def test_a_server_that_hangs_is_said(page: Page, url: str) -> None:
     """With the seconds, which go on; what was asked is shown when the answer comes after all, and the line
@@ -205,6 +207,7 @@ LINKS = {
 }
 
 
+@THOROUGH
 @pytest.mark.parametrize(
     "links", [[*LINKS][:2], pytest.param([*LINKS][2:], marks=pytest.mark.thorough)], ids=len
 )

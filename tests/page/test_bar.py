@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from explorer import SCHEMES
+from tests.covering import THOROUGH
 from tests.page.acts import (
     at_rest,
     drawn,
@@ -145,6 +146,7 @@ def test_a_phone_has_every_act(phone: Page, url: str) -> None:
     assert phone.evaluate(narrow)
 
 
+@THOROUGH
 def test_touch_chooses_a_and_b(phone: Page, url: str) -> None:
     """A finger has no Shift: the row's buttons, and the switch at the figure. A part of the error map is
     dragged out once Zoom was pressed: the histogram is of that part, and the next drag scrolls again."""

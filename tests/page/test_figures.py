@@ -30,6 +30,7 @@ from explorer.figures.still import still
 from explorer.figures.tensor import scales_figures, usage_figures
 from explorer.figures.values import values_figure
 from explorer.paths import ASSETS
+from tests.covering import THOROUGH
 from tests.page.acts import new_context
 
 torch.manual_seed(0)
@@ -188,6 +189,7 @@ def as_still(empty: Page, goal: str, width: int) -> None:
         assert any(place == pytest.approx(at, abs=0.1) for _, *at in own_points), label
 
 
+@THOROUGH
 def test_figures_are_drawn_whole(empty: Page) -> None:
     """Every tensor and every width, not each with each."""
     for name, width in zip(TENSORS, itertools.cycle(WIDTHS), strict=False):

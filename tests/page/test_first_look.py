@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.covering import sampled
+from tests.covering import THOROUGH, sampled
 from tests.page.acts import at_rest
 
 pytestmark = pytest.mark.browser
@@ -92,6 +92,7 @@ def test_the_answer_is_there_before_gradio_and_does_not_jump(page: Page, url: st
     assert page.locator("first-look").count() == 0 and page.evaluate("scrollY") == 0
 
 
+@THOROUGH
 def test_clicks_before_the_page_are_done(page: Page, url: str) -> None:
     """A sample, a row and a point with Shift are marked, and done in their order once the page can."""
     let_go = hold(page, url)

@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from app.learn import playground, story
 from app.theme import HEAD
+from tests.covering import THOROUGH
 from tests.page.acts import open_page
 
 pytestmark = pytest.mark.browser
@@ -165,6 +166,7 @@ def is_divided(now: np.ndarray, left: np.ndarray, right: np.ndarray, at: float) 
     assert (now[:, behind] == right[:, behind]).all()
 
 
+@THOROUGH
 def test_learn_by_mouse_and_keys(page: Page, url: str) -> None:
     """Bits by click and key, a number that is typed. The picture's divider shows all of one picture at each
     end, and the original left of it; sentence, enlarged cut and outlines follow a button;

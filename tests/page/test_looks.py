@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
 from app.places import PLACES
-from tests.covering import sampled
+from tests.covering import THOROUGH, sampled
 from tests.page.acts import at_rest, drawn, look_at, open_page, open_panel
 
 pytestmark = pytest.mark.browser
@@ -176,6 +176,7 @@ def covers(upper: Locator, lower: Locator) -> bool:
     return across and a["y"] < b["y"] + b["height"] and b["y"] < a["y"] + a["height"]
 
 
+@THOROUGH
 @pytest.mark.shared_page
 def test_the_screen_holds_the_answer(page: Page, url: str) -> None:
     """At 1440 × 900 all of it, at 390 in one column: nothing lies over another part or is cut. What a choice

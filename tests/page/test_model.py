@@ -20,6 +20,7 @@ from app.sections import checkpoints
 from app.sections.speed_machines import choices as machines
 from explorer import SCHEMES, compare, quantize
 from explorer.checkpoints import write_one
+from tests.covering import THOROUGH
 from tests.page.acts import (
     at_rest,
     click,
@@ -34,6 +35,7 @@ browsed = pytest.mark.browser
 H200 = "NVIDIA H200"
 
 
+@THOROUGH
 @browsed
 @pytest.mark.shared_page
 def test_speed_is_recorded_and_corrected(page: Page, url: str) -> None:
@@ -153,6 +155,7 @@ def test_a_recipe_to_a_checkpoint(page: Page, url: str, minilm: Path) -> None:
     assert Path(download.value.path()).stat().st_size > 1e6
 
 
+@THOROUGH
 @browsed
 @pytest.mark.shared_page
 def test_a_recorded_run_is_shown_without_a_model(page: Page, url: str) -> None:

@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from app import limits
 from app.parts import widgets
 from app.parts.views import StatusView, listen, shows
+from tests.covering import THOROUGH
 from tests.page.acts import new_context
 
 LET_END = threading.Event()
@@ -56,6 +57,7 @@ def page(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     demo.close()
 
 
+@THOROUGH
 @pytest.mark.browser
 def test_stop_is_there_while_something_runs(page: Page) -> None:
     """It goes when the run was stopped, has ended, or is refused; what was said of the stop, at the next

@@ -18,6 +18,7 @@ from playwright.sync_api import Page, Route, expect
 
 from explorer import SCHEMES
 from explorer.sources.samples import SAMPLES
+from tests.covering import THOROUGH
 from tests.page.acts import (
     JOIN,
     Held,
@@ -126,6 +127,7 @@ CHOSEN = [("back", "offline"), ("click", "defect"), ("drop", "overtaken")]
 NOISE = "Failed to load resource|ERR_FAILED|503|Connection errored out|net::|fetch"
 
 
+@THOROUGH
 @pytest.mark.expects_errors(NOISE)
 @pytest.mark.parametrize(
     "cases",
@@ -169,6 +171,7 @@ REFUSED: dict[str, tuple[str, Callable[[Page], object]]] = {
 }  # fmt: skip
 
 
+@THOROUGH
 @pytest.mark.shared_page
 def test_what_is_refused_changes_nothing(page: Page, url: str) -> None:
     """The line below the bar says what, boxes show again what holds, and every part of the page still names
@@ -185,6 +188,7 @@ def test_what_is_refused_changes_nothing(page: Page, url: str) -> None:
         leave_panel(page)
 
 
+@THOROUGH
 def test_a_link_to_ones_own_file_says_so_in_the_page(page: Page, url: str, tmp_path: Path) -> None:
     """The reason stays until something is chosen: a message that goes is missed. Dropped in again, the file
     is shown. A refusal after that ends nothing: what the file control holds is put back as it was, not as the

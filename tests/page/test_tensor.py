@@ -14,6 +14,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from explorer import SCHEMES
+from tests.covering import THOROUGH
 from tests.page.acts import (
     at_rest,
     choose,
@@ -188,6 +189,7 @@ def test_a_layer_of_a_model(page: Page, url: str, minilm: Path) -> None:
     )
 
 
+@THOROUGH
 @pytest.mark.shared_page
 def test_goals_list_and_frontier(page: Page, url: str) -> None:
     """A goal crops the figure, "all" does not; a row goes and comes, and Back; a size may be typed; a point
@@ -247,6 +249,7 @@ def hover_value(page: Page, at: tuple[float, float]) -> tuple[float, int, int]:
     return float(match[1]), int(match[2]), int(match[3])
 
 
+@THOROUGH
 @pytest.mark.shared_page
 def test_pictures_lead_to_an_element(page: Page, url: str) -> None:
     """A click on the tensor's picture inspects what lies there, so does a worst error; each cell of the map
@@ -352,6 +355,7 @@ SEEN = """() => explorer.sampled && {
     .map(figure => getComputedStyle(figure).visibility)}"""
 
 
+@THOROUGH
 @pytest.mark.shared_page
 def test_first_numbers_have_their_address_and_stand_alone(page: Page, url: str) -> None:
     """While numbers of a sample are shown, bar, card and address name their tensor, and no figure is of the

@@ -26,7 +26,6 @@ GROUPS = (
     "tests/models",
     "tests/test_package.py",
     "tests/kernels/test_codec.py",
-    "tests/survey/test_cluster.py",
     "tests/hosting",
     "tests/test_reports.py",
     "tests/docs/test_contributing.py",

@@ -240,7 +240,7 @@ WRONG = (
     ("speed --shape 3x5x7", "3x5x7"),
     (f"--check {__file__}", "no report"),
     ("--check none.html", "none.html"),
-    (f"--check {__file__} --schemes nvfp4", "--schemes"),
+    (f"--check {__file__} --schemes nvfp4", "--check"),
 )
 
 

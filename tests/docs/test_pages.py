@@ -6,6 +6,7 @@ If these fail, somebody who copies a line from them gets an error, or a number t
 from __future__ import annotations
 
 import doctest
+import functools
 import importlib
 import os
 import pkgutil
@@ -14,6 +15,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -59,9 +61,15 @@ def help_examples(program: str) -> list[str]:
     return [line for epilog in epilogs for line in re.findall(shown, epilog or "", re.M)]
 
 
+@functools.cache
+def commands_of(program: str) -> Any:
+    """The commands of a program, built once."""
+    return typer.main.get_command(PROGRAMS[program])
+
+
 def parse(program: str, arguments: list[str]) -> None:
     """Parse a command line down to its last word, and do not run it."""
-    command, context, name = typer.main.get_command(PROGRAMS[program]), None, program
+    command, context, name = commands_of(program), None, program
     while True:
         context = command.make_context(name, arguments, parent=context)
         if not hasattr(command, "resolve_command"):

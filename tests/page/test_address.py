@@ -65,6 +65,7 @@ def test_a_link_reproduces_a_view(page: Page, url: str) -> None:
     expect(page.locator("#kpis .side-b")).to_have_count(6)
 
 
+@THOROUGH
 @pytest.mark.shared_page
 def test_back_and_forward_through_places_and_machines(page: Page, url: str) -> None:
     """A machine is a step of Back, with the shape that it is shown at, as is the second machine, and as a

@@ -47,6 +47,7 @@ def check(page: Page, part: str = "") -> None:
     assert found["passes"] and not wrong, "\n".join(wrong)
 
 
+@THOROUGH
 @pytest.mark.parametrize(
     ("place", "theme"),
     sampled([(place, theme) for place in QUERIES for theme in ("light", "dark")], [("tensor", "light")]),
@@ -77,6 +78,7 @@ def test_accessibility_of_what_opens_over_the_page(page: Page, url: str, theme: 
     check(page, "#explanation")
 
 
+@THOROUGH
 def test_dark(page: Page, url: str) -> None:
     """Axis text is light on dark: plotly's own colours would be unreadable. The accent is one of its own, as
     that of the light page is too dim. What is not to move does not, Gradio's transitions included."""
@@ -136,6 +138,7 @@ def scroll_through(page: Page) -> None:
     at_rest(page)
 
 
+@THOROUGH
 @pytest.mark.shared_page
 @pytest.mark.parametrize("place", sampled([place.NAME for place in PLACES], ["model"]))
 def test_no_sideways_scrolling(page: Page, url: str, place: str) -> None:

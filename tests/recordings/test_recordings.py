@@ -87,7 +87,7 @@ def is_read(recording: Recording[Any], content: Any) -> bool:
 def test_every_shipped_file_is_read_without_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each by one loader, and what it writes is read back: numbers to six digits, everything else exactly."""
     files = {path.stem: json.loads(path.read_text()) for path in recordings.FOLDER.glob("*.json")}
-    read = {loader: loader() for loader in loaders()}
+    read = {loader: found for loader in loaders() if isinstance(found := loader(), Recording)}
     names = {loader: [n for n in files if is_read(found, files[n])] for loader, found in read.items()}
     assert {name for found in names.values() for name in found} == files.keys()
     monkeypatch.setattr(recordings, "FOLDER", tmp_path)

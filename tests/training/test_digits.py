@@ -29,6 +29,7 @@ from explorer.training.digits import (
     underflow,
     underflow_summary,
 )
+from tests.covering import THOROUGH
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,6 +41,7 @@ def test_the_data_are_real_and_the_split_is_fixed() -> None:
     assert sorted(set(y.tolist())) == list(range(10)) and len(y_test) == 450
 
 
+@THOROUGH
 def test_training_through_rounding_wins_back_what_rounding_lost() -> None:
     """QAT beats PTQ by three points where few bits are left, and LSQ moves its step sizes."""
     widths = ["8", "2", "binary"]

@@ -271,3 +271,9 @@ def test_whole_numbers_of_scales_fit_their_bits() -> None:
         rule = SCHEMES[name].scale
         assert rule is not None and rule.super_bits is not None
         assert scales.stored.min() >= 0 and scales.stored.max() < 2**rule.super_bits, name
+
+
+def test_rows_that_no_file_holds_are_said() -> None:
+    for name in ("q4_k", "tq1_0", "tq2_0"):
+        assert "384" in SCHEMES[name].shortened((1536, 384)) and not SCHEMES[name].shortened((384, 1536))
+    assert not SCHEMES["q4_0"].shortened((1536, 384)) and not SCHEMES["int4_row"].shortened((1536, 384))

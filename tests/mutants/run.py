@@ -417,7 +417,7 @@ def _before_in_words(run: Run, before: Run) -> str:
     return (
         f"Of {len(both)} of the same mutants the tests of commit {before.machine.split()[-1]} killed "
         f"{_share(dead, len(both))}, these {_share(alive, len(both))}; "
-        f"{sum(bool(one.thorough) for one in run.outcomes)} are killed by thorough tests alone."
+        f"killed by thorough tests alone: {sum(bool(one.thorough) for one in run.outcomes)}."
     )
 
 

@@ -47,11 +47,11 @@ def sampled(values: Collection[Any], kept: Container[Any]) -> list[Any]:
     ]
 
 
-def by_pairs(values: Collection[Any], parts_of: Callable[..., Collection[Trait]]) -> list[Any]:
-    """``values`` as parameters of a test: in ``make test`` a few that have every pair of what ``parts_of``
+def by_pairs(values: Collection[Any], parts: Callable[..., Collection[Trait]]) -> list[Any]:
+    """``values`` as parameters of a test: in ``make test`` a few that have every pair of what ``parts``
     returns. A tuple is passed to it, and to the test, as several arguments."""
     whole = [value if isinstance(value, tuple) else (value,) for value in values]
-    few = covering(whole, lambda value: pairs(*parts_of(*value)))
+    few = covering(whole, lambda value: pairs(*parts(*value)))
     return sampled(whole, few)
 
 
@@ -63,13 +63,13 @@ def parts_of(scheme: Scheme | str) -> tuple[Trait, ...]:
         kind = type(fmt).__name__
     else:
         kind = f"float{fmt.bits}" if fmt.bits <= 8 else "wide float"
-    other = "group" if scheme.block[0] == 1 else "flat" if scheme.flat else "tile"
     if rule is None:
         scale = "none"
     elif rule.nested or rule.super_bits or rule.per_tensor:
         scale = "nested" if rule.nested else "super-block" if rule.super_bits else "two levels"
     else:
         scale = rule.format.name
+    other = "group" if scheme.block[0] == 1 else "flat" if scheme.flat else "tile"
     block = BLOCK_WORDS.get(scheme.block, other)
     return kind, block, scale, scheme.calibrator.name, scheme.mapping.has_offset
 

@@ -158,18 +158,18 @@ def main() -> int:
     parser.add_argument(
         "--traces", type=Path, help="keep the first run and verdicts here, and use what is there"
     )
-    parser.add_argument("--before", type=Path, help="another run of the same mutants, to compare with")
+    parser.add_argument("--before", type=Path, default=BEFORE, help="a run to compare with, of the same seed")
     parser.add_argument("--record", action="store_true", help=f"write the section {HEADING!r} of {PAGE}")
     parser.add_argument("--page", action="store_true", help="write that section of what was recorded")
     asked = parser.parse_args()
     if asked.page:
-        write_page(Run.read(RECORDED), Run.read(BEFORE))
+        write_page(Run.read(RECORDED), Run.read(asked.before))
         return 0
     packages = asked.packages.split(",")
     if wrong := [name for name in packages if name not in TESTS]:
         parser.error(f"no package {', '.join(wrong)}; accepted: {', '.join(TESTS)}")
-    start, before = time.monotonic(), Run.read(asked.before) if asked.before else None
-    killers = {one.mutant: one.by for one in before.outcomes} if before else {}
+    start, before = time.monotonic(), Run.read(asked.before)
+    killers = {one.mutant: one.by for one in before.outcomes}
     with tempfile.TemporaryDirectory() as folder:
         traces = asked.traces or Path(folder)
         traces.mkdir(parents=True, exist_ok=True)
@@ -180,13 +180,11 @@ def main() -> int:
     print(report(found, before))
     if asked.record:
         found.write(RECORDED)
-        if before:
-            before.write(BEFORE)
         write_page(found, before)
     return 0
 
 
-def write_page(found: Run, before: Run | None) -> None:
+def write_page(found: Run, before: Run) -> None:
     """Write the section of docs/."""
     page = ROOT / PAGE
     page.write_text(with_section(page.read_text(encoding="utf-8"), report(found, before)), encoding="utf-8")
@@ -387,7 +385,7 @@ def report(run: Run, before: Run | None = None) -> str:
         f"{_equivalent_in_words(same, killed, len(outcomes))}Measured on",
         f"{run.machine}.",
         "They are a sample of all mutants: the interval in brackets is Wilson's, of 95 %.",
-        *([_before_in_words(run, before)] if before else []),
+        *([_before_in_words(run, before)] if before and before.seed == run.seed else []),
         "",
         "| package | mutants | killed | of them by time | survived | of them equivalent |",
         "|---|---|---|---|---|---|",

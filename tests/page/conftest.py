@@ -61,8 +61,7 @@ def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="session")
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    """What all pages share: the page's scripts, fetched and compiled once. The page itself stores nothing in
-    a browser (``test_nothing_is_stored``), so that no test meets what another left."""
+    """What all pages share: the page's scripts, fetched and compiled once."""
     context = new_context(browser, accept_downloads=True)
     yield context
     context.close()

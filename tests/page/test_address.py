@@ -27,8 +27,6 @@ from tests.page.acts import (
     wait_for_query,
 )  # fmt: skip
 
-pytestmark = pytest.mark.browser
-
 
 def numbers(page: Page) -> list[str]:
     return page.locator("#kpis .v").all_inner_texts()

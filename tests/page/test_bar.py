@@ -22,7 +22,6 @@ from tests.page.acts import (
     wait_for_query,
 )  # fmt: skip
 
-pytestmark = pytest.mark.browser
 BOTH = "scheme=int4_group32&second=nvfp4"
 LONGEST = sorted(SCHEMES, key=lambda name: len(SCHEMES[name].label))[-4:]
 CONTENTS = ".contents button"

@@ -16,7 +16,6 @@ from playwright.sync_api import Page, Route, expect
 from tests.covering import THOROUGH, sampled
 from tests.page.acts import at_rest
 
-pytestmark = pytest.mark.browser
 ROOT = "explorer.firstLook.root"
 SCRIPT = "**/assets/index-*.js"
 """Gradio's script, which builds the page."""

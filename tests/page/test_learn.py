@@ -15,7 +15,6 @@ from app.theme import HEAD
 from tests.covering import THOROUGH
 from tests.page.acts import open_page
 
-pytestmark = pytest.mark.browser
 SEEN = """() => [...document.querySelectorAll("#toy .bit, #toy-value, #toy .formula")]
   .map(part => part.textContent).join("|")"""
 

@@ -15,7 +15,6 @@ from app.places import PLACES
 from tests.covering import THOROUGH, sampled
 from tests.page.acts import at_rest, drawn, look_at, open_page, open_panel
 
-pytestmark = pytest.mark.browser
 BOTH = "scheme=int4_group32&second=nvfp4"
 QUERIES = {"learn": "tab=learn", "tensor": BOTH, "model": "tab=model"}
 GRADIO = {

@@ -31,12 +31,10 @@ from tests.page.acts import (
     wait_for_query,
 )  # fmt: skip
 
-browsed = pytest.mark.browser
 H200 = "NVIDIA H200"
 
 
 @THOROUGH
-@browsed
 @pytest.mark.shared_page
 def test_speed_is_recorded_and_corrected(page: Page, url: str) -> None:
     """The section is full without a GPU. A shape with x between its numbers is found and modelled, *Measured
@@ -83,12 +81,11 @@ def test_speed_is_recorded_and_corrected(page: Page, url: str) -> None:
     assert len(gaps) >= 2 and min(gaps) >= 0
 
 
-@browsed
-def test_a_recipe_to_a_checkpoint(page: Page, url: str, minilm: Path) -> None:
+@THOROUGH
+def test_a_budget_is_dragged_and_typed(page: Page, url: str) -> None:
     """The budget is dragged by the mouse and the recipe's strip follows; a size of the whole model is typed,
     the slider and the address follow; nonsense is said below the field until the next budget; Back leads to
-    the budget before. A layer of the model that is not here leaves the page as it is; with the model's folder
-    its recipe becomes a checkpoint that is downloaded."""
+    the budget before. A layer of the model that is not here leaves the page as it is."""
     open_page(page, url, "tab=model&section=survey")
     sentence, slider = page.locator("#survey-sentence"), page.locator("#survey-bits input[type=range]")
     expect(sentence).to_contain_text("4.50")
@@ -141,6 +138,12 @@ def test_a_recipe_to_a_checkpoint(page: Page, url: str, minilm: Path) -> None:
     expect(page.locator("#notice .status")).to_be_visible()
     assert page.url == address
     expect(page.locator("#place-model")).to_be_visible()
+
+
+def test_a_recipe_to_a_checkpoint(page: Page, url: str, minilm: Path) -> None:
+    """With the model's folder the recipe of a budget becomes a checkpoint that is downloaded."""
+    open_page(page, url, "tab=model&section=survey")
+    expect(page.locator("#survey-sentence")).to_contain_text("4.50")
     page.locator("#survey-own > button, #survey-own .label-wrap").first.click()
     page.locator("#survey-model").locator("input, textarea").fill(str(minilm))
     target = page.locator("#survey-target input")
@@ -156,7 +159,6 @@ def test_a_recipe_to_a_checkpoint(page: Page, url: str, minilm: Path) -> None:
 
 
 @THOROUGH
-@browsed
 @pytest.mark.shared_page
 def test_a_recorded_run_is_shown_without_a_model(page: Page, url: str) -> None:
     """Painted: an outline and words around the token in which texts part, and colours by KL. Mouse and arrow
@@ -188,7 +190,6 @@ def test_a_recorded_run_is_shown_without_a_model(page: Page, url: str) -> None:
     expect(column).to_be_visible()
 
 
-@browsed
 @pytest.mark.thorough
 @pytest.mark.shared_page
 def test_a_chosen_storage_of_the_cache_is_drawn_and_said(page: Page, url: str) -> None:
@@ -250,7 +251,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return room / "whole", room / "gptq"
 
 
-@browsed
 @pytest.mark.thorough
 def test_a_layer_that_stands_out_is_opened(page: Page, url: str, folders: tuple[Path, Path]) -> None:
     """Two names are typed and Compare is pressed: the layer that was damaged is named, a click on its row

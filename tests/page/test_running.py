@@ -58,7 +58,6 @@ def page(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
 
 
 @THOROUGH
-@pytest.mark.browser
 def test_stop_is_there_while_something_runs(page: Page) -> None:
     """It goes when the run was stopped, has ended, or is refused; what was said of the stop, at the next
     start."""

@@ -32,7 +32,6 @@ from tests.page.acts import (
     visit,
 )  # fmt: skip
 
-pytestmark = pytest.mark.browser
 BEGIN = "scheme=int4_group32&second=nvfp4&row=3&column=4"
 
 

@@ -29,7 +29,6 @@ from tests.page.acts import (
     wait_for_query,
 )  # fmt: skip
 
-pytestmark = pytest.mark.browser
 ALL = f"{len(SCHEMES)} schemes"
 
 
@@ -61,6 +60,7 @@ def agree(page: Page) -> dict[str, Any]:
     return dict(record)
 
 
+@THOROUGH
 def test_alive_on_load(page: Page, url: str) -> None:
     """The first page shows a real layer: the answer, numbers, figures, an inspected element, the frontier."""
     open_page(page, url)
@@ -175,6 +175,7 @@ def test_paste_and_pick(page: Page, url: str, tmp_path: Path) -> None:
     expect(page.locator(".sample[data-sample=mlp_down]")).to_have_attribute("aria-pressed", "true")
 
 
+@THOROUGH
 def test_a_layer_of_a_model(page: Page, url: str, minilm: Path) -> None:
     """A folder's layers are listed, the first matrix is shown, and another can be chosen by typing."""
     open_page(page, url)

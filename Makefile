@@ -21,7 +21,7 @@ test: $(VENV)/.tested
 	@$(TIMED) $(MAKE) --no-print-directory check quick
 
 quick: $(VENV)/.tested
-	$(PYTEST) -m "not gpu and not thorough"
+	$(PYTEST) -m "not gpu and not thorough" --ignore tests/gpu
 
 # Everything, a part after another; PART=page is one of them. What no part names is in `rest`.
 numbers := analysis core cpu formats kernels products schemes training

@@ -30,8 +30,8 @@ GROUPS = (
     "tests/test_reports.py",
     "tests/docs/test_contributing.py",
 )
-"""What one worker runs as a whole: what takes long to make is made once. Of the page, each file:
-together they are longer than half of all tests."""
+"""What one worker runs as a whole: what takes long to make is made once. The page is one more, or each of its
+files where thorough tests run too: together they are longer than half of all tests."""
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -51,7 +51,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     before any other hook that sees all of them.
     """
     if item.path.is_relative_to(ROOT / "tests/page"):
-        item.add_marker(pytest.mark.xdist_group(item.path.name))
+        few = "not thorough" in item.config.option.markexpr  # one server and one browser are enough for them
+        item.add_marker(pytest.mark.xdist_group("page" if few else item.path.name))
     for group in GROUPS:
         if item.path.is_relative_to(ROOT / group):
             item.add_marker(pytest.mark.xdist_group(group))

@@ -256,11 +256,12 @@ def _shown_and_filled(text: str) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[tuple[str, SimpleQueue[str], gr.Blocks]]:
-    """A server on a port of its own with two endpoints that would never end, one a generator; and how their
-    runs ended."""
+    """A server on a port of its own with two endpoints that would never end, one a generator; and that their
+    runs began, and how they ended."""
     ended: SimpleQueue[str] = SimpleQueue()
 
     def work() -> None:
+        ended.put("began")
         try:
             while True:
                 checkpoint()
@@ -327,6 +328,7 @@ def test_leaving_stops_the_work(real: Any, number: int) -> None:
         assert client.post("queue/join", json=body).status_code == 200
         with client.stream("GET", "queue/data", params={"session_hash": f"leaving{number}"}) as messages:
             next(line for line in messages.iter_lines() if "process_starts" in line)
+            assert ended.get(timeout=60) == "began"  # who leaves earlier finds nothing to stop
     assert ended.get(timeout=60) in ("LeftError", "GeneratorExit")
 
 

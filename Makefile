@@ -5,7 +5,9 @@ JOBS ?= 2
 SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
-# Python compiles what it imports: to compile all of torch and transformers takes half a minute of a core.
+# Python compiles what it imports and keeps it, wherever the environment says that it should not: else each
+# process of the tests compiles all again, half a minute of a core. Not all of torch and transformers is needed.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 
 .PHONY: run test quick test-all test-gpu check docs conformance load fuzz mutants lock clean
@@ -78,7 +80,6 @@ fuzz: $(VENV)/.tested
 SEED ?= 1
 COUNT ?= 200
 mutants: $(VENV)/.tested
-	$(PIP) "cosmic-ray==8.7.0"
 	$(BIN)/python -m tests.mutants.run --count $(COUNT) --seed $(SEED) --jobs $(JOBS) --record
 
 # docs/conformance.md: codes and scales against other implementations, on a whole model.

@@ -327,7 +327,8 @@ def test_leaving_stops_the_work(real: Any, number: int) -> None:
         body = {"data": ["x"], "fn_index": number, "session_hash": f"leaving{number}"}
         assert client.post("queue/join", json=body).status_code == 200
         with client.stream("GET", "queue/data", params={"session_hash": f"leaving{number}"}) as messages:
-            next(line for line in messages.iter_lines() if "process_starts" in line)
+            lines = messages.iter_lines()  # held: an iterator that is dropped closes its connection
+            assert any("process_starts" in line for line in lines)
             assert ended.get(timeout=60) == "began"  # who leaves earlier finds nothing to stop
     assert ended.get(timeout=60) in ("LeftError", "GeneratorExit")
 

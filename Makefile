@@ -15,12 +15,13 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 run: $(VENV)/.installed
 	@$(BIN)/python app.py
 
-# Both tiers end with what they took: tests by folder, then the clock and the processor.
+# Both tiers end with what they took: tests by folder, then the clock and the processor. Linters and types run
+# while tests wait for a browser.
 TIMED := TIMEFORMAT=$$'%1lR on the clock, %1lU + %1lS of the processor'; time
 PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup -r fE
 
 test: $(VENV)/.tested
-	@$(TIMED) $(MAKE) --no-print-directory check quick
+	@$(TIMED) $(MAKE) --no-print-directory -j2 check quick
 
 quick: $(VENV)/.tested
 	$(PYTEST) -m "not gpu and not thorough" --ignore tests/gpu

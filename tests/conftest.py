@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
@@ -44,6 +45,24 @@ FLAGS = [
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
 """Of a browser that asks no address but this machine's."""
+
+
+MOST_BROWSER_ITEMS = 40
+"""Of the tests that ``make test`` runs, so many drive a browser at most."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In CI no oracle is skipped because its package does not import; Ray alone is not installed there."""
+    if os.environ.get("CI"):
+        skipping = pytest.importorskip
+        pytest.importorskip = lambda name: skipping(name) if name == "ray" else importlib.import_module(name)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """``pytest.UsageError`` for too many browser tests in ``make test``."""
+    quick = [item for item in items if not item.get_closest_marker("thorough")]
+    if (count := sum(bool(item.get_closest_marker("browser")) for item in quick)) > MOST_BROWSER_ITEMS:
+        raise pytest.UsageError(f"{count} browser tests are not thorough: at most {MOST_BROWSER_ITEMS}")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -1,4 +1,4 @@
-"""A few that stand for many: products of parts are tested on a set that has every pair of parts.
+"""A few that stand for many: products of parts are tested on a set that has every pair of kinds of parts.
 
 Which items stand in ``make test`` follows from the registry, so that a new part brings its pairs along. The
 others are marked thorough, and run by ``make test-all``.
@@ -80,6 +80,6 @@ def _traits(name: str) -> set[Trait]:
 
 
 FEW = covering(SCHEMES, _traits)
-"""Names of the schemes of ``make test``: every pair of parts, every mapping and every rule for codes."""
+"""Names of the schemes of ``make test``: every pair of kinds of parts (``parts_of``), every mapping and every rule for codes."""
 EACH_SCHEME = sampled(SCHEMES, FEW)
 """Every name of a scheme as parameters of a test."""

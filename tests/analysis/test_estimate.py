@@ -261,3 +261,16 @@ def test_chances_follow_sizes() -> None:
     chances = module._chances(Sizes(energy, peak, torch.zeros(1), torch.zeros(1)), 2)
     rest = [(1 / 4 + e / 100 + p * p / 28) / 3 for e, p in ((1, 1), (1, 1), (2, 1))]
     assert chances.tolist() == pytest.approx([*(one / sum(rest) for one in rest), 1.0])
+
+
+def test_units_are_drawn_from_all_rows_and_columns() -> None:
+    """Of a matrix whose rows or columns grow, the first ones say too little."""
+    growing = torch.exp(torch.linspace(-2, 2, 2048))[:, None]
+    rows = torch.randn(2048, 128) * growing
+    wide = torch.randn(64, 32768) * torch.exp(torch.linspace(-2, 2, 32768))
+    for x, elements in ((rows, 1 << 15), (wide, 1 << 19)):
+        shape = (x.shape[0], x.shape[1])
+        found = estimate(of_matrix(x), shape, SCHEMES["mxfp4"], elements)
+        assert found is not None
+        truth = compare(x, quantize(x, SCHEMES["mxfp4"]))
+        assert found.report.mse == pytest.approx(truth.mse, rel=0.35)

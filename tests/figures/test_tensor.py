@@ -193,3 +193,21 @@ def test_zero_is_told_from_the_least_that_is_not(logarithmic: bool, smallest: fl
     assert same == ([scale.first / CODES] if logarithmic else [])
     whole = ColourScale.of([values[:, 1:]], True, 0.0)
     assert whole.first == 0 and "0" not in whole.ticks[1], "no room is kept where nothing is zero"
+
+
+@pytest.mark.parametrize(
+    ("names", "panels", "switch"),
+    [(("int4_row",), 1, True), (("int4_row", "nvfp4"), 3, True), (("fp32", "nvfp4"), 3, False)],
+)
+def test_panels_and_switch(names: tuple[str, ...], panels: int, switch: bool) -> None:
+    """One scheme has one map, two have three; scales are a unit only where both have some. What is inspected
+    is circled on every panel, and both largest errors are marked there."""
+    x = TENSORS["normal"]
+    fig = error_map_figure(x, sides_of(x, names), (3, 5), "n")
+    visible = [t for t in fig.data if t.type == "heatmap" and t.visible is not False]
+    assert len(visible) == panels == len(fig.layout.annotations)
+    assert bool(fig.layout.updatemenus) == switch
+    picked = [t for t in fig.data if t.meta and t.meta.get("picked")]
+    assert {(t.x[0], t.y[0]) for t in picked} == {(5, 3)} and len(picked) == 2 * panels
+    worst = [t for t in fig.data if t.name and "largest" in t.name]
+    assert len(worst) == panels * len(names)

@@ -13,6 +13,7 @@ import io
 import itertools
 import pickle
 import struct
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -204,10 +205,13 @@ def test_a_flag_that_a_kernel_may_yet_set_is_left_alone(library: Any, flag: Flag
     assert flag.abandoned == 1
 
 
-def test_every_argument_of_every_plan_is_brought_or_known() -> None:
+@pytest.mark.parametrize(
+    "names", [FEW, pytest.param(SCHEMES, marks=pytest.mark.thorough)], ids=["few", "all"]
+)
+def test_every_argument_of_every_plan_is_brought_or_known(names: Collection[str]) -> None:
     """Of each scheme, aligned or not, with scales found or given: numbers and places, as many as letters."""
     shapes = ((64, 4096), (3, 33), (256, 256))
-    for scheme in (one for one in lowering.with_kernels() if one.name in FEW):
+    for scheme in (one for one in lowering.with_kernels() if one.name in names):
         config = lowering.config_of(scheme)
         for shape, aligned, given_scales in itertools.product(shapes, (True, False), (True, False)):
             layout = lowering.layout_of(shape, scheme)

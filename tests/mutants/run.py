@@ -8,7 +8,7 @@ each mutant is made in a copy of the project, and the tests of ``make test`` tha
 run, the quickest first, up to ``TESTS_SECONDS`` of them (``chosen``). A mutant is killed by a failure, an
 error, or by taking ``SLOWER`` times as long; else it survives. What survives, and a test of the run of before
 killed (``--before``), meets that test once more, if ``make test-all`` has it.
-``--traces`` keeps the first run's files and the verdicts, and takes those that are there.
+``--traces`` keeps the first run's files and the verdicts of a commit, and takes those that are there.
 ``--record`` writes ``recorded.json`` and the section "Mutants" of docs/correctness.md; ``--page`` writes the
 section again, after survivors were given their reasons (``known.json``).
 """
@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE, HEADING = "docs/correctness.md", "## Mutants"
 RECORDED, BEFORE = (ROOT / f"tests/mutants/{name}.json" for name in ("recorded", "before"))
 TESTS = {
-    "formats": ["tests/formats", "tests/core", "tests/analysis", "tests/test_values.py"],
+    "formats": ["tests/formats", "tests/schemes", "tests/core", "tests/analysis", "tests/test_values.py"],
     "schemes": ["tests/schemes", "tests/core", "tests/analysis", "tests/test_values.py"],
     "core": ["tests/core", "tests/schemes", "tests/analysis", "tests/methods", "tests/test_values.py"],
     "methods": ["tests/methods", "tests/test_values.py"],
@@ -56,12 +56,13 @@ QUICK, THOROUGH = "not gpu and not thorough and not browser", "thorough and not 
 TESTS_SECONDS, SLOWER, STARTING = 20.0, 6.0, 120.0
 """Seconds of tests that are run on a mutant, as they took unchanged; how many times that counts as a hang,
 beside the seconds that the collection of tests may take."""
-FAILS = (1, 2)
-"""How pytest ends with a test that failed, and with a file of tests that cannot be imported any more."""
+FAILS = (1, 2, 3)
+"""How pytest ends with a test that failed, with a file of tests that cannot be imported any more, and with an
+error of its own; a process that a signal ended has a negative code."""
 USAGE = 4
 """How pytest ends where a test that it was asked for is not there."""
 NOT_IMPORTED = ("conftest", "ERROR: found no collectors for")
-"""What pytest says, beside a code that is none of ``FAILS``, where a file of tests cannot be imported."""
+"""What pytest says, beside ``USAGE``, where a file of tests cannot be imported."""
 HANG = "time:"
 """How ``Outcome.by`` begins where a mutant took too long; on a busy machine some that were not noticed do."""
 
@@ -128,11 +129,11 @@ class Run:
 
 
 class Kept:
-    """Verdicts of a seed at a commit, a line each in a file of ``folder``: a run that was ended goes on where
+    """Verdicts of a seed, a line each in a file of ``folder``: a run that was ended goes on where
     it was."""
 
-    def __init__(self, folder: Path, seed: int, commit: str) -> None:
-        self._file = folder / f"verdicts-{seed}-{commit or 'unknown'}.jsonl"
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._file = folder / f"verdicts-{seed}.jsonl"
         self.seed, lines = seed, self._file.read_text("utf-8").splitlines() if self._file.exists() else []
         self.outcomes = [
             Outcome(**{**row, "mutant": _mutant(row["mutant"])}) for row in map(json.loads, lines)
@@ -169,13 +170,17 @@ def main() -> int:
     if wrong := [name for name in packages if name not in TESTS]:
         parser.error(f"no package {', '.join(wrong)}; accepted: {', '.join(TESTS)}")
     start, before = time.monotonic(), Run.read(asked.before)
+    machine, commit = this_machine(CPU, ("cosmic-ray", "pytest")).describe(), this_machine(CPU).commit
+    command = ["git", "status", "--porcelain", "explorer", "tests"]
+    changed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    if asked.record and changed:
+        parser.error(f"what is recorded is of a commit; not committed are:\n{changed}")
     killers = {one.mutant: one.by for one in before.outcomes}
     with tempfile.TemporaryDirectory() as folder:
-        traces = asked.traces or Path(folder)
+        traces = (asked.traces or Path(folder)) / (commit if commit and not changed else "not-committed")
         traces.mkdir(parents=True, exist_ok=True)
-        kept = Kept(traces, asked.seed, this_machine(CPU).commit)
+        kept = Kept(traces, asked.seed)
         run(Path(folder), traces, packages, kept, asked.count, asked.jobs, killers)
-    machine = this_machine(CPU, ("cosmic-ray", "pytest")).describe()
     found = Run(asked.seed, (time.monotonic() - start) / 60, machine, tuple(kept.outcomes))
     print(report(found, before))
     if asked.record:
@@ -252,7 +257,10 @@ def first_run(traces: Path, copies: Sequence[Path], packages: Sequence[str]) -> 
         command = [sys.executable, "-m", "pytest", *OPTIONS, "-m", QUICK, "-p", "tests.mutants.reach"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
         command += ["--reach", str(files[group]), group]
-        subprocess.run(command, cwd=copy, env=environment, capture_output=True)
+        ended = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+        if ended.returncode:
+            files[group].unlink(missing_ok=True)
+            raise SystemExit(f"{group}: its tests do not pass unchanged\n{ended.stdout[-2000:]}")
         free.append(copy)
 
     with ThreadPoolExecutor(len(copies)) as pool:
@@ -322,7 +330,7 @@ def noticed(zygote: Zygote, copy: Path, tests: Sequence[str], marked: str, secon
         code, said = zygote.run(copy, [*OPTIONS, "-m", marked, "-x", f"@{names}"], seconds)
         if code is None:
             return f"{HANG} {seconds:.0f} s"
-        if code in FAILS or any(words in said for words in NOT_IMPORTED):
+        if code in FAILS or code < 0 or (code == USAGE and any(words in said for words in NOT_IMPORTED)):
             return _killer(said, code)
         missing = not_found(said) if code == USAGE else set()
         if not missing:
@@ -377,8 +385,10 @@ def report(run: Run, before: Run | None = None) -> str:
         "",
         "`make mutants` makes one small change at a time (cosmic-ray's operators: a number, a comparison, an "
         "operation,",
-        "a decorator), and runs the tests of `make test` that call the changed function, the quickest first,",
-        f"up to {TESTS_SECONDS:.0f} s of them. A change that no test notices survives.",
+        "a decorator), and runs tests of `make test` that call the changed function: those in the folders of",
+        f"its package, without a browser, the quickest first, up to {TESTS_SECONDS:.0f} s of them. A change that "
+        "none of them notices",
+        "survives.",
         "",
         f"{len(outcomes)} mutants, seed {run.seed}, in {run.minutes:.0f} min: "
         f"**{_share(killed, len(outcomes))} killed**{_interval(killed, len(outcomes))}. "
@@ -412,10 +422,11 @@ def _before_in_words(run: Run, before: Run) -> str:
     now = {one.mutant: one for one in run.outcomes}
     both = [one for one in before.outcomes if one.mutant in now]
     dead, alive = sum(bool(one.by) for one in both), sum(bool(now[one.mutant].by) for one in both)
+    late = sum(bool(one.thorough) for one in run.outcomes)
     return (
         f"Of {len(both)} of the same mutants the tests of commit {before.machine.split()[-1]} killed "
         f"{_share(dead, len(both))}, these {_share(alive, len(both))}; "
-        f"killed by thorough tests alone: {sum(bool(one.thorough) for one in run.outcomes)}."
+        f"of those that only the former killed, thorough tests kill {late}."
     )
 
 

@@ -1,7 +1,7 @@
 """Runs of pytest that begin with torch imported: each is a fork of a process that waits for it.
 
-Its standard input takes lines of JSON, ``[folder, seconds, arguments]``. It answers with the exit code, -1
-after so many seconds, and the name of the file that holds what was printed.
+Its standard input takes lines of JSON, ``[folder, seconds, arguments]``. It answers with the exit code, null
+after so many seconds, negative if a signal ended it, and the name of the file that holds what was printed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Zygote:
         code, name = json.loads(self._process.stdout.readline())
         said = Path(name).read_text(encoding="utf-8", errors="replace")
         Path(name).unlink()
-        return (None if code == -1 else code), said
+        return code, said
 
 
 def _serve() -> None:
@@ -67,8 +67,8 @@ def _pytest(arguments: list[str]) -> int:
         sys.stderr.flush()
 
 
-def _ended(child: int, seconds: float) -> int:
-    """The exit code of a process, or -1, after which it and what it started are ended."""
+def _ended(child: int, seconds: float) -> int | None:
+    """The exit code of a process, or None, after which it and what it started are ended."""
     import select
     import signal
 
@@ -78,7 +78,7 @@ def _ended(child: int, seconds: float) -> int:
     if not done:
         os.killpg(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
-    return os.waitstatus_to_exitcode(status) if done else -1
+    return os.waitstatus_to_exitcode(status) if done else None
 
 
 if __name__ == "__main__":

@@ -80,6 +80,7 @@ def _traits(name: str) -> set[Trait]:
 
 
 FEW = covering(SCHEMES, _traits)
-"""Names of the schemes of ``make test``: every pair of kinds of parts (``parts_of``), every mapping and every rule for codes."""
+"""Names of the schemes of ``make test``: every pair of kinds of parts (``parts_of``), every mapping and every
+rule for codes."""
 EACH_SCHEME = sampled(SCHEMES, FEW)
 """Every name of a scheme as parameters of a test."""

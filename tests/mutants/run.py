@@ -386,9 +386,8 @@ def report(run: Run, before: Run | None = None) -> str:
         "`make mutants` makes one small change at a time (cosmic-ray's operators: a number, a comparison, an "
         "operation,",
         "a decorator), and runs tests of `make test` that call the changed function: those in the folders of",
-        f"its package, without a browser, the quickest first, up to {TESTS_SECONDS:.0f} s of them. A change that "
-        "none of them notices",
-        "survives.",
+        f"its package, without a browser, the quickest first, up to {TESTS_SECONDS:.0f} s of them.",
+        "A change that none of them notices survives.",
         "",
         f"{len(outcomes)} mutants, seed {run.seed}, in {run.minutes:.0f} min: "
         f"**{_share(killed, len(outcomes))} killed**{_interval(killed, len(outcomes))}. "

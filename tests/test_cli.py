@@ -293,12 +293,32 @@ def test_only_regular_files_are_replaced(tmp_path: Path, capsys: pytest.CaptureF
         write_tensors({"x": torch.zeros(1)}, pipe, {})
 
 
+def test_what_a_command_reads_or_another_program_made_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An output over its input is lost work (llama.cpp issue 12753); files have the mode that umask gives."""
+    weights, own, link = (tmp_path / f"{name}.safetensors" for name in ("weights", "own", "link"))
+    save_file({"w": torch.randn(8, 64)}, weights)
+    link.symlink_to(weights)
+    before, command = weights.read_bytes(), ("quantize", str(weights), "--scheme", "int8_row", "--out")
+    for out in (weights, link):
+        code, _, err = run(capsys, *command, str(out), "--force")
+        assert code == 2 and "is read by this command" in err and weights.read_bytes() == before
+    for _ in range(2):  # its own file is replaced
+        assert run(capsys, *command, str(own))[0] == 0
+    assert own.stat().st_mode & 0o777 == 0o666 & ~(mask := os.umask(0)) and os.umask(mask) == 0
+    other = ("quantize", "sample:query_in", "--scheme", "int8_row", "--out", str(weights))
+    code, _, err = run(capsys, *other)
+    assert code == 2 and "--force" in err and weights.read_bytes() == before
+    assert run(capsys, *other, "--force")[0] == 0 and weights.read_bytes() != before
+
+
 def test_a_full_disk_leaves_what_was_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line, the old file whole, and no half file beside it."""
     out = tmp_path / "q.safetensors"
-    out.write_bytes(b"before")
+    out.write_bytes(b"quantization_explorer before")
 
     def full(tensors: object, path: Path, about: object) -> None:
         Path(path).write_bytes(b"half")
@@ -307,7 +327,7 @@ def test_a_full_disk_leaves_what_was_there(
     monkeypatch.setattr("explorer.export.files.save_file", full)
     code, _, err = run(capsys, "quantize", "sample:query_in", "--scheme", "nvfp4", "--out", str(out))
     assert code == 2 and "No space left" in err and len(err.strip().splitlines()) == 1
-    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"quantization_explorer before"]
 
 
 @pytest.mark.skipif(gpu.available().ok, reason="there is a GPU here")

@@ -18,7 +18,7 @@ from explorer.core.backend import backend_for
 from explorer.core.blocks import ordered_sum
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import CodebookFormat
-from explorer.schemes import BitBudget
+from explorer.schemes import BitBudget, Scheme
 
 MOST_AT_ONCE = 1 << 24
 """Elements of the largest matrix that is restored as a whole to be measured on the CPU: 64 MB. Sums of larger
@@ -37,6 +37,7 @@ class Report:
     max_error_at    (row, column) of ``max_error`` = max |x̂ - x|
     clipped         share beyond the block's saturation threshold, which rounding alone would not bring back
     zeroed          share that is not zero before and zero after
+    zero_blocks     how many blocks hold other values than zero, and are restored as zeros
     codes_used, code_count, entropy_bits   None for 32-bit formats
     bits, nbytes    storage: per element by part, and in all
     """
@@ -57,6 +58,7 @@ class Report:
     entropy_bits: float | None
     bits: BitBudget
     nbytes: int
+    zero_blocks: int = 0
 
 
 @dataclass
@@ -74,6 +76,7 @@ class Sums:
     absolute: float = 0.0
     clipped: int = 0
     zeroed: int = 0
+    zero_blocks: int = 0
     max_error: float = -1.0
     max_error_at: tuple[int, int] = (0, 0)
 
@@ -82,6 +85,7 @@ class Sums:
         sums = backend_for(x).error_sums(x, restored, *_limits(q), q.scheme)
         for name in ("signal", "noise", "output", "inner", "absolute", "clipped", "zeroed"):
             setattr(self, name, getattr(self, name) + getattr(sums, name))
+        self.zero_blocks += _zero_blocks(x, restored, q.scheme) if sums.zeroed else 0
         row, column = divmod(sums.where, max(x.shape[1], 1))
         self._take_largest(sums.largest, first_row + row, column)
 
@@ -190,7 +194,21 @@ def _report(sums: Sums, q: QuantizedTensor, kl: float, counts: Tensor | None) ->
         entropy_bits=entropy,
         bits=q.bits_per_element,
         nbytes=q.nbytes,
+        zero_blocks=sums.zero_blocks,
     )
+
+
+def _zero_blocks(x: Tensor, restored: Tensor, scheme: Scheme) -> int:
+    """Blocks in which ``x`` [rows, cols] has values, and all that is restored is zero."""
+    if scheme.scale is None or scheme.flat:
+        return 0
+    tall, wide = (side or length for side, length in zip(scheme.block, x.shape, strict=True))
+
+    def any_of(mask: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(mask, (0, -mask.shape[1] % wide, 0, -mask.shape[0] % tall))
+        return padded.unflatten(0, (-1, tall)).unflatten(2, (-1, wide)).any(3).any(1)
+
+    return int((any_of(x != 0) & ~any_of(restored != 0)).sum())
 
 
 def sqnr_db(signal: float, noise: float) -> float:

@@ -23,7 +23,6 @@ from explorer.analysis.tensor import Analysis, differences
 from explorer.checkpoints.model import TRANSPOSED
 from explorer.checkpoints.pairs import Pair, Pairs, find_pairs
 from explorer.checkpoints.rescaled import Factors, find_factors, noise, whole_factor
-from explorer.checkpoints.restored import Restored
 from explorer.checkpoints.stored import Checkpoint, GgufCheckpoint, in_old_order, open_checkpoint
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.models.kinds import depth_of
@@ -32,6 +31,7 @@ from explorer.progress import Progress, checkpoint
 from explorer.schemes import SCHEMES
 from explorer.sources.base import SourceError
 from explorer.sources.matrix import as_matrix
+from explorer.sources.quantized_forms import Restored
 from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.words import number, plain
 
@@ -412,15 +412,11 @@ def _both(opened: Opened, pair: Pair, seen: _Seen) -> tuple[Tensor, Restored, Fa
 
 
 def _check_shapes(opened: Opened, pair: Pair) -> None:
-    """``SourceError`` for a weight without a layout that has another number of elements than the original;
-    nothing of it is read."""
-    weights = [opened.quantized.weights[name] for name in pair.quantized]
-    if len(weights) > 1 or any(weight.layout for weight in weights):
-        return
-    there = sum(map(opened.original.elements, pair.original))
-    plain_there = not any(opened.original.weights[name].layout for name in pair.original)
-    if plain_there and math.prod(weights[0].shape) != there:
-        raise _unlike(opened, pair, weights[0].shape)
+    """``SourceError`` for a weight that has another number of elements than the original; nothing of it is
+    read."""
+    first, *more = pair.quantized
+    if not more and opened.quantized.elements(first) != sum(map(opened.original.elements, pair.original)):
+        raise _unlike(opened, pair, opened.quantized.weights[first].shape)
 
 
 def _unlike(opened: Opened, pair: Pair, shape: tuple[int, ...]) -> SourceError:

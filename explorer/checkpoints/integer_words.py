@@ -7,7 +7,7 @@ from torch import Tensor
 
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import IntegerFormat
-from explorer.formats.packing import pack_bits, unpack_bits
+from explorer.formats.packing import pack_bits
 from explorer.schemes import MappingType, Scheme
 from explorer.schemes.parts import SEPARATOR
 
@@ -59,12 +59,6 @@ def int32_words(codes: Tensor, bits: int) -> Tensor:
     packed = pack_bits(codes.contiguous(), bits)
     padded = torch.nn.functional.pad(packed, (0, -packed.shape[1] % _WORD)).contiguous()
     return padded.view(-1).view(torch.int32).view(len(codes), -1)
-
-
-def codes_in_words(words: Tensor, bits: int, columns: int) -> Tensor:
-    """uint8 [rows, columns]: the inverse of ``int32_words``."""
-    raw = words.contiguous().view(torch.uint8)
-    return unpack_bits(raw[:, : -(-columns * bits // 8)].contiguous(), bits, columns)
 
 
 def is_asymmetric(scheme: Scheme) -> bool:

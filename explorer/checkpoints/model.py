@@ -16,9 +16,8 @@ from torch import Tensor
 from explorer.models.skeleton import LayerPlace, Skeleton, auto_class, config_of, skeleton_of
 from explorer.progress import checkpoint
 from explorer.sources.base import SourceError, TensorInfo
-from explorer.sources.coded import CONFIG, SETTINGS, as_in_network, layout_of, shape_in_network
+from explorer.sources.coded import CONFIG, SETTINGS, as_in_network, shape_in_network, weights_of
 from explorer.sources.dtypes import stored_dtype
-from explorer.sources.index import INDEX
 from explorer.sources.models import LocalModel
 from explorer.sources.safetensors_header import NAMES
 from explorer.sources.source_limits import LOCAL
@@ -33,12 +32,12 @@ TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 class ModelFolder:
     """A folder with config.json and safetensors files, all of which are whole.
 
-    Weights in FP8 blocks and in MXFP4 (``sources.coded``) are restored: they have the model's ``dtype``, the
-    names and shapes of the network's parameters, and ``config`` says nothing of codes. ``changed``: tensors
+    Weights of codes (``sources.quantized_forms``) are restored: they have the model's ``dtype``, the names
+    and shapes of the network's parameters, and ``config`` says nothing of codes. ``changed``: tensors
     that are read in place of those of the files, by name, such as norms that took in factors.
 
     ``SourceError`` for a folder without a configuration, a file that can't be read, a tensor that the index
-    lists and no file holds, codes without scales that fit, and a model that is quantized in another way.
+    lists and no file holds, and codes that no form restores.
     """
 
     def __init__(self, folder: Path, changed: Mapping[str, Tensor] | None = None) -> None:
@@ -46,26 +45,18 @@ class ModelFolder:
         self.changed = dict(changed or {})
         self.config = _json(self.folder / CONFIG)
         self._quantized = SETTINGS in self.config
-        if self._quantized and layout_of(self.config) is None:
-            raise SourceError(
-                f"{self.folder.name} is quantized already; export the model that it was made of"
-            )
         self.config.pop(SETTINGS, None)
         self._source = LocalModel(self.folder, limits=LOCAL)
         if self._source.broken:
             raise SourceError(f"{self.folder.name}: {self._source.broken[0]}")
-        if missing := [name for name in self._listed() if not self._source.holds(name)]:
-            raise SourceError(
-                f"{self.folder.name}: {INDEX} lists {missing[0]}, which no file holds ({len(missing)} such)"
-            )
         if problem := next(iter(self._source.problems), ""):
             raise SourceError(f"{self.folder.name}: {problem}")
-        self._infos = {info.name: self._restored(info) for info in self._source.infos}
-        codes = (info for info in self.infos if info.dtype.startswith("F8_") or info.dtype == "U8")
+        self._infos = {info.name: self._restored(info) for info in weights_of(self._source)}
+        codes = (i for i in self.infos if i.dtype.startswith("F8_") or i.dtype in ("U8", "I8", "I32"))
         if self._quantized and (left := next(codes, None)):
             raise SourceError(
-                f"{self.folder.name}: {left.name} is stored as {left.dtype}; its layout is not one of those "
-                "that are restored"
+                f"{self.folder.name}: {left.name} is stored as {left.dtype}, in a form not known here; "
+                "export the model that it was made of"
             )
 
     def _restored(self, info: TensorInfo) -> TensorInfo:
@@ -73,10 +64,6 @@ class ModelFolder:
         if info.name not in self._source.restored:
             return info
         return TensorInfo(info.name, shape_in_network(self._source, info), NAMES[self.dtype])
-
-    def _listed(self) -> list[str]:
-        index = self.folder / INDEX
-        return list(_json(index).get("weight_map", {})) if index.is_file() else []
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:

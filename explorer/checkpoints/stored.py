@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,21 @@ from torch import Tensor
 
 from explorer.checkpoints.gguf_model import GgufModel, open_gguf
 from explorer.checkpoints.gguf_models import out_of_pairs
-from explorer.checkpoints.restored import BESIDE, MAINS, Restored, StoredLayout, described, kind_of, layout_of
 from explorer.core.file import load as load_quantized
 from explorer.core.file import load_extra_tensors
 from explorer.core.file_about import KEY, read_about
 from explorer.export.ggml_blocks import block_scales
-from explorer.formats import E8M0, float_format
+from explorer.schemes import Scheme
 from explorer.sources import open_source
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
-from explorer.sources.coded import CODED, SETTINGS
+from explorer.sources.coded import CodedSource, shape_in_network, weights_of
 from explorer.sources.gguf_file import CODED as GGUF_CODED
 from explorer.sources.gguf_file import SUFFIX as GGUF
 from explorer.sources.gguf_file import block_sizes
 from explorer.sources.matrix import to_float32
 from explorer.sources.models import local_folder
+from explorer.sources.quantized_forms import Restored
+from explorer.sources.safetensors_file import SafetensorsFile
 from explorer.sources.safetensors_header import bytes_of
 from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.words import plain
@@ -52,18 +53,13 @@ ROTATED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """One weight from the headers: ``name`` as in the network, the ``infos`` of the tensors that hold it, by
-    what follows the layer's name, and its ``bytes``; ``coded`` if they are codes.
-
-    ``shape`` is that of the header; codes of many layouts have another one than the weight.
-    """
+    """One weight from the headers: its ``name`` and ``shape`` as in the network, the ``bytes`` of the tensors
+    that hold it; ``coded`` if they are codes."""
 
     name: str
-    infos: Mapping[str, TensorInfo]
     bytes: int
     coded: bool
     shape: tuple[int, ...]
-    layout: StoredLayout | None = None
 
 
 class Checkpoint(ABC):
@@ -130,88 +126,48 @@ def _own_files(paths: tuple[Path, ...]) -> Iterator[Path]:
 
 
 class Safetensors(Checkpoint):
-    """A folder or Hub id: weights as they are, in one of ``LAYOUTS``, or in one that its source restores."""
+    """A folder, file or Hub id: weights as they are, or in a form that its source restores."""
 
     def __init__(self, source: TensorSource) -> None:
         self.origin, self._source, self.broken = source.origin, source, source.broken
         self.config = source.config()
-        settings = self.config.get(SETTINGS)
-        self._settings: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
-        self.weights = {weight.name: weight for weight in self._found()}
-
-    def _found(self) -> Iterator[StoredWeight]:
-        raw = {info.name: info for info in self._source.infos}
-        taken: set[str] = set()
-        for info in raw.values():
-            if (weight := self._coded(info, raw)) is not None:
-                taken.update(part.name for part in weight.infos.values())
-                yield weight
-        for name, info in raw.items():
-            if name not in taken and not _beside(name, raw):
-                parts = self._source.parts_of(name)
-                size = sum(map(bytes_of, parts or (info,)))
-                coded = info.dtype.startswith(CODED)
-                yield StoredWeight(name, {"": info}, size, coded, info.shape)
-
-    def _coded(self, info: TensorInfo, raw: Mapping[str, TensorInfo]) -> StoredWeight | None:
-        """The weight of codes whose first tensor is ``info``."""
-        for main in MAINS:
-            layer = info.name.removesuffix(main)
-            if layer == info.name or info.name in self._source.restored:
-                continue
-            parts = {end: raw[layer + end] for end in (main, *BESIDE) if layer + end in raw}
-            if (layout := layout_of(parts, self._settings)) is not None:
-                own = {end: part for end, part in parts.items() if end in (layout.main, *layout.others)}
-                size = sum(map(bytes_of, own.values()))
-                return StoredWeight(f"{layer}.weight", own, size, True, info.shape, layout)
-        return None
+        self.weights = {
+            info.name: StoredWeight(
+                info.name,
+                sum(map(bytes_of, source.parts_of(info.name) or (info,))),
+                info.name in source.restored,
+                shape_in_network(source, info),
+            )
+            for info in weights_of(source)
+        }
 
     def elements(self, name: str) -> int:
-        weight = self.weights[name]
-        if weight.layout is None:
-            return super().elements(name)
-        with refused(f"{self.origin}: {name} cannot be restored"):
-            return weight.layout.elements(weight.infos, lambda end: self._source.read(weight.infos[end].name))
+        if isinstance(self._source, CodedSource) and (weight := self._source.coded(name)) and weight.problem:
+            raise SourceError(weight.problem)
+        return super().elements(name)
 
     def restore(self, name: str) -> Restored:
-        weight = self.weights[name]
         with refused(f"{self.origin}: {name} cannot be restored"):
-            if weight.layout is None:
-                return self._plain(weight)
-            parts = {end: self._source.read(part.name) for end, part in weight.infos.items()}
-            return weight.layout.restore(parts, self._settings)
-
-    def _plain(self, weight: StoredWeight) -> Restored:
-        (info,) = weight.infos.values()
-        tensor = self._source.read(info.name)
-        if not tensor.is_floating_point():
-            return Restored(tensor.float(), info.dtype)
-        if not weight.coded:
-            return Restored(to_float32(tensor), info.dtype)
-        return self._restored_by_source(info, tensor)
-
-    def _restored_by_source(self, info: TensorInfo, values: Tensor) -> Restored:
-        """A weight that the source has restored: FP8 in tiles, or experts in MXFP4."""
-        parts = self._source.parts_of(info.name)
-        scales = self._source.read_rows(parts[1], None, None)
-        tall, wide = (int(side) for side in info.dtype.rpartition(" ")[2].split("×"))
-        if values.dim() == 3:  # transformers has experts as [E, inputs, outputs]
-            steps = E8M0.decode(scales)[..., torch.arange(values.shape[2]) // wide]
-            text = described("float4_e2m1fn", (1, wide), "floor")
-            return Restored(
-                values.transpose(1, 2).contiguous(), "MXFP4", text, steps.transpose(1, 2).contiguous()
-            )
-        down, across = (torch.arange(n) // side for n, side in zip(values.shape, (tall, wide), strict=True))
-        steps = scales.float()[down][:, across]
-        fmt = float_format("float8_e4m3fn")
-        text = described(fmt.name, (tall, wide), "float32")
-        return Restored(values, kind_of(fmt.label, (tall, wide)), text, steps)
+            if name not in self._source.restored:
+                tensor = self._source.read(name)
+                floats = to_float32(tensor) if tensor.is_floating_point() else tensor.float()
+                return Restored(floats, self._source.info(name).dtype)
+            assert isinstance(self._source, CodedSource)
+            found = self._source.restore(name)
+            if found.values.dim() == 3:  # transformers has experts as [E, inputs, outputs]
+                turned = (
+                    t.transpose(1, 2).contiguous() for t in (found.values, found.steps) if t is not None
+                )
+                found = Restored(next(turned), found.kind, found.scheme, next(turned, None))
+            return replace(found, scheme=_named(found.scheme))
 
 
-def _beside(name: str, raw: Mapping[str, TensorInfo]) -> bool:
-    """True for a tensor that says something of a layer's inputs or codes, and is no weight."""
-    ends = (end for end in BESIDE if name.endswith(end))
-    return any(f"{name.removesuffix(end)}{main}" in raw for end in ends for main in MAINS)
+def _named(text: str) -> str:
+    """The scheme of a text by its name, where it has one; empty where its parts do not go together."""
+    try:
+        return str(Scheme.parse(text)) if text else ""
+    except ValueError:
+        return ""
 
 
 class OwnFiles(Checkpoint):
@@ -233,11 +189,9 @@ class OwnFiles(Checkpoint):
             if name in weights:
                 self.broken += (f"{path.name}: an earlier file holds {name} too",)
                 continue
-            source = open_source(str(path))
-            infos = {info.name.removeprefix(name): info for info in source.infos}
-            size = sum(map(bytes_of, infos.values()))
+            size = sum(map(bytes_of, SafetensorsFile(path, path.name, LOCAL).stored))
             self._files[name] = path
-            weights[name] = StoredWeight(name, infos, size, True, shape)
+            weights[name] = StoredWeight(name, size, True, shape)
         self.weights = weights
 
     def restore(self, name: str) -> Restored:
@@ -262,7 +216,6 @@ class GgufCheckpoint(Checkpoint):
         self.weights = {
             info.name: StoredWeight(
                 info.name,
-                {"": info},
                 model.source.stored_bytes(info.name),
                 info.dtype.startswith(GGUF_CODED),
                 info.shape,

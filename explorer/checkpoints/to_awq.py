@@ -23,10 +23,10 @@ from explorer.checkpoints.model import ModelFolder
 from explorer.core.quantize import QuantizedTensor
 from explorer.models.skeleton import LayerPlace
 from explorer.schemes import Scheme
+from explorer.sources.quantized_forms import AWQ_ORDER
 
 NAME = "awq"
 BITS, EACH = 4, 8
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def refuses(scheme: Scheme, shape: Shape) -> str:
@@ -62,15 +62,8 @@ def tensors(q: QuantizedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
 
 def _interleaved(codes: Tensor) -> Tensor:
     """int32 [rows, N/8] of ``codes`` [rows, N]."""
-    mixed = codes.unflatten(1, (-1, EACH))[:, :, list(ORDER)].flatten(1)
+    mixed = codes.unflatten(1, (-1, EACH))[:, :, list(AWQ_ORDER)].flatten(1)
     return integer_words.int32_words(mixed, BITS)
-
-
-def in_order(words: Tensor) -> Tensor:
-    """uint8 [rows, N] of int32 [rows, N/8]: the inverse of ``_interleaved``."""
-    mixed = integer_words.codes_in_words(words, BITS, EACH * words.shape[1])
-    back = [ORDER.index(place) for place in range(EACH)]
-    return mixed.unflatten(1, (-1, EACH))[:, :, back].flatten(1)
 
 
 def _place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:

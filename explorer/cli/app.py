@@ -27,7 +27,7 @@ from explorer.cli import (
     train,
 )
 from explorer.cli.device import COMMAND
-from explorer.cli.options import naming_rows
+from explorer.cli.options import keep_files, naming_rows
 from explorer.cli.output import hide_words_of_torchao, say
 from explorer.version import __version__
 from explorer.words import without_python
@@ -79,7 +79,9 @@ def run_command(commands: typer.Typer, arguments: Sequence[str], name: str) -> i
     """Run one of ``commands`` of the program ``name``; exit codes as those of ``main``."""
     try:
         with COMMAND, _ended_in_order():
-            code = commands(list(arguments) or ["--help"], prog_name=name, standalone_mode=False)
+            command = typer.main.get_command(commands)
+            keep_files(command)
+            code = command(list(arguments) or ["--help"], prog_name=name, standalone_mode=False)
     except (typer.TyperException, ValueError, OSError) as error:
         return _refuse(error)
     except RuntimeError as error:

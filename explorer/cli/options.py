@@ -21,6 +21,9 @@ TENSORS, MODELS, MEASURING = "Tensors", "Layers and models", "Measuring"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; the keys are the library's field names.")]
 File = Annotated[str, typer.Argument(metavar="FILE", help=f"{SOURCES[0].upper()}{SOURCES[1:]}.")]
 TensorName = Annotated[str | None, typer.Option("--tensor", help="Which tensor, if there are several.")]
+Codes = Annotated[
+    bool, typer.Option("--codes", help="Read a quantized weight's codes, not the values they stand for.")
+]
 Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit on the Hub.")]
 Activations = Annotated[
     str | None,
@@ -109,6 +112,88 @@ def check_out(path: str | None, suffix: str = ".safetensors") -> None:
         raise ValueError(f"--out {path}: the folder {Path(path).parent} cannot be written")
     if Path(path).suffix.lower() != suffix:
         raise ValueError(f"--out {path}: what is written ends in {suffix}")
+
+
+_OUTPUTS = ("--out", "--csv", "--pdf", "--record-to")
+_MARKS = (
+    b"quantization_explorer",
+    b"Quantization Explorer",
+    b"explorer_recipe",
+    b'{"model":',
+    b'{"machine":',
+)
+"""What files of these commands hold in their first or last bytes."""
+_LOOKED_AT = 1 << 20
+
+
+def keep_files(command: Any) -> None:
+    """Give every command below ``command`` that writes a file the option ``--force``: without it, a file that
+    another program made is not replaced. No command writes over a file that it reads."""
+    for below in getattr(command, "commands", {}).values():
+        keep_files(below)
+    if not any(set(param.opts) & set(_OUTPUTS) for param in command.params):
+        return
+    command.params.append(_force())
+    run = command.invoke
+
+    def invoke(ctx: Any) -> Any:
+        _check_outputs(ctx)
+        return run(ctx)
+
+    command.invoke = invoke
+
+
+def _force() -> Any:
+    """The option, as typer makes it; its value is kept in the context."""
+    made = typer.Typer(add_completion=False)
+
+    @made.command()
+    def _command(
+        force: Annotated[
+            bool, typer.Option("--force", help="Replace a file that another program made.")
+        ] = False,
+    ) -> None: ...
+
+    (option,) = (param for param in typer.main.get_command(made).params if param.name == "force")
+    option.expose_value, option.callback = False, _remember
+    return option
+
+
+def _remember(ctx: Any, param: Any, value: bool) -> None:
+    ctx.meta["force"] = bool(value)
+
+
+def _check_outputs(ctx: Any) -> None:
+    """``ValueError`` for an output that is an input, or a file of another program without ``--force``."""
+    opts = {param.name: set(param.opts) & set(_OUTPUTS) for param in ctx.command.params}
+    read = [value for name, value in ctx.params.items() if isinstance(value, str | Path) and not opts[name]]
+    for name, value in ctx.params.items():
+        if not opts[name] or not value or not Path(value).is_file():
+            continue
+        flag, path = opts[name].pop(), Path(value)
+        if any(_holds(where, path) for where in read):
+            raise ValueError(f"{flag} {path} is read by this command: name another file")
+        if not ctx.meta.get("force") and not _made_here(path):
+            raise ValueError(f"{flag} {path} exists, and another program made it: --force replaces it")
+
+
+def _holds(where: str | Path, path: Path) -> bool:
+    """Whether ``where`` is the file ``path``, or the folder it is in."""
+    try:
+        found = Path(where).expanduser().resolve()
+        return found == path.resolve() or (found.is_dir() and found == path.resolve().parent)
+    except (OSError, RuntimeError, ValueError):  # a text that names no path
+        return False
+
+
+def _made_here(path: Path) -> bool:
+    """Whether a file has a mark of this program, or is empty."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        first = file.read(_LOOKED_AT)
+        file.seek(max(size - _LOOKED_AT, 0))
+        return not size or any(mark in first + file.read() for mark in _MARKS)
 
 
 FILE_SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth", ".csv", ".png", ".jpg", ".jpeg")

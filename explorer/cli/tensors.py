@@ -11,6 +11,7 @@ from explorer.cli.device import Device, use_device
 from explorer.cli.options import (
     TENSORS,
     AllSchemes,
+    Codes,
     File,
     Json,
     Revision,
@@ -104,6 +105,7 @@ def quantize(
     file: File,
     scheme: Annotated[str, typer.Option(help="A name from `explorer schemes`, or a scheme spelled out.")],
     tensor: TensorName = None,
+    codes: Codes = False,
     revision: Revision = None,
     out: Annotated[str | None, typer.Option(help="Write codes and scales to this file.")] = None,
     layout: Annotated[
@@ -119,13 +121,14 @@ def quantize(
     check_file(file)
     chosen = parse_scheme(scheme)
 
+    from explorer.analysis.grids import exact_scheme
     from explorer.analysis.histograms import kl_note
     from explorer.analysis.sliced import analyse_anywhere
     from explorer.core.serialize import to_json
 
     _check_file(out, layout)
     use_device(device)
-    matrix = _load(file, tensor, revision, as_json)
+    matrix = _load(file, tensor, revision, codes, as_json)
     analysis = analyse_anywhere(matrix.values, chosen)
     report = analysis.report
     if out and layout:
@@ -139,6 +142,10 @@ def quantize(
         notes.append(f"{chosen.name}: {shortened}")
     if few := kl_note(matrix.values.numel()):
         notes.append(f"kl: {few}")
+    if report.max_error and (exact := exact_scheme(matrix.values)):
+        notes.append(f"these values lie on a grid: {exact} ({exact.label}) restores them exactly")
+    if report.zero_blocks:
+        notes.append(f"{report.zero_blocks:,} blocks that hold values became zero")
     if as_json:
         measured = {**to_json(report), "total_bits": report.bits.total}
         if notes:
@@ -167,11 +174,11 @@ def _check_file(out: str | None, layout: str | None) -> None:
     check_out(out, suffix)
 
 
-def _load(file: str, tensor: str | None, revision: str | None, as_json: bool) -> Matrix:
+def _load(file: str, tensor: str | None, revision: str | None, codes: bool, as_json: bool) -> Matrix:
     from explorer.sources import load_matrix
 
     with reporting("reading", as_json, in_bytes=True) as progress:
-        return load_matrix(file, tensor, revision, progress=progress)
+        return load_matrix(file, tensor, revision, progress=progress, codes=codes)
 
 
 def _report_items(report: Report) -> list[tuple[str, Any]]:
@@ -198,6 +205,7 @@ def _report_items(report: Report) -> list[tuple[str, Any]]:
 def compare(
     file: File,
     tensor: TensorName = None,
+    codes: Codes = False,
     revision: Revision = None,
     schemes: AllSchemes = None,
     device: Device = None,
@@ -210,7 +218,7 @@ def compare(
     from explorer.analysis.schemes import compare_schemes, comparison_record, mark_frontier
 
     use_device(device)
-    matrix = _load(file, tensor, revision, as_json)
+    matrix = _load(file, tensor, revision, codes, as_json)
     rows = counted("schemes", compare_schemes(matrix.values, chosen), len(chosen), as_json)
     marked = mark_frontier(rows)
     if not as_json:
@@ -253,6 +261,7 @@ def picture(
         ),
     ] = None,
     tensor: TensorName = None,
+    codes: Codes = False,
     revision: Revision = None,
     device: Device = None,
     as_json: Json = False,
@@ -272,13 +281,16 @@ def picture(
         raise ValueError(f"--schemes lists {len(chosen)} schemes; up to {MOST} are drawn")
     check_out(out, ".html")
     use_device(device)
-    matrix = _load(file, tensor, revision, as_json)
+    matrix = _load(file, tensor, revision, codes, as_json)
     x = matrix.values
     sides = [Side(scheme.label, analyse_anywhere(x, scheme)) for scheme in chosen]
     cut = Cut.around(at or sides[0].analysis.report.max_error_at, (x.shape[0], x.shape[1]))
     shades = Shades.of(x)
     panels = [original_panel(x, cut, shades), *(panel_of(side, cut, shades) for side in sides)]
-    Path(out).write_text(picture_page(matrix.name or file, *panels), encoding="utf-8")
+    from explorer.export.files import replacing
+
+    with replacing(out) as partial:
+        partial.write_text(picture_page(matrix.name or file, *panels), encoding="utf-8")
     rows = [(s.name, side.analysis.report) for s, side in zip(chosen, sides, strict=True)]
     if not as_json:
         say(matrix.description)
@@ -298,6 +310,7 @@ def picture(
 def calibrate(
     file: File,
     tensor: TensorName = None,
+    codes: Codes = False,
     revision: Revision = None,
     scheme: Annotated[
         str, typer.Option(help="A name from `explorer schemes`, or a scheme spelled out.")
@@ -317,7 +330,7 @@ def calibrate(
     if own is not None and not 0 < own <= 1:
         raise ValueError("--own is a share of the largest value, above 0 and at most 1")
     use_device(device)
-    report = compare_calibrators(_load(file, tensor, revision, as_json).values, chosen, own)
+    report = compare_calibrators(_load(file, tensor, revision, codes, as_json).values, chosen, own)
     columns = ("method", "low", "high", "SQNR dB", "clipped %", "max error")
     rows = [
         (c.label, c.low, c.high, c.report.sqnr_db, 100 * c.report.clipped, c.report.max_error)

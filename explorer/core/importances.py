@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.blocks import runs_of_blocks
+from explorer.core.encode import encode_matrix
 from explorer.core.k_quants import AT_ONCE, IMPORTANT_STEPS, blocks_across, checked_importance, k_quantized
 from explorer.core.ranges import check_finite, find_ranges
 from explorer.formats import IntegerFormat
@@ -23,6 +24,7 @@ from explorer.formats.subnormals import keeps_subnormals
 from explorer.schemes import Scales, Scheme
 from explorer.schemes.k_search import Found, root, search_signed, search_with_minimum, sum_in_order
 from explorer.schemes.levels import round_scale
+from explorer.schemes.scales import scale_for
 
 _SEARCHES: dict[str, Callable[[Tensor, Tensor], Found]] = {
     "q4_0": partial(search_signed, half=8),
@@ -41,18 +43,22 @@ def takes_importance(scheme: Scheme) -> bool:
 def quantized_by_importance(x: Tensor, scheme: Scheme, importance: Tensor) -> tuple[Tensor, Scales]:
     """Packed codes uint8 [rows, row bytes] and scales of ``x`` [rows, cols] under ``importance`` [cols].
 
-    ``ValueError`` for a scheme that takes none, importances of another shape, negative or not finite ones,
+    Importances that are all 0, of a layer that no input reached, weigh nothing. ``ValueError`` for a scheme
+    that takes none, importances of another shape, negative or not finite ones,
     and values that are NaN, Inf or too large to be scaled.
     """
     if not takes_importance(scheme):
         raise ValueError(f"{scheme.label} has no search that importances of columns weigh")
     check_finite(x)
     x = x.float()
-    find_ranges(x, scheme)  # which refuses those that are too large
+    found = find_ranges(x, scheme)  # which refuses those that are too large
     search = _SEARCHES.get(str(scheme))
+    checked = checked_importance(importance, x, scheme.block[1])
     if search is None:
-        return k_quantized(x, scheme, importance)
-    return _searched(x, scheme, checked_importance(importance, x), search)
+        return k_quantized(x, scheme, importance if bool(importance.any()) else None)
+    if not bool(importance.any()):
+        return encode_matrix(x, scale_for(found, scheme), scheme)
+    return _searched(x, scheme, checked, search)
 
 
 def _searched(

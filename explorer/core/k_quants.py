@@ -44,6 +44,8 @@ Weights = Callable[[Tensor], Tensor]
 Search = Callable[[Tensor, Tensor], Found]
 AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Elements searched at a time, a multiple of a super-block: about ten tensors of their size are made."""
+UNSEEN = 1e-6
+"""The weight of columns that no input reached, as a share of the mean importance."""
 IMPORTANT_STEPS = Steps(-0.9, 0.05, 36)
 """The candidates for a scale and a minimum where columns have importances (make_qkx3_quants)."""
 
@@ -116,7 +118,7 @@ def find_k_scales(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -
     kind = IQ4 if scheme.format.name == IQ4_FORMAT else K_QUANTS[scheme.format.bits]
     assert rule is not None and rule.is_searched
     if importance is not None:
-        importance = checked_importance(importance, x)
+        importance = checked_importance(importance, x, scheme.block[1])
     grid = scheme.grid(shape)
     scale, minimum, weight = (torch.zeros(grid, device=x.device) for _ in range(3))
     codes = torch.zeros(shape, dtype=torch.uint8, device=x.device)
@@ -170,9 +172,13 @@ def _of_elements(grid: Tensor, scheme: Scheme, columns: int) -> Tensor:
     return grid.repeat_interleave(scheme.block[1] or 1, 1)[:, :columns]
 
 
-def checked_importance(importance: Tensor, x: Tensor) -> Tensor:
+def checked_importance(importance: Tensor, x: Tensor, width: int | None) -> Tensor:
     """``importance`` of the columns of ``x`` in float32, on its device; errors are those of
-    ``find_k_scales``."""
+    ``find_k_scales``.
+
+    Blocks of ``width`` columns that no input reached weigh all of their columns alike, by next to nothing
+    beside the others: with weights of 0 the search finds no scale, and the block would be wiped out.
+    """
     if importance.shape != (x.shape[1],):
         raise ValueError(
             f"importances are one number for each of the {x.shape[1]} columns, not {list(importance.shape)}"
@@ -180,7 +186,13 @@ def checked_importance(importance: Tensor, x: Tensor) -> Tensor:
     importance = importance.to(x.device, torch.float32)
     if not bool(((importance >= 0) & importance.isfinite()).all()):
         raise ValueError("importances are finite numbers that are not negative")
-    return importance
+    padded = torch.nn.functional.pad(importance, (0, -len(importance) % (width or len(importance))))
+    unseen = (padded.view(-1, width or len(importance)) == 0).all(1)
+    if not bool(unseen.any()):
+        return importance
+    little = importance.mean() * UNSEEN if bool(importance.any()) else importance.new_ones(())
+    columns = unseen.repeat_interleave(width or len(importance))[: len(importance)]
+    return torch.where(columns, little, importance)
 
 
 def blocks_across(x: Tensor, width: int) -> Tensor:

@@ -15,13 +15,16 @@ from torch import Tensor
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
     """Temporary name next to ``path``, renamed to ``path`` at the end of the block, and removed after an
-    error. ``OSError`` if ``path`` exists and is not a regular file."""
+    error. It gets the mode that umask gives. ``OSError`` if ``path`` exists and is not a regular file."""
     path = Path(path)
     if path.exists() and not path.is_file():
         raise OSError(f"{path} is no regular file; it is not replaced")
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        with partial.open("wb") as file:
+            mode = os.fstat(file.fileno()).st_mode
         yield partial
+        partial.chmod(mode)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

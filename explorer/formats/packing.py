@@ -97,6 +97,13 @@ def unpack_bits(packed: Tensor, bits: int, columns: int) -> Tensor:
     return codes.view(torch.uint8)[:, :columns]
 
 
+def codes_in_words(words: Tensor, bits: int, columns: int) -> Tensor:
+    """uint8 [rows, columns] of int32 words [rows, ceil(columns · bits / 32)]: codes of ``bits`` as one stream
+    a row, from the lowest bit of the first word up."""
+    raw = words.contiguous().view(torch.uint8)
+    return unpack_bits(raw[:, : -(-columns * bits // 8)].contiguous(), bits, columns)
+
+
 def _pad_columns(x: Tensor, multiple: int) -> Tensor:
     """``x`` with zeros up to a multiple of columns, contiguous with the strides that follow from its shape.
 

@@ -29,14 +29,16 @@ CLIP_TOKENS = 512
 
 
 def channel_scale(importance: Tensor, alpha: float) -> Tensor:
-    """float16 [K]: importance^α, the largest and the smallest each other's inverse."""
-    return _centred(importance.clamp(min=1e-8).pow(alpha))
+    """float16 [K]: importance^α, the largest and the smallest each other's inverse; 1 for channels without
+    importance."""
+    return _centred(importance.clamp(min=1e-8).pow(alpha), importance > 0)
 
 
 def duo_scale(importance: Tensor, relative: Tensor, alpha: float) -> Tensor:
     """float16 [K]: importance^α over relative^(1-α), as AutoAWQ has it; centred likewise. ``relative`` [K]:
     ``relative_size`` of the weights."""
-    return _centred(importance.clamp(min=1e-8).pow(alpha) / (relative.pow(1 - alpha) + 1e-4))
+    scale = importance.clamp(min=1e-8).pow(alpha) / (relative.pow(1 - alpha) + 1e-4)
+    return _centred(scale, importance > 0)
 
 
 def relative_size(readers: Readers) -> Tensor:
@@ -134,6 +136,9 @@ def _row_groups(x: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, -x.shape[1] % width)).view(len(x), -1, width)
 
 
-def _centred(s: Tensor) -> Tensor:
-    s = s.clamp(min=1e-4)
-    return Diagonal.rounded(s / (s.max() * s.min()).sqrt()).scale
+def _centred(s: Tensor, seen: Tensor) -> Tensor:
+    """``s`` of the channels that are ``seen``, over √(largest · smallest); 1 for the others, whose weights
+    would be lost under a scale of next to nothing."""
+    live = s.clamp(min=1e-4)[seen]
+    middle = (live.max() * live.min()).sqrt() if len(live) else s.new_ones(())
+    return Diagonal.rounded(torch.where(seen, s.clamp(min=1e-4) / middle, 1.0)).scale

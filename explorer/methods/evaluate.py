@@ -30,7 +30,7 @@ class Outcome:
 
     ``channel_error`` [N]: each output channel's; ``objective``: the method's own as it went, empty where
     it has none; ``seconds``: its time. ``refused`` is the reason why the method does not support the
-    scheme; then the numbers are NaN and there is no ``layer``.
+    scheme, or why its output says nothing; then the numbers are NaN, and there may be no ``layer``.
     """
 
     method: str
@@ -59,6 +59,7 @@ class Outcome:
         return numbers
 
 
+NO_INPUT = "no input reaches this layer: its weights are rounded, and its output is zero either way"
 MOST_TOKENS = 4096
 """Maximum number of a layer's input tokens that are used, on the page and in a report."""
 
@@ -94,6 +95,8 @@ def evaluate(
     lost = (layer.output(held_out, activations) - exact).square().sum(0)
     lost_of_weight = (layer.weight().double() - weight.double()).square().sum()
     error = _share(lost.sum(), channels.sum())
+    if not bool(held_out.any()):
+        return Outcome(name, label_of(name), scheme.name, "", layer=layer, refused=NO_INPUT)
     return Outcome(
         method=name,
         label=label_of(name),

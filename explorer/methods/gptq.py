@@ -282,7 +282,6 @@ class Columns:
         energy = torch.diagonal(h).clone()
         dead = energy == 0
         mean = float(energy.sum() / (~dead).sum()) if not bool(dead.all()) else 1.0
-        weight = torch.where(dead, 0.0, weight)
 
         group = scheme.block[1] or weight.shape[1]
         self.order = order.permutation(energy, group)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from explorer.methods.awq import ALPHAS
@@ -26,7 +27,7 @@ SMALLEST = 1e-5
 
 def smoothing(activations: Tensor, weights: Sequence[Tensor], alpha: float = 0.5) -> Tensor:
     """float32 [K]: the scale of each input channel of all ``weights`` [N, K] that share ``activations``
-    [tokens, K].
+    [tokens, K]; that of channels without input is the geometric mean of the others.
 
     ``ValueError`` for α outside 0 … 1 and for shapes that do not match.
     """
@@ -39,7 +40,9 @@ def smoothing(activations: Tensor, weights: Sequence[Tensor], alpha: float = 0.5
         largest_w = largest_w.maximum(weight.abs().amax(0))
     largest_x = activations.abs().amax(0)
     numerator = largest_x.float().clamp(min=SMALLEST).pow(alpha)
-    return (numerator / largest_w.float().clamp(min=SMALLEST).pow(1 - alpha)).clamp(min=SMALLEST)
+    scale = (numerator / largest_w.float().clamp(min=SMALLEST).pow(1 - alpha)).clamp(min=SMALLEST)
+    seen = largest_x > 0
+    return torch.where(seen, scale, scale[seen].log().mean().exp() if bool(seen.any()) else 1.0)
 
 
 def smoothquant_factor(readers: Readers) -> tuple[Diagonal, Objective]:

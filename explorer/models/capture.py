@@ -81,6 +81,8 @@ def load_model(
 
     where = where.strip()
     source = open_model(where, revision, limits)  # refuses in our words, without transformers' retries
+    if source.problems:
+        raise SourceError(source.problems[0])
     folder = local_folder(where, limits)
     if isinstance(source, HubModel) and not limits.folders:
         folder = fetch_model(source, limits)

@@ -203,6 +203,7 @@ QUANTITIES = (
     ("cosine", "cosine", 1),
     ("rounded to zero (%)", "zeroed", 100),
     ("clipped: beyond the codes (%)", "clipped", 100),
+    ("blocks that became zero", "zero_blocks", 1),
 )
 """Rows of the table of key numbers: in words, a report's attribute, and what it is shown times."""
 

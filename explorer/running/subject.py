@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from explorer.checkpoints.gguf_model import GgufModel, open_gguf
-from explorer.checkpoints.stored import gguf_of, open_checkpoint
+from explorer.checkpoints.stored import gguf_of
 from explorer.methods.recipe import Recipe
-from explorer.models.capture import Model, is_causal, load_model, loading, network_of
-from explorer.models.skeleton import auto_class, config_of
+from explorer.models.capture import Model, is_causal, load_model, loading
+from explorer.models.skeleton import config_of
 from explorer.sources import open_source
-from explorer.sources.base import SourceError, TensorInfo
+from explorer.sources.base import SourceError, TensorInfo, TensorSource
 from explorer.sources.coded import SETTINGS
 from explorer.sources.safetensors_header import bytes_of
 from explorer.sources.source_limits import LOCAL, SourceLimits
-from explorer.survey.apply import check_weights, folder_of
+from explorer.survey.apply import check_weights
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import linear_names
 
@@ -84,12 +84,9 @@ class Subject:
         """The weights in files: layers of the recipe as their codes and scales, all others as they are."""
         if self.file is not None:
             return sum(self.gguf.source.stored_bytes(info.name) for info in self.gguf.source.infos)
-        if self.kind is SubjectKind.CODED:
-            checkpoint = open_checkpoint(self.place, self.revision, self.limits)
-            return sum(weight.bytes for weight in checkpoint.weights.values())
         source = open_source(self.place, self.revision, self.limits)
         layers = {f"{name}.weight": one for name, one in (self.recipe.layers if self.recipe else {}).items()}
-        return round(sum(_bytes(info, layers.get(info.name)) for info in source.infos))
+        return round(sum(_bytes(source, info, layers.get(info.name)) for info in source.infos))
 
     @property
     def asks_for_inputs(self) -> bool:
@@ -104,8 +101,6 @@ class Subject:
         that fails; ``ValueError`` for a model that writes no text."""
         if self.file is not None:
             model = _load_gguf(self.file, device)
-        elif self.kind is SubjectKind.CODED:
-            model = _load_coded(folder_of(self.place, self.revision), device)
         else:
             model = load_model(self.place, self.revision, device, self.limits, head=True)
         if not model.causal:
@@ -123,8 +118,7 @@ def subject_of(
     all its linear layers by one scheme (a ``Recipe``), quantized.
 
     ``SourceError`` for what is no model, or beyond the ``limits``; ``ValueError`` for one that writes no
-    text, has no tokenizer, is quantized already or is not the recipe's. Where no folders may be opened, a
-    checkpoint of codes is none that can be run.
+    text, has no tokenizer, or is not the recipe's.
     """
     file = gguf_of(place, limits)
     if file is not None:
@@ -135,17 +129,15 @@ def subject_of(
             raise ValueError(f"{file.name} {NO_TEXT}")
         return subject
     source = open_source(place, revision, limits)
-    coded = SETTINGS in source.config() and not source.restored
-    subject = Subject(place, revision, SubjectKind.CODED if coded else SubjectKind.PLAIN, limits=limits)
+    if source.problems:
+        raise SourceError(source.problems[0])
+    kind = SubjectKind.CODED if source.restored and recipe is None else SubjectKind.PLAIN
+    subject = Subject(place, revision, kind, limits=limits)
     folder = source.paths[0].parent if source.paths else None
     if folder is not None:
         _check_folder(folder, subject.name)
-    if coded and not limits.folders:
-        raise ValueError(f"{subject.name} is quantized already: models in floating point are run here")
     if recipe is None:
         return subject
-    if coded:
-        raise ValueError(f"{subject.name} is quantized already: a recipe is for the model it was made of")
     if isinstance(recipe, Recipe):
         recipe = ModelRecipe(place, revision, "", dict.fromkeys(linear_names(source), recipe))
     else:
@@ -161,30 +153,11 @@ def _check_folder(folder: Path, name: str) -> None:
         raise ValueError(f"{name} has no tokenizer: its folder needs tokenizer.json, or another of its files")
 
 
-def _bytes(info: TensorInfo, recipe: Recipe | None) -> float:
+def _bytes(source: TensorSource, info: TensorInfo, recipe: Recipe | None) -> float:
     """Bytes of one tensor: by its recipe, or as the files hold it."""
     if recipe is None:
-        return bytes_of(info)
+        return sum(map(bytes_of, source.parts_of(info.name) or (info,)))
     return recipe.scheme.bits_per_element(info.matrix_shape).total * info.elements / 8
-
-
-def _load_coded(folder: Path, device: torch.device) -> Model:
-    """A folder of codes, restored by this project's own readers."""
-    import transformers
-    from transformers import AutoTokenizer
-
-    checkpoint = open_checkpoint(str(folder))
-    if checkpoint.broken:
-        raise SourceError(f"{checkpoint.origin}: {checkpoint.broken[0]}")
-    weights = {name: checkpoint.restore(name).values for name in checkpoint.weights}
-    with loading(folder.name):
-        config = config_of(folder)
-        if config is None:
-            raise SourceError(f"{folder.name}: transformers does not know this kind of model")
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        network, told = network_of(getattr(transformers, auto_class(config)), config, weights)
-    _check_whole(folder.name, told)
-    return Model(network.eval().to(device), tokenizer, device, folder.name, is_causal(config))
 
 
 def _load_gguf(file: Path, device: torch.device) -> Model:

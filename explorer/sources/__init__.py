@@ -9,6 +9,7 @@ from pathlib import Path
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorSource
+from explorer.sources.coded import STORED
 from explorer.sources.matrix import Matrix
 from explorer.sources.models import open_model
 from explorer.sources.samples import SAMPLES
@@ -24,17 +25,21 @@ def load_matrix(
     revision: str | None = None,
     max_elements: int | None = None,
     progress: Progress | None = None,
+    codes: bool = False,
 ) -> Matrix:
     """A float32 matrix from anywhere: ``sample:NAME``, a tensor file, a model folder or a Hub id.
 
     ``tensor`` names the tensor in a file or model that holds several; of more than ``max_elements`` only the
-    first rows are read. Raises ``SourceError`` with what was wrong and what is accepted.
+    first rows are read. ``codes``: of a quantized weight, its codes as the file holds them. Raises
+    ``SourceError`` with what was wrong and what is accepted.
     """
     if where.startswith(SAMPLE_PREFIX):
         if tensor or revision:
             raise SourceError(f"{where} is one tensor: no tensor of it can be named, nor a revision")
         return load_sample(where.removeprefix(SAMPLE_PREFIX))
-    return open_source(where, revision).matrix(tensor, max_elements, progress)
+    source = open_source(where, revision)
+    name = f"{source.info(tensor).name}{STORED}" if codes else tensor
+    return source.matrix(name, max_elements, progress)
 
 
 def load_sample(name: str) -> Matrix:

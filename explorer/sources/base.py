@@ -91,6 +91,11 @@ class TensorSource(ABC):
         archives, tables, pictures, tensors in column-major order, and models."""
         return None
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why weights of codes cannot be restored, one text for each such weight."""
+        return ()
+
     def parts_of(self, name: str) -> tuple[TensorInfo, ...]:
         """The tensors of the files that a restored weight is made of: its codes, and its scales; none for any
         other."""

@@ -1,148 +1,214 @@
-"""Weights of models that are published quantized, read as the values of their codes.
+"""Quantized weights of a source: listed once each, as what they mean, and read as the values of their codes.
 
-Two layouts, by config.json's ``quantization_config``::
-
-    fp8    X.weight F8_E4M3 [N, K], X.weight_scale_inv [⌈N/r⌉, ⌈K/c⌉]: the scale of each tile of
-           weight_block_size = [r, c] multiplies its codes (DeepSeek-V3, Qwen3; the tiles at the edges may be
-           cut)
-    mxfp4  X_blocks U8 [E, N, K/32, 16], X_scales U8 [E, N, K/32]: two E2M1 codes a byte, the first in the low
-           nibble, times 2^(scale - 127) (the experts of gpt-oss)
-
-A source lists such a weight once, as X.weight [N, K] or X [E, N, K], inputs last; its scales are not listed.
-Values are float32: the product of code and scale, rounded once. transformers holds X of experts as [E, K, N]
-(``as_in_network``). Weights of other layouts stay what they are in the files.
+``CodedWeights`` finds the weights among the tensors of a file or model by the table of ``quantized_forms``. A
+source lists such a weight as X.weight [N, K], inputs last; its scales are not listed. Values are float32: the
+product of code and scale, rounded once. Codes that lie beside scales in a form that no row knows are listed
+as what they are, and refused when they are read. Who wants to see the codes themselves reads
+``X.weight:codes``.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from explorer.formats import E8M0
-from explorer.formats.subnormals import keeps_subnormals
 from explorer.progress import Progress, checkpoint
-from explorer.sources.base import SourceError, TensorInfo, TensorSource, shape_words
-from explorer.sources.matrix import unpack_fp4
+from explorer.sources.base import Pieces, SourceError, TensorInfo, TensorSource, refused, shape_words
+from explorer.sources.quantized_forms import BESIDE, MAINS, OF_INPUTS, CodeForm, Restored, first_rows, form_of
+from explorer.sources.safetensors_header import NAMES, bytes_of
 from explorer.words import plain
 
 CONFIG = "config.json"
 SETTINGS = "quantization_config"
-_FP8, _FP4 = "F8_E4M3 ", "F4_E2M1 "
-CODED = (_FP8, _FP4)
-"""Prefixes of the dtypes that restored weights are listed with; no dtype of a file has them."""
-_FP8_WEIGHT, _FP8_SCALES = ".weight", ".weight_scale_inv"
-_BLOCKS, _MX_SCALES = "_blocks", "_scales"
-_FP8_SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
-_MOST_TILE = 1 << 20
-_MX_BLOCK, _MX_BYTES = 32, 16
-_BLOCK = re.compile(r"([1-9]\d{0,8})×([1-9]\d{0,8})", re.ASCII)
-_BITS = {_FP8: (8, 32), _FP4: (4, 8)}
-"""Of each prefix: bits of a code, and of a scale."""
-Restore = Callable[[Tensor, Tensor, Progress | None], Tensor]
+STORED = ":codes"
+"""After the name of a weight: its codes as the file holds them."""
+_BITS = re.compile(r" · ([0-9.]+) bits$", re.ASCII)
+_CODES = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4", "I8", "U8")
+"""Dtypes that mean nothing beside scales."""
+_ENDS = tuple(dict.fromkeys((*MAINS, *BESIDE)))
+_SCALES = re.compile(r"scale|absmax|[._]scb$", re.IGNORECASE)
+"""What names of scales hold, after the name of a layer or tensor."""
+_OF_INPUTS = re.compile(r"(input|output|act|activation|[qkv])_(global_)?scale$", re.IGNORECASE)
+_CODES_END = re.compile(
+    r"([._](weight|qweight|weight_packed|packed|qdata|codes|blocks|w_q|q))$", re.IGNORECASE
+)
 ReadRows = Callable[[TensorInfo, int | None, Progress | None], Tensor]
-
-
-@dataclass(frozen=True)
-class CodeLayout:
-    """How a model's files hold codes: ``tile`` of a scale of FP8, None for MXFP4."""
-
-    tile: tuple[int, int] | None
-
-
-@dataclass(frozen=True)
-class CodedWeight:
-    """One weight: ``info`` as it is listed, ``codes`` and ``scales`` as the files hold them; a row of scales
-    serves ``rows`` rows of codes. ``problem``: why the parts do not fit together; empty if they do."""
-
-    info: TensorInfo
-    codes: TensorInfo
-    scales: TensorInfo | None
-    restore: Restore
-    rows: int = 1
-    problem: str = ""
-
-    def read(self, read_rows: ReadRows, rows: int | None, progress: Progress | None) -> Tensor:
-        """float32: the first ``rows`` rows of the weight, all if None, read from the bytes of those alone.
-
-        ``SourceError`` where the scales are missing, or have another shape or dtype.
-        """
-        if self.problem or self.scales is None:
-            raise SourceError(self.problem)
-        codes = read_rows(self.codes, rows, None)
-        scales = read_rows(self.scales, None if rows is None else -(-rows // self.rows), None)
-        return self.restore(codes, scales, progress)
-
-
-class CodedWeights:
-    """The weights that a model's files hold as codes, by name, and ``infos``: what the model is listed as."""
-
-    def __init__(self, infos: Iterable[TensorInfo], layout: CodeLayout | None) -> None:
-        raw = {info.name: info for info in infos}
-        found = [_weight(info, raw, layout) for info in raw.values()] if layout else []
-        self._by_codes = {weight.codes.name: weight for weight in found if weight}
-        self.by_name = {weight.info.name: weight for weight in self._by_codes.values()}
-        parts = {weight.scales.name for weight in self.by_name.values() if weight.scales}
-        self.infos = tuple(
-            self._by_codes[name].info if name in self._by_codes else info
-            for name, info in raw.items()
-            if name not in parts
-        )
-
-    def parts_of(self, name: str) -> tuple[TensorInfo, ...]:
-        """Codes and scales of a weight; none for a tensor that is no weight of codes, or has no scales."""
-        weight = self.by_name.get(name)
-        return (weight.codes, weight.scales) if weight and weight.scales else ()
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The names of the weights, as they are listed."""
-        return frozenset(self.by_name)
-
-
-def layout_of(config: Mapping[str, Any]) -> CodeLayout | None:
-    """The layout that a model's configuration names; None for every other, and for none."""
-    settings = config.get(SETTINGS)
-    if not isinstance(settings, Mapping):
-        return None
-    if settings.get("quant_method") == "mxfp4":
-        return CodeLayout(None)
-    tile = settings.get("weight_block_size")
-    if settings.get("quant_method") != "fp8" or settings.get("fmt", "e4m3") != "e4m3":
-        return None
-    if (
-        not isinstance(tile, list)
-        or len(tile) != 2
-        or not all(type(n) is int and 0 < n <= _MOST_TILE for n in tile)
-    ):
-        return None
-    return CodeLayout((tile[0], tile[1]))
-
-
-def may_hold_codes(infos: Iterable[TensorInfo]) -> bool:
-    """Whether some of a model's tensors could be codes of one of the layouts, so that its configuration has
-    to be asked."""
-    return any(
-        (info.dtype == _FP8.strip() and info.name.endswith(_FP8_WEIGHT))
-        or (info.dtype == "U8" and info.name.endswith(_BLOCKS))
-        for info in infos
-    )
 
 
 def stored_bits(dtype: str) -> float | None:
     """Bits per weight that codes and scales take in the files of a weight listed with ``dtype``; None for
     dtypes of other weights."""
-    prefix = next((prefix for prefix in CODED if dtype.startswith(prefix)), None)
-    block = _BLOCK.search(dtype)
-    if prefix is None or block is None:
+    found = _BITS.search(dtype)
+    return float(found[1]) if found else None
+
+
+@dataclass(frozen=True)
+class CodedWeight:
+    """One weight: ``info`` as it is listed, ``parts`` as the files hold them, by what follows the layer's
+    name. ``problem``: why they cannot be read; empty if they can."""
+
+    info: TensorInfo
+    parts: Mapping[str, TensorInfo]
+    settings: Mapping[str, Any]
+    form: CodeForm | None = None
+    problem: str = ""
+
+    @property
+    def codes(self) -> TensorInfo:
+        """The tensor of codes, as the files hold it."""
+        return self.parts[self.form.main if self.form else ""]
+
+    @property
+    def bare(self) -> TensorInfo:
+        """The codes, as they are listed beside the weight."""
+        return replace(self.codes, name=f"{self.info.name}{STORED}")
+
+    def restore(self, read_rows: ReadRows, rows: int | None, progress: Progress | None) -> Restored:
+        """The first ``rows`` rows of the weight, all if None, read from the bytes of those where the form
+        allows it. ``SourceError`` where the parts do not fit together."""
+        if self.form is None or self.problem:
+            raise SourceError(self.problem)
+        checkpoint()
+        total, name = self.info.shape[0], plain(self.info.name, 80)
+        with refused(f"{name} cannot be restored"):
+            parts = first_rows(self.form, self.parts, lambda i, n: read_rows(i, n, None), total, rows)
+            found = self.form.restore(parts, self.parts, self.settings)
+            if found.values.shape[1:] != self.info.shape[1:]:
+                raise ValueError(
+                    f"it has {list(found.values.shape)} values, and {list(self.info.shape)} codes"
+                )
+        if progress is not None:
+            progress(total, total)
+        if rows is None or rows >= total:
+            return found
+        steps = None if found.steps is None else found.steps[:rows]
+        return replace(found, values=found.values[:rows], steps=steps)
+
+
+class CodedWeights:
+    """The weights that tensors ``infos`` hold as codes, by name, and ``infos``: what their source lists.
+
+    ``settings``: the model's ``quantization_config``, empty without one. ``read`` reads a tensor; it is asked
+    for those of a few numbers that a weight's shape stands in.
+    """
+
+    def __init__(
+        self, infos: Iterable[TensorInfo], settings: Mapping[str, Any], read: Callable[[TensorInfo], Tensor]
+    ) -> None:
+        raw = {info.name: _in_header_words(info) for info in infos}
+        scales = {base: info for info in raw.values() for base in _bases(info.name)}
+        self.by_name: dict[str, CodedWeight] = {}
+        shown: dict[str, TensorInfo | None] = {}
+        for info in raw.values():
+            weight = _weight(info, raw, settings, read) or _unknown(info, scales, settings)
+            if weight is not None:
+                shown |= {part.name: None for part in weight.parts.values() if weight.form}
+                shown[info.name] = weight.info
+                self.by_name[weight.info.name] = weight
+        self.infos = tuple(found for name, info in raw.items() if (found := shown.get(name, info)))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the weights that are restored, as they are listed."""
+        return frozenset(name for name, weight in self.by_name.items() if weight.form)
+
+
+class CodedSource(TensorSource):
+    """A source whose files may hold weights as codes: it lists and reads what they mean.
+
+    A source of one class sets ``stored``, the tensors as the files have them, and ``read_stored``, and calls
+    ``find_codes`` when it is opened.
+    """
+
+    stored: tuple[TensorInfo, ...]
+    _coded: CodedWeights | None = None
+
+    def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
+        """The first ``rows`` entries of one tensor of the files, all if None, in its own dtype."""
+        raise NotImplementedError
+
+    def find_codes(self) -> None:
+        """Look for weights of codes; the configuration is read only where there may be some."""
+        if not any(_in_header_words(i).dtype in (*_CODES, "I32") for i in self.stored):
+            return
+        settings = self.config().get(SETTINGS)
+        found = CodedWeights(
+            self.stored,
+            settings if isinstance(settings, Mapping) else {},
+            lambda info: self.read_stored(info, None, None),
+        )
+        if found.by_name:
+            self._coded, self.restored = found, found.names
+
+    @property
+    def infos(self) -> tuple[TensorInfo, ...]:
+        if self._coded is None:
+            return self.stored
+        bare = (weight.bare for weight in self._coded.by_name.values() if weight.problem)
+        return *self._coded.infos, *bare
+
+    def info(self, name: str | None = None) -> TensorInfo:
+        weight = self.coded((name or "").removesuffix(STORED))
+        return weight.bare if weight and name and name.endswith(STORED) else super().info(name)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return tuple(w.problem for w in self._coded.by_name.values() if w.problem) if self._coded else ()
+
+    def coded(self, name: str) -> CodedWeight | None:
+        """The weight of codes that is listed as ``name``; None for any other tensor."""
+        return self._coded.by_name.get(name) if self._coded else None
+
+    def restore(self, name: str) -> Restored:
+        """A weight of codes with its scales and what they are; ``SourceError`` if it cannot be restored."""
+        weight = self.coded(name)
+        assert weight is not None
+        return weight.restore(self.read_stored, None, None)
+
+    def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
+        weight = self.coded(info.name.removesuffix(STORED))
+        if weight is None:
+            return self.read_stored(info, rows, progress)
+        if info.name.endswith(STORED):
+            return self.read_stored(weight.codes, rows, progress)
+        return weight.restore(self.read_stored, rows, progress).values
+
+    def parts_of(self, name: str) -> tuple[TensorInfo, ...]:
+        weight = self.coded(name)
+        return tuple(weight.parts.values()) if weight and weight.form else ()
+
+    def pieces(self, name: str | None = None) -> Pieces | None:
+        info = self.info(name)
+        return None if self.coded(info.name.removesuffix(STORED)) else self.stored_pieces(info)
+
+    def stored_pieces(self, info: TensorInfo) -> Pieces | None:
+        """``pieces`` of a tensor that is stored as it is."""
         return None
-    code, scale = _BITS[prefix]
-    return code + scale / (int(block[1]) * int(block[2]))
+
+
+class Restoring(CodedSource):
+    """Another source, whose weights of codes are restored."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self.origin, self.broken, self.paths = source.origin, source.broken, source.paths
+        self._source, self.stored = source, source.infos
+        self.find_codes()
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._source.kept_bytes
+
+    def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
+        return self._source.read_rows(self._source.info(info.name), rows, progress)
+
+    def stored_pieces(self, info: TensorInfo) -> Pieces | None:
+        return self._source.pieces(info.name)
 
 
 def as_in_network(source: TensorSource, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -161,77 +227,84 @@ def shape_in_network(source: TensorSource, info: TensorInfo) -> tuple[int, ...]:
     return (info.shape[0], info.shape[2], info.shape[1]) if experts else info.shape
 
 
-def _weight(codes: TensorInfo, raw: Mapping[str, TensorInfo], layout: CodeLayout) -> CodedWeight | None:
-    """The weight whose codes are the tensor ``codes``; None for a tensor that holds none."""
-    return _fp8_weight(codes, raw, layout.tile) if layout.tile else _mxfp4_weight(codes, raw)
+def weights_of(source: TensorSource) -> tuple[TensorInfo, ...]:
+    """The tensors of a source without those that say something of a restored layer's inputs or outputs."""
+    layers = {name.removesuffix(".weight") for name in source.restored}
+    return tuple(
+        info
+        for info in source.infos
+        if not any(info.name.endswith(end) and info.name.removesuffix(end) in layers for end in OF_INPUTS)
+    )
 
 
-def _fp8_weight(
-    codes: TensorInfo, raw: Mapping[str, TensorInfo], tile: tuple[int, int]
+def _in_header_words(info: TensorInfo) -> TensorInfo:
+    """The entry with the dtype by its name in safetensors' headers: "U8" for "uint8"."""
+    dtype = getattr(torch, info.dtype, None)
+    return replace(info, dtype=NAMES[dtype]) if isinstance(dtype, torch.dtype) and dtype in NAMES else info
+
+
+def _weight(
+    info: TensorInfo,
+    raw: Mapping[str, TensorInfo],
+    settings: Mapping[str, Any],
+    read: Callable[[TensorInfo], Tensor],
 ) -> CodedWeight | None:
-    if not codes.name.endswith(_FP8_WEIGHT) or codes.dtype != _FP8.strip() or len(codes.shape) != 2:
+    """The weight whose codes are the tensor ``info``; None for a tensor that holds none, and for one of a
+    form that is not known."""
+    if info.dtype not in (*_CODES, "I32"):
         return None
-    info = TensorInfo(codes.name, codes.shape, f"{_FP8}{tile[0]}×{tile[1]}")
-    scales = raw.get(codes.name.removesuffix(_FP8_WEIGHT) + _FP8_SCALES)
-    wanted = tuple(-(-length // side) for length, side in zip(codes.shape, tile, strict=True))
-    problem = _problem(info, scales, wanted, _FP8_SCALE_DTYPES)
-    return CodedWeight(info, codes, scales, partial(_tiles, tile=tile), tile[0], problem)
+    for main in MAINS:
+        layer = info.name.removesuffix(main)
+        if layer == info.name:
+            continue
+        beside = {end: raw[layer + end] for end in _ENDS if layer + end in raw}
+        form = form_of(beside, settings)
+        if form is None or form.main != main or f"{layer}{form.weight}" in raw.keys() - {info.name}:
+            continue
+        parts = {end: part for end, part in beside.items() if end in (form.main, *form.others)}
+        name = layer + form.weight
+        try:
+            shape = form.shape(parts, settings, read)
+            bits = 8 * sum(map(bytes_of, parts.values())) / max(math.prod(shape), 1)
+            label = f"{form.label(parts, settings)} · {bits:.7g} bits"
+            return CodedWeight(TensorInfo(name, tuple(shape), label), parts, settings, form)
+        except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
+            listed = TensorInfo(name, info.shape, info.dtype)
+            return CodedWeight(listed, parts, settings, form, f"{plain(name, 80)}: {plain(str(error), 300)}")
+    return None
 
 
-def _mxfp4_weight(codes: TensorInfo, raw: Mapping[str, TensorInfo]) -> CodedWeight | None:
-    name = codes.name.removesuffix(_BLOCKS)
-    if name == codes.name or name in raw or codes.dtype != "U8" or len(codes.shape) != 4:
+def _unknown(
+    info: TensorInfo, scales: Mapping[str, TensorInfo], settings: Mapping[str, Any]
+) -> CodedWeight | None:
+    """Codes beside scales in a form that no row knows; None for a tensor without such scales."""
+    packed = info.dtype == "I32" and _CODES_END.search(info.name) and not info.name.endswith(".weight")
+    if info.dtype not in _CODES and not packed:
         return None
-    experts, outputs, blocks, size = codes.shape
-    info = TensorInfo(name, (experts, outputs, blocks * size * 2), f"{_FP4}1×{_MX_BLOCK}")
-    scales = raw.get(name + _MX_SCALES)
-    problem = _problem(info, scales, codes.shape[:-1], ("U8",))
-    if size != _MX_BYTES:
-        problem = f"{plain(name, 80)}: blocks are of {size} bytes; MXFP4 has {_MX_BYTES}"
-    return CodedWeight(info, codes, scales, _experts, 1, problem)
-
-
-def _problem(
-    info: TensorInfo, scales: TensorInfo | None, wanted: tuple[int, ...], dtypes: tuple[str, ...]
-) -> str:
-    """Why ``scales`` are not those of the weight ``info``; empty if they may be."""
+    base = next((b for b in (info.name, _CODES_END.sub("", info.name)) if b in scales), None)
+    promised = settings.get("quant_method") in ("fp8", "mxfp4", "mxfp8") and info.dtype.startswith("F8_E")
+    if base is None and not (promised and info.name.endswith(".weight")):
+        return None
     name = plain(info.name, 80)
-    if scales is None:
-        return f"{name} has no scales: its codes mean nothing without them"
-    if scales.dtype not in dtypes:
-        return f"{name}: its scales are {scales.dtype}; accepted are {', '.join(dtypes)}"
-    if scales.shape != wanted:
-        return (
-            f"{name}: its scales have the shape {shape_words(scales.shape)}; its codes need "
-            f"{shape_words(wanted)}"
+    beside = "and has no scales"
+    if base is not None:
+        found = scales[base]
+        beside = (
+            f"beside the scales {plain(found.name, 80)} ({found.dtype}, shape {shape_words(found.shape)})"
         )
-    return ""
+    return CodedWeight(
+        info, {"": info}, settings, None,
+        f"{name} holds codes in {info.dtype}, {beside}: this form is not known, and codes are not read as "
+        f"numbers. To see the codes themselves, open {name}{STORED} (on the command line, --codes)",
+    )  # fmt: skip
 
 
-@keeps_subnormals
-def _tiles(codes: Tensor, scales: Tensor, progress: Progress | None, tile: tuple[int, int]) -> Tensor:
-    """float32 [N, K]: codes [N, K] times the scale of their tile, a row of tiles at a time."""
-    rows, columns = codes.shape
-    values, grid = codes.to(torch.float32), scales.to(torch.float32)
-    # A configuration may claim tiles of any size: none is wider than the weight.
-    wide = grid.repeat_interleave(min(tile[1], max(columns, 1)), 1)[:, :columns]
-    for number, first in enumerate(range(0, rows, tile[0])):
-        checkpoint()
-        values[first : first + tile[0]] *= wide[number]
-        if progress is not None:
-            progress(min(first + tile[0], rows), rows)
-    return values
-
-
-@keeps_subnormals
-def _experts(blocks: Tensor, scales: Tensor, progress: Progress | None) -> Tensor:
-    """float32 [E, N, K]: blocks [E, N, K/32, 16] times their scales [E, N, K/32], an expert at a time."""
-    experts, outputs, groups, size = blocks.shape
-    values = torch.empty(experts, outputs, groups * size * 2)
-    for expert in range(experts):
-        checkpoint()
-        restored = unpack_fp4(blocks[expert]) * E8M0.decode(scales[expert])[..., None]
-        values[expert] = restored.flatten(1)
-        if progress is not None:
-            progress(expert + 1, experts)
-    return values
+def _bases(name: str) -> Iterator[str]:
+    """The names of layers and tensors that the tensor ``name`` may hold the scales of."""
+    first = max(name.rfind("."), 0)
+    found = None if _OF_INPUTS.search(name) else _SCALES.search(name, first)
+    for place in range(first, found.start() + 1 if found else 0):
+        if name[place] in "._":
+            yield name[:place]
+    if found and name[found.start() - 1] in "._":
+        yield name[: found.start() - 1]

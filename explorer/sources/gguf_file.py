@@ -51,7 +51,6 @@ class GgufFile(TensorSource):
             raise SourceError(f"{self.origin} holds no tensors")
         self._order = header.order
         self._entries = {entry.info.name: entry for entry in header.entries}
-        self.broken = tuple(f"{self.origin}: a second tensor called {name}" for name in header.twice)
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:

@@ -68,11 +68,10 @@ class GgufEntry:
 
 @dataclass(frozen=True)
 class Header:
-    """``order``: "<" or ">", how numbers are stored. ``twice``: names of tensors that an earlier one has."""
+    """``order``: "<" or ">", how numbers are stored."""
 
     order: str
     entries: tuple[GgufEntry, ...]
-    twice: tuple[str, ...]
 
 
 def read_header(
@@ -244,18 +243,17 @@ class _Walk:
         return GgufEntry(info, kind, entry.start, stop)
 
     def _told_apart(self, entries: list[GgufEntry]) -> Header:
-        """Keep the first of tensors with the same name; ``SourceError`` if the bytes of two overlap."""
-        first: dict[str, GgufEntry] = {}
-        twice = []
+        """The header; ``SourceError`` if two tensors have one name, as gguf refuses them, or overlap."""
+        seen: set[str] = set()
         for entry in entries:
-            if entry.info.name in first:
-                twice.append(entry.info.name)
-            first.setdefault(entry.info.name, entry)
+            if entry.info.name in seen:
+                self._refuse(f"it has two tensors called {plain(entry.info.name, 80)}")
+            seen.add(entry.info.name)
         filled = sorted((e for e in entries if e.stop > e.start), key=lambda e: e.start)
         for one, other in pairwise(filled):
             if other.start < one.stop:
                 self._refuse(f"{plain(one.info.name, 80)} and {plain(other.info.name, 80)} overlap")
-        return Header(self._order, tuple(first.values()), tuple(twice))
+        return Header(self._order, tuple(entries))
 
     def _text(self, longest: int, what: str) -> bytes:
         length = self._number("Q", what)

@@ -17,10 +17,10 @@ from huggingface_hub import constants
 from torch import Tensor
 
 from explorer.progress import Progress
-from explorer.sources.base import SourceError, TensorInfo, TensorSource
-from explorer.sources.coded import CONFIG, CodedWeights, layout_of, may_hold_codes
+from explorer.sources.base import SourceError, TensorInfo
+from explorer.sources.coded import CONFIG, CodedSource
 from explorer.sources.hub_requests import Visit
-from explorer.sources.index import INDEX, is_plain_name, shard_names
+from explorer.sources.index import INDEX, broken_promise, file_names, is_plain_name, weight_map
 from explorer.sources.safetensors_header import PREFIX, Entry, decode, entries, header_length, parse_json
 from explorer.sources.source_limits import LOCAL, SourceLimits
 
@@ -78,7 +78,7 @@ def _file_name(sibling: dict[str, Any]) -> str:
     return name
 
 
-class HubModel(TensorSource):
+class HubModel(CodedSource):
     """The safetensors files at the top level of a Hub repository, at one commit.
 
     ``endpoint`` replaces HF_ENDPOINT. Raises ``SourceError`` for a repository that is missing, gated,
@@ -100,14 +100,15 @@ class HubModel(TensorSource):
         visit = self.visit()
         found = repository(visit, repo_id, revision, self.origin)
         self.commit, self.files = found.commit, found.files
+        self._promised: dict[str, str] = {}
         self.weights = self._shards(visit)
         self._entries: dict[str, tuple[str, Entry]] = {}
         self._sizes: dict[str, int] = {}
         for name, listed in zip(self.weights, self._all_entries(visit), strict=True):
             self._add(name, listed)
-        raw = [entry.info for _, entry in self._entries.values()]
-        self._coded = CodedWeights(raw, layout_of(self.config()) if may_hold_codes(raw) else None)
-        self.restored = self._coded.names
+        self.broken += broken_promise(self._promised, self._entries)
+        self.stored = tuple(entry.info for _, entry in self._entries.values())
+        self.find_codes()
 
     def config(self) -> dict[str, Any]:
         """``TensorSource.config``; ``SourceError`` if it is no JSON."""
@@ -116,13 +117,6 @@ class HubModel(TensorSource):
         raw = self.file(self.visit(), CONFIG, self._limits.header_bytes)
         config = parse_json(raw, self.origin, CONFIG, self._limits)
         return config if isinstance(config, dict) else {}
-
-    def parts_of(self, name: str) -> tuple[TensorInfo, ...]:
-        return self._coded.parts_of(name)
-
-    @property
-    def infos(self) -> tuple[TensorInfo, ...]:
-        return self._coded.infos
 
     @property
     def identity(self) -> str:
@@ -154,8 +148,9 @@ class HubModel(TensorSource):
     def _shards(self, visit: Visit) -> list[str]:
         if INDEX in self.files:
             index = self.file(visit, INDEX, self._limits.header_bytes)
-            return shard_names(index, self.origin, self._limits)
-        here = [n for n in self.files if n.endswith(".safetensors") and is_plain_name(n)]
+            self._promised = weight_map(index, self.origin, self._limits)
+            return sorted(set(self._promised.values()))
+        here = file_names(n for n in self.files if n.endswith(".safetensors") and is_plain_name(n))
         if not here:
             raise SourceError(
                 f"{self.origin} has no safetensors files at its top level; other formats are not read"
@@ -195,21 +190,19 @@ class HubModel(TensorSource):
         return entries(header, None, f"{self.origin}: {name}", self._limits)
 
     def _add(self, name: str, listed: tuple[Entry, ...]) -> None:
-        """A file's tensors; of a name that an earlier file has, that one stays, and it is said."""
-        twice = [entry.info.name for entry in listed if entry.info.name in self._entries]
+        """A file's tensors without those that the index has in another file; of a name that an earlier file
+        has, that one stays, and it is said."""
+        own = [entry for entry in listed if self._promised.get(entry.info.name, name) == name]
+        twice = [entry.info.name for entry in own if entry.info.name in self._entries]
         if twice:
             self.broken += (f"{name}: an earlier file holds {twice[0]} too ({len(twice)} left out)",)
         self._sizes[name] = max((entry.stop for entry in listed), default=0)
-        for entry in listed:
+        for entry in own:
             self._entries.setdefault(entry.info.name, (name, entry))
         if len(self._entries) > self._limits.tensors:
             raise SourceError(f"{self.origin} lists more than {self._limits.tensors:,} tensors")
 
-    def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
-        coded = self._coded.by_name.get(info.name)
-        return coded.read(self._stored, rows, progress) if coded else self._stored(info, rows, progress)
-
-    def _stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
+    def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         name, entry = self._entries[info.name]
         size, shape = entry.first(rows)
         data = self.visit().span(self._id, name, self.commit, entry.start, entry.start + size, progress)

@@ -8,7 +8,7 @@ read, where weights are codes (coded.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,14 @@ from torch import Tensor
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
-from explorer.sources.coded import CONFIG, CodedWeights, layout_of, may_hold_codes
+from explorer.sources.coded import CONFIG, CodedSource
 from explorer.sources.gguf_file import SUFFIX as GGUF
 from explorer.sources.gguf_file import GgufFile
 from explorer.sources.hub import HubModel, check_revision, is_hub_id
-from explorer.sources.index import INDEX, local_shard_names
-from explorer.sources.safetensors_header import parse_json
+from explorer.sources.index import INDEX, broken_promise, file_names, local_weight_map
+from explorer.sources.safetensors_file import SafetensorsFile, config_in
 from explorer.sources.source_limits import LOCAL, SUFFIXES, SourceLimits
-from explorer.sources.stamped import StampedFile, stamp_of
-from explorer.sources.tensors import open_tensors
+from explorer.sources.stamped import stamp_of
 
 __all__ = ["HubModel", "LocalModel", "folder_stamp", "layers", "local_folder", "open_model"]
 
@@ -116,81 +115,61 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() and part.isascii() else (1, part) for part in parts if part]
 
 
-class LocalModel(TensorSource):
-    """All safetensors files of a folder, sharded or single, as one source.
+class LocalModel(CodedSource):
+    """The safetensors files of a folder, sharded or single, as one source.
 
-    Files that cannot be read are left out, and named in ``broken``, and so are tensors whose name an earlier
-    file has already; ``SourceError`` if no file is left.
+    With an index, a tensor is read from the file that the index names, and from no other. Files that cannot
+    be read are left out, and named in ``broken``, and so are tensors that the index promises and no file
+    holds, and those whose name an earlier file has already; ``SourceError`` if no file is left.
     """
 
     def __init__(self, folder: Path, origin: str | None = None, limits: SourceLimits = LOCAL) -> None:
         self.origin = origin or folder.name
         self._folder, self._limits = folder, limits
         with refused(f"{self.origin} cannot be read"):
-            names = _files_of(folder, self.origin, limits)
-        self._file_of: dict[str, tuple[TensorInfo, TensorSource]] = {}
+            promised = local_weight_map(folder, self.origin, limits)
+            names = _files_of(folder, self.origin, limits, promised)
+        self._file_of: dict[str, tuple[TensorInfo, SafetensorsFile]] = {}
         opened = 0
         for name in names:
             try:
-                file = open_tensors(folder / name, limits=limits)
+                with refused(f"{name} is not a readable .safetensors file"):
+                    file = SafetensorsFile(folder / name, name, limits)
             except SourceError as error:
                 self.broken += (str(error),)
                 continue
             opened += 1
             self.paths += (folder / name,)
-            self._add(name, file, limits)
+            self._add(name, file, promised)
         if not opened:
             raise SourceError(self.broken[0])
-        raw = [info for info, _ in self._file_of.values()]
-        self._coded = CodedWeights(raw, layout_of(self.config()) if may_hold_codes(raw) else None)
-        self.restored = self._coded.names
-
-    def holds(self, name: str) -> bool:
-        """True for a tensor of the files, codes and scales included."""
-        return name in self._file_of
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """Of each weight whose codes and scales do not fit together, why."""
-        return tuple(weight.problem for weight in self._coded.by_name.values() if weight.problem)
+        self.broken += broken_promise(promised, self._file_of)
+        self.stored = tuple(info for info, _ in self._file_of.values())
+        self.find_codes()
 
     def config(self) -> dict[str, Any]:
         """``TensorSource.config``; ``SourceError`` if it is no JSON."""
-        if not (self._folder / CONFIG).is_file():
-            return {}
-        file = StampedFile(self._folder / CONFIG, f"{self.origin}: {CONFIG}")
-        if file.size > self._limits.header_bytes:
-            raise SourceError(f"{self.origin}: {CONFIG} has {file.size:,} bytes")
-        config = parse_json(file.read(0, file.size), self.origin, CONFIG, self._limits)
-        return config if isinstance(config, dict) else {}
+        return config_in(self._folder / CONFIG, self.origin, self._limits)
 
-    def parts_of(self, name: str) -> tuple[TensorInfo, ...]:
-        return self._coded.parts_of(name)
-
-    def _add(self, name: str, file: TensorSource, limits: SourceLimits) -> None:
-        twice = [info.name for info in file.infos if info.name in self._file_of]
+    def _add(self, name: str, file: SafetensorsFile, promised: Mapping[str, str]) -> None:
+        own = [info for info in file.stored if promised.get(info.name, name) == name]
+        twice = [info.name for info in own if info.name in self._file_of]
         if twice:
             self.broken += (f"{name}: an earlier file holds {twice[0]} too ({len(twice)} left out)",)
-        for info in file.infos:
+        for info in own:
             self._file_of.setdefault(info.name, (info, file))
-        if len(self._file_of) > limits.tensors:
-            raise SourceError(f"{self.origin} lists more than {limits.tensors:,} tensors, the limit here")
+        if len(self._file_of) > self._limits.tensors:
+            raise SourceError(
+                f"{self.origin} lists more than {self._limits.tensors:,} tensors, the limit here"
+            )
 
-    @property
-    def infos(self) -> tuple[TensorInfo, ...]:
-        return self._coded.infos
-
-    def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
-        coded = self._coded.by_name.get(info.name)
-        return coded.read(self._stored, rows, progress) if coded else self._stored(info, rows, progress)
-
-    def _stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
-        return self._file_of[info.name][1].read_rows(info, rows, progress)
+    def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
+        return self._file_of[info.name][1].read_stored(info, rows, progress)
 
 
-def _files_of(folder: Path, origin: str, limits: SourceLimits) -> list[str]:
-    names = local_shard_names(folder, origin, limits)
-    names = names or sorted(path.name for path in folder.glob("*.safetensors"))
+def _files_of(folder: Path, origin: str, limits: SourceLimits, promised: Mapping[str, str]) -> list[str]:
+    here = sorted(path.name for path in folder.glob("*.safetensors"))
+    names = sorted(set(promised.values())) or file_names(here)
     if not names:
         raise SourceError(f"{origin} holds no .safetensors files; other weight formats are not read")
     if len(names) > limits.shards:
@@ -213,6 +192,7 @@ def _cached_snapshot(repo_id: str, revision: str | None, limits: SourceLimits) -
             raise SourceError(f"{repo_id!r} is no Hub id: {error}") from error
         if isinstance(cached, str):
             folder = Path(cached).parent
-            complete = all((folder / n).is_file() for n in local_shard_names(folder, repo_id, limits))
+            promised = local_weight_map(folder, repo_id, limits)
+            complete = all((folder / n).is_file() for n in set(promised.values()))
             return folder if complete else None
     return None

@@ -189,6 +189,11 @@ def _read_header(file: IO[bytes], origin: str) -> _Header:
         raise SourceError(
             f"{origin} holds Python objects, which would have to be unpickled; save plain numbers"
         )
+    if header.dtype.kind == "V" and header.dtype.names is None:
+        raise SourceError(
+            f"{origin} holds {header.dtype}: numpy writes bfloat16 as |V2 and float8 as |V1, without their "
+            "names. Save x.astype(np.float32), or the array as .safetensors"
+        )
     if header.dtype.kind not in "fiub":
         raise SourceError(
             f"{origin} holds {header.dtype}; accepted are floating-point numbers, integers and booleans"

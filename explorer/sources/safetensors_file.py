@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from explorer.progress import Progress
-from explorer.sources.base import Pieces, SourceError, TensorInfo, TensorSource
+from explorer.sources.base import Pieces, SourceError, TensorInfo
+from explorer.sources.coded import CONFIG, CodedSource
 from explorer.sources.matrix import to_float32
-from explorer.sources.safetensors_header import PREFIX, decode, entries, header_length
+from explorer.sources.safetensors_header import PREFIX, decode, entries, header_length, parse_json
 from explorer.sources.source_limits import SourceLimits
 from explorer.sources.stamped import StampedFile
 
 
-class SafetensorsFile(TensorSource):
-    """One .safetensors file."""
+class SafetensorsFile(CodedSource):
+    """One .safetensors file; the configuration beside it says how its weights of codes are read."""
 
     def __init__(self, path: Path, origin: str, limits: SourceLimits) -> None:
         self.origin = origin
@@ -29,18 +31,20 @@ class SafetensorsFile(TensorSource):
         if not listed:
             raise SourceError(f"{origin} holds no tensors")
         self._entries = {entry.info.name: entry for entry in listed}
+        self.stored = tuple(entry.info for entry in listed)
+        self._beside = path.parent / CONFIG if limits.folders else None
+        self._limits = limits
 
-    @property
-    def infos(self) -> tuple[TensorInfo, ...]:
-        return tuple(entry.info for entry in self._entries.values())
+    def config(self) -> dict[str, Any]:
+        return config_in(self._beside, self.origin, self._limits) if self._beside else {}
 
-    def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
+    def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         entry = self._entries[info.name]
         size, shape = entry.first(rows)
         return decode(info, shape, self._file.read(entry.start, size), self.origin)
 
-    def pieces(self, name: str | None = None) -> Pieces | None:
-        entry = self._entries[self.info(name).name]
+    def stored_pieces(self, info: TensorInfo) -> Pieces | None:
+        entry = self._entries[info.name]
         count = entry.info.elements
         size = (entry.stop - entry.start) // max(count, 1)
         if size * count != entry.stop - entry.start or entry.info.dtype in ("C64", "F4"):
@@ -51,3 +55,15 @@ class SafetensorsFile(TensorSource):
             return to_float32(decode(entry.info, (len(starts), length), data, self.origin))
 
         return read
+
+
+def config_in(path: Path, origin: str, limits: SourceLimits) -> dict[str, Any]:
+    """What the model's configuration ``path`` says, empty if there is none; ``SourceError`` if it is no
+    JSON."""
+    if not path.is_file():
+        return {}
+    file = StampedFile(path, f"{origin}: {CONFIG}")
+    if file.size > limits.header_bytes:
+        raise SourceError(f"{origin}: {CONFIG} has {file.size:,} bytes")
+    config = parse_json(file.read(0, file.size), origin, CONFIG, limits)
+    return config if isinstance(config, dict) else {}

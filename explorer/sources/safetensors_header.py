@@ -126,13 +126,16 @@ def entries(
         if name != "__metadata__"
     )
     check_claims([entry.info for entry in found], origin, limits)
-    in_order = sorted((entry for entry in found if entry.stop > entry.start), key=lambda entry: entry.start)
+    in_order = sorted(found, key=lambda entry: (entry.start, entry.stop))
     for one, next_one in pairwise(in_order):
+        names = f"{plain(one.info.name, 80)} and of {plain(next_one.info.name, 80)}"
         if next_one.start < one.stop:
-            raise SourceError(
-                f"{origin} uses bytes twice: those of {plain(one.info.name, 80)} and of "
-                f"{plain(next_one.info.name, 80)} overlap"
-            )
+            raise SourceError(f"{origin} uses bytes twice: those of {names} overlap")
+        if next_one.start > one.stop:
+            raise SourceError(f"{origin} has bytes that no tensor holds, between those of {names}")
+    first, last = (in_order[0].start, in_order[-1].stop) if in_order else (offset, offset)
+    if first > offset or (data_bytes is not None and last < offset + data_bytes):
+        raise SourceError(f"{origin} has bytes before or after its tensors that none of them holds")
     return found
 
 

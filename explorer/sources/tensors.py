@@ -16,6 +16,7 @@ from pathlib import Path
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
+from explorer.sources.coded import CodedSource, Restoring
 from explorer.sources.csv_file import open_csv
 from explorer.sources.matrix import MATRIX_RULE, Matrix, as_matrix, matrix_shape
 from explorer.sources.numpy_file import NpyFile, NpzFile
@@ -56,7 +57,12 @@ def open_tensors(path: str | Path, name: str | None = None, limits: SourceLimits
     with refused(f"{origin} is not a readable {suffix} file"):
         if not path.is_file():
             raise SourceError(f"{origin}: no such file")
-        return _READERS[suffix](path, origin, limits)
+        source = _READERS[suffix](path, origin, limits)
+        if not isinstance(source, CodedSource):
+            found = Restoring(source)
+            return found if found.problems or found.restored else source
+        source.find_codes()
+        return source
 
 
 def _no_such_suffix(origin: str, suffix: str, limits: SourceLimits) -> str:

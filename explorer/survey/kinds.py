@@ -11,8 +11,9 @@ from enum import StrEnum
 
 from explorer.models.skeleton import WEIGHT as SUFFIX
 from explorer.models.skeleton import Skeleton
-from explorer.sources import coded, gguf_file
+from explorer.sources import gguf_file
 from explorer.sources.base import TensorInfo
+from explorer.sources.coded import stored_bits
 
 FLOATS = {"F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16"}
 """The file's names of dtypes that hold a weight as it was trained; codes of 8 bits have their scales
@@ -23,7 +24,7 @@ def itemsize(dtype: str) -> float:
     """Bytes of an element of a file's ``dtype``, by the bits in its name ("BF16", "int64"); 1 where it names
     none. Of weights in codes with scales the bytes of both; 2 for the coded tensors of GGUF files, which are
     restored to 16 bits."""
-    if (stored := coded.stored_bits(dtype)) is not None:
+    if (stored := stored_bits(dtype)) is not None:
         return stored / 8
     bits = re.search(r"\d+", dtype)
     return 2 if dtype.startswith(gguf_file.CODED) else max(int(bits[0]) // 8, 1) if bits else 1
@@ -60,8 +61,8 @@ def role_of(info: TensorInfo, network: Skeleton | None = None) -> Role | None:
     without one their names do.
     """
     name = info.name.removesuffix(SUFFIX)
-    holds_weights = info.dtype in FLOATS or info.dtype.startswith((*gguf_file.CODED, *coded.CODED))
-    if not holds_weights or min(info.shape, default=0) < 2:
+    codes = info.dtype.startswith(gguf_file.CODED) or stored_bits(info.dtype) is not None
+    if not (info.dtype in FLOATS or codes) or min(info.shape, default=0) < 2:
         return None
     if len(info.shape) == 3:
         used = network is None or network.holds(network.parameter(info.name)[0])

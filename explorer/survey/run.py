@@ -169,6 +169,8 @@ def survey_model(
     source = open_source(plan.model, plan.revision, limits)
     if source.broken:
         raise SourceError(f"{source.origin}: {source.broken[0]}")
+    if source.problems:
+        raise SourceError(f"{source.origin}: {source.problems[0]}")
     network = _network_of(source)
     infos = _roles(plan, network, in_order(source))
     listed = [(info, role) for info, role in infos if role is not None]

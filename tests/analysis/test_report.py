@@ -16,6 +16,7 @@ from torch import Tensor
 from explorer import SCHEMES, Scheme, compare, mark_frontier, quantize
 from explorer.analysis.element import inspect_element
 from explorer.analysis.frontier import on_frontier
+from explorer.analysis.grids import exact_scheme
 from explorer.analysis.histograms import Histogram, histogram, histogram_kl
 from explorer.analysis.memory import MODELS, estimate, left_on, sizes_that_differ
 from explorer.analysis.report import measure, sqnr_db
@@ -74,6 +75,27 @@ def test_exact_and_zero_tensors() -> None:
     zeros = torch.zeros(2, 8)
     r = compare(zeros, quantize(zeros, SCHEMES["int4_group32"]))
     assert (r.cosine, r.mse, r.sqnr_db) == (1.0, 0.0, math.inf)
+
+
+def test_blocks_that_become_zero_are_counted() -> None:
+    """Values too small for the smallest scale are lost without being clipped; those near it are not."""
+    x = torch.zeros(4, 64)
+    x[0, 0], x[1, :16], x[2, 33:40] = 2688, 0.005, 1e-12
+    for name, count in (("int4_group32", 1), ("nvfp4", 1), ("int8_row", 0), ("mxfp4", 0)):
+        q = quantize(x, SCHEMES[name])
+        assert q.dequantize().isfinite().all() and compare(x, q).zero_blocks == count, name
+
+
+def test_weights_on_a_grid_are_told_their_scheme() -> None:
+    """If this fails, weights that 4 bits hold exactly are said to lose 7 % (LightCompress issue 334)."""
+    w = 0.01 * torch.randint(-8, 8, (8, 128))
+    w[:, 0] = -0.08
+    exact = exact_scheme(w)
+    assert exact is not None and exact.format.bits == 4
+    assert torch.allclose(quantize(w, exact).dequantize(), w, atol=1e-8)
+    rows = torch.randint(-1, 2, (8, 128)) * torch.arange(1, 9)[:, None]
+    assert (found := exact_scheme(rows.float())) and found.format.bits == 2 and found.block == (1, None)
+    assert exact_scheme(torch.randn(8, 512)) is None and exact_scheme(w, most_bits=3) is None
 
 
 def test_histogram_counts_everything_once(gaussian: Tensor) -> None:

@@ -37,12 +37,12 @@ from explorer.checkpoints.diff_words import sentences
 from explorer.checkpoints.gguf_model import GgufModel
 from explorer.checkpoints.integer_words import int32_words
 from explorer.checkpoints.rescaled import find_factors, whole_factor
-from explorer.checkpoints.restored import Restored
 from explorer.checkpoints.stored import GgufCheckpoint, gguf_of, open_checkpoint
 from explorer.cli import main
 from explorer.core.file import save_quantized
 from explorer.sources.base import SourceError
 from explorer.sources.gguf_file import GgufFile
+from explorer.sources.quantized_forms import Restored
 from explorer.sources.source_limits import LOCAL
 from tests.checkpoints.reading import NAME, finished, hard_weight, target_parts, uniform
 from tests.covering import by_pairs, sampled
@@ -479,7 +479,7 @@ def _gptq(columns: int, rows: int, groups: Tensor) -> dict[str, Tensor]:
 
 HUGE = 1 << 50
 LYING = [
-    (_nf4([8, 64], blocksize=HUGE), "is no block"),
+    (_nf4([8, 64], blocksize=HUGE), "values have 8 scales"),
     (_nf4([8, 64], nested_blocksize=HUGE, nested_offset=0), "(8, 64)"),
     (_nf4([8, 64], blocksize=0), "blocks of 0"),
     (_nf4([8, 64], nested_blocksize=-1, nested_offset=0), "blocks of -1"),

@@ -123,10 +123,9 @@ def overwrite(model: Path, **settings: object) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a cut shard": (cut, "is cut short"),
     "a lost shard": (lambda model: shard(model).unlink(), "which is not in the folder"),
-    "a lost tensor": (lose_tensor, "which no file holds"),
+    "a lost tensor": (lose_tensor, "does not hold it"),
     "no configuration": (lambda model: (model / "config.json").unlink(), "has no config.json"),
     "a damaged configuration": (lambda model: (model / "config.json").write_text("{"), "config.json cannot"),
-    "a quantized model": (lambda model: overwrite(model, quantization_config={}), "quantized already"),
 }
 TURNS = {(case, list(EXPORTS)[i % len(EXPORTS)]) for i, case in enumerate(BROKEN)}
 """Each way to be broken by one target, another each time."""

@@ -239,7 +239,8 @@ def test_on_a_real_layer_and_held_out_inputs(layer: Callable[..., tuple[Tensor, 
     assert torch.equal(quantized.snapshots[-1], rounded[:24]), "the last snapshot is the dequantized weight"
     base = quantize(w, SCHEMES["int4_group128"])
     assert output_error(w, rounded, held_out) < output_error(w, base.dequantize(), held_out)
-    assert quantized.q.bits_per_element == base.bits_per_element and not rounded[:, 5].any()
+    assert torch.equal(rounded[:, 5], base.dequantize()[:, 5]), "a column without input is rounded, not wiped"
+    assert quantized.q.bits_per_element == base.bits_per_element
     steps = [after / before for before, after in itertools.pairwise(DAMPINGS)]
     assert (DAMPINGS[0], DAMPINGS[-1]) == (0.003, 1.0) and all(2.9 < step < 3.5 for step in steps)
 

@@ -6,6 +6,7 @@ If these fail, a method was added in one place and is missing, or wrong, in anot
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from app.sections import methods as section
-from explorer import SCHEMES
+from explorer import SCHEMES, quantize
 from explorer.__main__ import main
 from explorer.core.file import load as load_quantized
 from explorer.core.file import save_quantized
 from explorer.methods import COMBINATIONS, METHODS, USUAL, apply, choices, names_in
+from explorer.methods.evaluate import evaluate
 from explorer.methods.files import load_layer, save_layer
 from explorer.methods.layer import Stored
 from explorer.models.evaluate import OriginalModel, evaluate_embeddings, needs_inputs
@@ -69,6 +71,24 @@ def test_every_method_serves_or_refuses_every_scheme(
     folded = x[:8].double() @ layer.weight().double().t() + layer.output(torch.zeros_like(x[:1]))
     bound = 2e-3 * float(folded.abs().mean())
     torch.testing.assert_close(layer.output(x[:8]), folded, rtol=2e-3, atol=bound)
+
+
+@pytest.mark.parametrize("scheme", ["int4_group32", "q4_k"])
+@pytest.mark.parametrize("name", EVERY)
+def test_what_no_input_reaches_is_rounded(small: tuple[Tensor, Tensor], name: str, scheme: str) -> None:
+    """An expert without tokens, or a channel without input, is rounded, not wiped (Model-Optimizer pull
+    1354); its output says nothing, in words."""
+    w, x = small[0], small[1].clone()
+    try:
+        nearest = quantize(w, SCHEMES[scheme]).dequantize() - w
+        nothing = evaluate(name, w, SCHEMES[scheme], torch.zeros_like(x), torch.zeros_like(x))
+    except ValueError:
+        return  # the method does not serve the scheme
+    assert nothing.layer is not None and nothing.refused and math.isnan(nothing.output_sqnr_db)
+    assert (nothing.layer.weight() - w).norm() < 1.2 * nearest.norm()
+    x[:, 7] = 0
+    kept = apply(name, w, SCHEMES[scheme], x).weight()[:, 7]
+    assert (kept - w[:, 7]).norm() < 3 * nearest[:, 7].norm()
 
 
 def test_every_method_is_met_by_the_tests_that_claim_so() -> None:

@@ -58,7 +58,7 @@ def test_fp8_is_what_transformers_restores(tmp_path: Path) -> None:
     folder, codes, scales = fp8_folder(tmp_path / "m", (256, 384))
     source = open_source(str(folder))
     assert {(i.name, i.shape, i.dtype) for i in source.infos} == {
-        (f"{LAYER}.weight", (256, 384), "F8_E4M3 128×128"),
+        (f"{LAYER}.weight", (256, 384), "FP8 E4M3 · 8.001953 bits"),
         ("model.norm.weight", (384,), "F32"),
     }
     read = source.read(f"{LAYER}.weight")
@@ -89,7 +89,7 @@ def test_mxfp4_is_what_transformers_restores(tmp_path: Path) -> None:
     folder, blocks, scales = mxfp4_folder(tmp_path / "m")
     source = open_source(str(folder))
     shown = {i.name: (i.shape, i.dtype) for i in source.infos}
-    assert shown == {EXPERTS: ((4, 96, 64), "F4_E2M1 1×32"), f"{EXPERTS}_bias": ((4, 96), "F32")}
+    assert shown == {EXPERTS: ((4, 96, 64), "MXFP4 · 4.25 bits"), f"{EXPERTS}_bias": ((4, 96), "F32")}
     want = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # [E, inputs, outputs]
     assert torch.equal(source.read(EXPERTS), want.transpose(1, 2))
     assert torch.equal(load_matrix(str(folder), EXPERTS).values, want.transpose(1, 2).reshape(4 * 96, 64))
@@ -141,25 +141,121 @@ def test_wrong_scales_are_refused_by_name(
         tensors[scales] = damaged(tensors[scales], what)
     save_file(tensors, folder / "model.safetensors")
     source = open_source(str(folder))
-    (name,) = source.restored
+    name = next(name for name in (f"{LAYER}.weight", EXPERTS) if name in {info.name for info in source.infos})
     with pytest.raises(SourceError, match=words) as caught:
         source.read(name)
     assert name in str(caught.value)
 
 
-def test_other_layouts_stay_codes(tmp_path: Path) -> None:
-    """If this fails, codes of an unknown layout are taken for those of a known one."""
-    codes, scales = fp8_parts(torch.randn(128, 128))
-    tensors = {f"{LAYER}.weight": codes, f"{LAYER}.weight_scale_inv": scales}
-    sizes = ([128], [0, 128], [128, 10**30])
-    for settings in (
-        FP8,
-        *(FP8 | {"weight_block_size": size} for size in sizes),
-        {"quant_method": "gptq"},
-        7,
+def full(value: float, *shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensor:
+    return torch.full(shape, value).to(dtype)
+
+
+def u8(value: int, *shape: int) -> Tensor:
+    return torch.full(shape, value, dtype=torch.uint8)
+
+
+ROWS = torch.arange(64.0)[:, None] + 1
+STEPS = 1 + 5 * torch.arange(8.0)[:, None] + torch.arange(5.0)
+FP4_ONES = u8(0x22, 64, 32)
+FORMS: dict[str, tuple[dict[str, Tensor], object, Tensor | float, str]] = {
+    "MXFP8, exponents in bytes": (
+        {"weight": full(1, 64, 64), "weight_scale": u8(120, 64, 2)},
+        {"quant_method": "mxfp8", "weight_block_size": [1, 32]}, 2**-7, "MXFP8 E4M3",
+    ),
+    "MXFP8 in bytes": (
+        {"weight": u8(0x38, 64, 64), "weight_scale": u8(120, 64, 2)}, {"quant_method": "mxfp8"}, 2**-7,
+        "MXFP8 E4M3",
+    ),
+    "rows [N, 1]": ({"weight": full(1, 64, 64), "weight_scale": ROWS}, {}, ROWS.expand(64, 64), "FP8 E4M3"),
+    "rows [N]": ({"weight": full(1, 64, 32), "weight_scale": ROWS[:, 0]}, 7, ROWS.expand(64, 32), "FP8 E4M3"),
+    "one scale": (
+        {"weight": full(2, 8, 8, dtype=torch.float8_e5m2), "weight_scale": torch.tensor(0.25)}, {}, 0.5,
+        "FP8 E5M2",
+    ),
+    "cut blocks": (
+        {"weight": full(1, 1000, 576), "weight_scale_inv": STEPS}, FP8 | {"weight_block_size": [128, 128]},
+        tiles(full(1, 1000, 576), STEPS), "FP8 E4M3",
+    ),
+    "another size in the settings": (
+        {"weight": full(1, 256, 256), "weight_scale_inv": full(3, 2, 2, dtype=torch.bfloat16)},
+        FP8 | {"weight_block_size": [64, 10**30]}, 3.0, "FP8 E4M3",
+    ),
+    "E8M0 blocks": (
+        {"weight": full(1, 256, 256), "scale": full(2**-9, 2, 2, dtype=torch.float8_e8m0fnu)}, {}, 2**-9,
+        "FP8 E4M3",
+    ),
+    "MXFP4 in I8": (
+        {"weight": FP4_ONES.view(torch.int8), "scale": u8(126, 64, 2).view(torch.float8_e8m0fnu)}, {}, 0.5,
+        "MXFP4",
+    ),
+    "NVFP4, a divisor": (
+        {
+            "weight_packed": FP4_ONES, "weight_scale": full(448, 64, 4),
+            "weight_global_scale": torch.tensor([3584.0]),
+        },
+        {}, 0.125, "NVFP4",
+    ),
+    "NVFP4, a multiplier": (
+        {"weight": FP4_ONES, "weight_scale": full(448, 64, 4), "weight_scale_2": torch.tensor(1 / 3584)}, {},
+        448 * torch.tensor(1 / 3584), "NVFP4",
+    ),
+    "INT8 of torchao": (
+        {
+            "_weight_qdata": full(-3, 64, 32, dtype=torch.int8), "_weight_scale": ROWS,
+            "_weight_zero_point": full(0, 64, 1, dtype=torch.int8),
+        },
+        {"quant_method": "torchao"}, -3 * ROWS.expand(64, 32), "INT8",
+    ),
+    "INT4 of HQQ": (  # the first group in the high bits of the bytes, the second in the low ones
+        {
+            "W_q": u8(0x2F, 1, 64), "scale": torch.tensor([[2.0], [0.5]]),
+            "zero": torch.tensor([[1.0], [7.0]]), "nbits": torch.tensor(4),
+            "axis": torch.tensor(1), "shape": torch.tensor([2, 64]),
+        },
+        {"quant_method": "hqq"}, torch.tensor([[2.0], [4.0]]).expand(2, 64), "INT",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_codes_mean_what_their_scales_say(form: str, tmp_path: Path) -> None:
+    """If this fails, the commonest checkpoints are shown as their bare codes. A file alone gives the same
+    values, and so do its first rows."""
+    parts, settings, want, label = FORMS[form]
+    folder = folder_of(tmp_path / "m", {f"{LAYER}.{end}": part for end, part in parts.items()}, settings)
+    for where in (folder, folder / "model.safetensors"):
+        source = open_source(str(where))
+        (info,) = source.infos
+        assert info.name == f"{LAYER}.weight" and info.dtype.startswith(f"{label} · ")
+        values = source.read(info.name)
+        assert values.shape == info.shape and torch.equal(values, torch.as_tensor(want).expand(values.shape))
+        part = source.read(info.name, max_elements=33 * info.shape[1])
+        assert torch.equal(part, values[:33])
+
+
+def test_an_unknown_form_is_refused_and_its_codes_are_shown_on_purpose(tmp_path: Path) -> None:
+    """If this fails, codes are taken for weights. The scales of inputs are no scales of a weight."""
+    ones, scale = full(1, 64, 64), torch.ones(5)
+    for codes, scales, tensor in (
+        ("weight", "weight_w_scale", ones),
+        ("weight", "weight_scale", ones),
+        ("qdata", "scales", ones.to(torch.int8)),
+        ("codes", "absmax", u8(1, 8)),
     ):
-        source = open_source(str(folder_of(tmp_path / "m", tensors, settings)))
-        assert {info.dtype for info in source.infos} == {"F8_E4M3", "F32"} and not source.restored
+        tensors = {f"{LAYER}.{codes}": tensor, f"{LAYER}.{scales}": scale, "a.weight": torch.ones(2, 2)}
+        folder = folder_of(tmp_path / "m", tensors, {})
+        for where in (folder, folder / "model.safetensors"):
+            source = open_source(str(where))
+            assert source.problems and source.read("a.weight").eq(1).all()
+            with pytest.raises(SourceError) as caught:
+                source.read(f"{LAYER}.{codes}")
+            assert f"{LAYER}.{codes}" in str(caught.value)
+            assert scales in str(caught.value) or "5 scales" in str(caught.value)
+            bare = load_matrix(str(where), f"{LAYER}.{codes}", codes=True)
+            assert bare.values.eq(1).all() and bare.name in {info.name for info in source.infos}
+    folder_of(tmp_path / "m", {f"{LAYER}.weight": ones, f"{LAYER}.input_scale": scale}, {})
+    assert open_source(str(tmp_path / "m")).read(f"{LAYER}.weight").float().eq(1).all()
 
 
 def test_a_configuration_that_cannot_be_read_is_said(tmp_path: Path) -> None:

@@ -189,6 +189,34 @@ def test_an_incomplete_or_broken_folder_says_what_is_missing(tmp_path: Path) -> 
         LocalModel(tmp_path)
 
 
+def test_the_index_says_which_file_holds_a_tensor(hub: Hub, tmp_path: Path) -> None:
+    """On this machine and on the Hub. If this fails, a stale copy in another shard is read (vLLM pull 54230),
+    or a tensor that was promised is missing without a word (vLLM issue 34859)."""
+    folder, w = tmp_path / "sharded", torch.randn(4, 4)
+    shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    for path in folder.iterdir():
+        path.unlink()
+    save_file({"a": w, "b": torch.zeros(4, 4), "extra": w.clone()}, folder / shards[0])
+    save_file({"b": w}, folder / shards[1])
+    save_file({"c": w}, folder / "consolidated.safetensors")
+    places = {"a": shards[0], "b": shards[1]}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    models = [LocalModel(folder), HubModel("team/sharded", endpoint=hub.url)]
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {**places, "zz": shards[0]}})
+    )
+    models += [LocalModel(folder), HubModel("team/sharded", endpoint=hub.url)]
+    for promised, model in zip(("", "", "zz", "zz"), models, strict=True):
+        assert [info.name for info in model.infos] == ["a", "extra", "b"] and torch.equal(model.read("b"), w)
+        assert promised in "".join(model.broken) and bool(model.broken) == bool(promised)
+    with pytest.raises(SourceError, match="promises zz"):
+        models[2].read("zz")
+    (folder / "model.safetensors.index.json").unlink()
+    assert [info.name for info in LocalModel(folder).infos] == ["a", "b", "extra"]
+    (folder / shards[0]).rename(folder / "model.safetensors")
+    assert {path.name for path in LocalModel(folder).paths} == {"model.safetensors"}
+
+
 def test_a_cached_snapshot_is_read_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An id in the Hugging Face cache needs no network."""
     snapshot = tmp_path / "models--team--cached" / "snapshots" / ("0" * 40)

@@ -99,7 +99,7 @@ def test_weights_count_as_stored() -> None:
     """A float32 embedding counts with four bytes; if this fails, a model in FP8 or MXFP4 is said to be up to
     four times as large as it is."""
     sizes = {"F32": 4, "BF16": 2, "float64": 8, "I64": 8, "BOOL": 1, "F8_E4M3": 1, "Q4_K": 2, "MXFP4": 2}
-    sizes |= {"F8_E4M3 128×128": 1 + 4 / 128**2, "F4_E2M1 1×32": 4.25 / 8}
+    sizes |= {"FP8 E4M3 · 8.001953 bits": 8.001953 / 8, "MXFP4 · 4.25 bits": 4.25 / 8}
     assert {dtype: itemsize(dtype) for dtype in sizes} == sizes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def model_card(export: Export, plan: Plan, text: str, verified: Verified | None 
     title = hub_id(folder) or folder.name
     paragraphs = [
         f"Made from {words.code(title)} by Quantization Explorer {__version__}. Each layer below was "
-        f"rounded as its row says; all other tensors are what they were{_restored(plan)}{_changed(plan)}.",
+        f"rounded as its row says; all other tensors are what they were{_restored(plan)}{_changed(plan)}."
+        f"{_source(plan)}",
         scheme_table(plan.layers, plan.shape, lambda one, shape: _stored_bits(export, plan, one, shape)),
         _size_words(plan, size),
         f"Inputs of the layers: {_inputs(plan)}.",
@@ -63,8 +65,20 @@ def _restored(plan: Plan) -> str:
     kept = [name for name in plan.model.restored if name.removesuffix(".weight") not in plan.layers]
     if not kept:
         return ""
-    dtype = str(plan.model.dtype).removeprefix("torch.")
-    return f", {len(kept)} of them restored to {dtype} from the codes that the model is published in"
+    dtype, more = str(plan.model.dtype).removeprefix("torch."), sum(map(plan.model.growth, kept))
+    return (
+        f", {len(kept)} of them restored to {dtype} from the codes that the model is published in, which "
+        f"takes {more:,} bytes more"
+    )
+
+
+def _source(plan: Plan) -> str:
+    """What the weights were before, of a model that is published quantized."""
+    found = Counter(plan.model.stored_as.values())
+    forms = ", ".join(f"{count} in {label}" for label, count in found.items())
+    return (
+        f" The original holds weights as codes ({forms}); what was rounded are their values." if forms else ""
+    )
 
 
 def _changed(plan: Plan) -> str:

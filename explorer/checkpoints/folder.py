@@ -95,7 +95,8 @@ class Shards:
             self._write(name, tensor)
 
     def _write(self, name: str, tensor: Tensor) -> None:
-        raw = tensor.detach().cpu().reshape(-1).clone().view(torch.uint8).numpy()
+        flat = tensor.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)
+        raw = flat.view(torch.uint8).numpy()
         span = [self._end, self._end + raw.size]
         kind, shape = NAMES[tensor.dtype], list(tensor.shape)
         self._entries[name] = {"dtype": kind, "shape": shape, "data_offsets": span}

@@ -19,7 +19,7 @@ from explorer.sources.base import SourceError, TensorInfo
 from explorer.sources.coded import CONFIG, SETTINGS, as_in_network, shape_in_network, weights_of
 from explorer.sources.dtypes import stored_dtype
 from explorer.sources.models import LocalModel
-from explorer.sources.safetensors_header import NAMES
+from explorer.sources.safetensors_header import NAMES, bytes_of
 from explorer.sources.source_limits import LOCAL
 
 _CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm", ".vocab", ".bpe")
@@ -85,6 +85,17 @@ class ModelFolder:
     def restored(self) -> frozenset[str]:
         """The names of the weights that the files hold as codes."""
         return self._source.restored
+
+    @property
+    def stored_as(self) -> dict[str, str]:
+        """What the files hold of each restored weight, in the field's words: "NVFP4", "INT4"."""
+        infos = (self._source.info(name) for name in self._source.restored)
+        return {info.name: info.dtype.partition(" · ")[0] for info in infos}
+
+    def growth(self, name: str) -> int:
+        """Bytes that a restored weight takes more than its codes and scales."""
+        taken = sum(map(bytes_of, self._source.parts_of(name)))
+        return bytes_of(self.info(name)) - taken if taken else 0
 
     @property
     def type(self) -> str:

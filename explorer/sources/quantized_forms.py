@@ -232,7 +232,8 @@ def _integers(
         signed, mapping = signed - points[:, where], "asymmetric"
     else:
         mapping = "full" if bool((codes == 0).any()) else "symmetric"
-    block = (1, width) if count > 1 else (None if grid.numel() == 1 < rows else 1, None)
+    grouped = count > 1 or (len(grid) == rows and (1, columns) in _stated_blocks(settings))
+    block = (1, width) if grouped else (None if grid.numel() == 1 < rows else 1, None)
     mixed = groups is not None and bool((groups[1:] < groups[:-1]).any())
     words = "asymmetric" if mapping == "asymmetric" else ""
     kind = kind_of(f"INT{bits}", block, words, "groups by activation order" if mixed else "")

@@ -91,6 +91,11 @@ def test_a_checkpoint_opens_and_agrees(coded: Path, tmp_path: Path) -> None:
     }
     made = write_checkpoint("compressed-tensors", coded, layers, tmp_path / "out", verified=True)
     assert made.verified is not None and made.verified.layers + made.verified.unseen == len(layers)
+    card = (made.folder / "README.md").read_text(encoding="utf-8")
+    assert ("in MXFP4" if "gpt_oss" in model.type else "in FP8 E4M3") in card
+    assert ("bytes more" in card) == bool(
+        {name.removesuffix(".weight") for name in model.restored} - set(layers)
+    )
     names = load_file(made.folder / "model.safetensors").keys()
     assert not [n for n in names if n.endswith(("_scale_inv", "_blocks", "_scales"))]
     auto = getattr(transformers, model.auto_class)

@@ -13,13 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from explorer import SourceError
+from explorer import SourceError, open_source
+from explorer.checkpoints import write_checkpoint
+from explorer.methods.recipe import Recipe
 from explorer.models.capture import load_model
 from explorer.survey import Constraints, Role, Survey, frontier, recipe_of
 from explorer.survey.kinds import itemsize
-from explorer.survey.run import SurveyPlan, survey_model
+from explorer.survey.run import SurveyPlan, linear_names, survey_model
 from explorer.survey.verdict import about
 from tests.checkpoints.architectures import ARCHITECTURES
+from tests.covering import sampled
 from tests.sources.coded_models import tiles, to_fp8, to_mxfp4
 
 SCHEMES = ("int4_group32", "fp8_e4m3_row")
@@ -68,6 +71,31 @@ def test_an_fp8_model_is_surveyed_as_its_restored_copy(tiny_llama: Path, tmp_pat
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(SourceError, match="scales"):
         load_model(str(folder))
+
+
+OF_GROUPS = "int4~1x32~asymmetric~float16~minmax"
+TARGETS = [
+    ("gptq", OF_GROUPS), ("awq", OF_GROUPS), ("compressed-tensors", "int4_group32"),
+    ("bitsandbytes", "nf4_block64_double"), ("vllm", "nvfp4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "scheme"), sampled(TARGETS, TARGETS[:1]))
+def test_checkpoints_of_codes_are_surveyed_and_written_anew(
+    target: str, scheme: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """If this fails, the commonest checkpoints cannot be quantized anew, or codes are surveyed as weights."""
+    names = linear_names(open_source(str(tiny_llama)))
+    by = dict.fromkeys(names, Recipe.parse(scheme))
+    folder = write_checkpoint(target, tiny_llama, by, tmp_path / "coded").folder
+    found = surveyed(folder, tmp_path)
+    assert {layer.name for layer in found.layers if layer.role is Role.LINEAR} == set(names)
+    (name, *_), source = names, open_source(str(folder))
+    network = load_model(str(folder), head=True).network.state_dict()
+    assert torch.equal(network[f"{name}.weight"], source.read(f"{name}.weight"))
+    anew = dict.fromkeys(names, Recipe.parse("int8_row"))
+    made = write_checkpoint("compressed-tensors", folder, anew, tmp_path / "again", verified=True)
+    assert "holds weights as codes" in (made.folder / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("coded", [True, False])

@@ -39,11 +39,13 @@ all := $(notdir $(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py
 rest := $(filter-out __pycache__ gpu $(foreach part,$(parts),$($(part))),$(all))
 PART ?= $(parts) rest
 
+$(if $(filter-out $(parts) rest,$(PART)),$(error no part $(PART); there are $(parts) rest))
+
 test-all: check
-	@$(TIMED) $(foreach part,$(PART),$(MAKE) --no-print-directory all-of-$(part) &&) true
+	@$(TIMED) { $(foreach part,$(PART),$(MAKE) --no-print-directory all-of-$(part) &&) true; }
 
 all-of-%: $(VENV)/.tested
-	$(PYTEST) -m "not gpu" $(or $(addprefix tests/,$($*)),$(error no part $*; there are $(parts) rest))
+	$(PYTEST) -m "not gpu" $(addprefix tests/,$($*))
 
 test-gpu: $(VENV)/.tested
 	$(BIN)/python -m explorer compile > /dev/null
@@ -77,11 +79,11 @@ fuzz: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
 # The section "Mutants" of docs/correctness.md: a seeded sample of small changes, and whether a test notices
-# each. COUNT, SEED.
+# each; 200 are recorded. COUNT, SEED.
 SEED ?= 52
 COUNT ?= 200
 mutants: $(VENV)/.tested
-	$(BIN)/python -m tests.mutants.run --count $(COUNT) --seed $(SEED) --jobs $(JOBS) --record
+	$(BIN)/python -m tests.mutants.run --count $(COUNT) --seed $(SEED) --jobs $(JOBS) $(if $(filter 200,$(COUNT)),--record)
 
 # docs/conformance.md: codes and scales against other implementations, on a whole model.
 conformance: $(VENV)/.tested

@@ -88,6 +88,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 folder = "/".join(report.nodeid.split("::")[0].split("/")[:2])
                 seconds[folder] += report.duration
                 tests[folder].add(report.nodeid)
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        seed = terminalreporter.config.getoption("randomly_seed", None)
+        terminalreporter.write_line(f"the order of this run: --randomly-seed={seed}")
     for folder in sorted(seconds, key=lambda folder: -seconds[folder])[:5]:
         terminalreporter.write_line(f"{seconds[folder]:6.0f} s  {len(tests[folder]):5} tests  {folder}")
 

@@ -16,7 +16,6 @@ from explorer.cli import (
     bench,
     checkpoints,
     compile,
-    laboratory,
     models,
     page,
     report,
@@ -39,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (page, tensors, report, models, checkpoints, survey, run, train, speed, compile, laboratory):
+for group in (page, tensors, report, models, checkpoints, survey, run, train, speed, compile):
     app.add_typer(group.app)
 app.add_typer(bench.app, name="bench", rich_help_panel="Measuring")
 

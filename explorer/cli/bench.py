@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from explorer.cli import laboratory
 from explorer.cli.device import Device, use_device
 from explorer.cli.options import (
     TEXT_FILE,
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from explorer.bench.commands import Benchmark
 
 app = typer.Typer(help="Time the library on this machine.")
-for _name in laboratory.BENCHES:
-    laboratory.forward(app, _name)
 
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")]
 

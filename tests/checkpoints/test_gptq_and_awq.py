@@ -30,6 +30,8 @@ def test_a_whole_model(
     ours = expected(recipes, torch.float32)
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     assert (config["bits"], config["group_size"]) == (4, recipes[layers[0]].scheme.block[1])
+    if target == "gptq":
+        assert config["sym"] is True and config["checkpoint_format"] == "gptq"
     for name in layers:
         parts = parts_of(folder / "model.safetensors", name)
         read = awq_weight(parts) if target == "awq" else gptq_weight(parts, 4, 1)

@@ -17,6 +17,7 @@ def test_the_two_ends_are_the_first_shapes() -> None:
         report = compare_calibrators(x, SCHEMES[scheme], 0.5)
         own = report.choices[-1]
         fig = range_figure(report, own.low, own.high, "n")
+        assert list(fig.data[0].y) == list(report.counts)
         assert [shape.name for shape in fig.layout.shapes[:2]] == list(HANDLES)
         assert [shape.x0 for shape in fig.layout.shapes[:2]] == [own.low, own.high]
         assert all(shape.x0 == shape.x1 and shape.xref == "x" for shape in fig.layout.shapes[:2])

@@ -100,7 +100,7 @@ def unpack_bits(packed: Tensor, bits: int, columns: int) -> Tensor:
 def codes_in_words(words: Tensor, bits: int, columns: int) -> Tensor:
     """uint8 [rows, columns] of int32 words [rows, ceil(columns · bits / 32)]: codes of ``bits`` as one stream
     a row, from the lowest bit of the first word up."""
-    raw = words.contiguous().view(torch.uint8)
+    raw = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     return unpack_bits(raw[:, : -(-columns * bits // 8)].contiguous(), bits, columns)
 
 

@@ -20,7 +20,16 @@ from torch import Tensor
 
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import Pieces, SourceError, TensorInfo, TensorSource, refused, shape_words
-from explorer.sources.quantized_forms import BESIDE, MAINS, OF_INPUTS, CodeForm, Restored, first_rows, form_of
+from explorer.sources.quantized_forms import (
+    BESIDE,
+    EXTRA,
+    MAINS,
+    OF_INPUTS,
+    CodeForm,
+    Restored,
+    first_rows,
+    form_of,
+)
 from explorer.sources.safetensors_header import NAMES, bytes_of
 from explorer.words import plain
 
@@ -34,10 +43,14 @@ _CODES = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M
 _ENDS = tuple(dict.fromkeys((*MAINS, *BESIDE)))
 _SCALES = re.compile(r"scale|absmax|[._]scb$", re.IGNORECASE)
 """What names of scales hold, after the name of a layer or tensor."""
+_WORDS = ("I32", "U32", "I16", "U16")
+"""Dtypes of words of codes; of names that codes have, they too mean nothing beside scales."""
 _OF_INPUTS = re.compile(r"(input|output|act|activation|[qkv])_(global_)?scale$", re.IGNORECASE)
 _CODES_END = re.compile(
-    r"([._](weight|qweight|weight_packed|packed|qdata|codes|blocks|w_q|q))$", re.IGNORECASE
+    r"(^|[._]_?)(weight|qweight|weight_packed|packed|qdata|data|codes|blocks|int|w_q|q)$", re.IGNORECASE
 )
+_UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Exceptions that the entries and numbers of a damaged layer raise."""
 ReadRows = Callable[[TensorInfo, int | None, Progress | None], Tensor]
 
 
@@ -99,10 +112,15 @@ class CodedWeights:
     """
 
     def __init__(
-        self, infos: Iterable[TensorInfo], settings: Mapping[str, Any], read: Callable[[TensorInfo], Tensor]
+        self,
+        infos: Iterable[TensorInfo],
+        settings: Mapping[str, Any],
+        read: Callable[[TensorInfo], Tensor],
+        promised: Iterable[str] = (),
     ) -> None:
         raw = {info.name: _in_header_words(info) for info in infos}
-        scales = {base: info for info in raw.values() for base in _bases(info.name)}
+        absent = (TensorInfo(name, (), "not in the files") for name in promised if name not in raw)
+        scales = {base: info for info in (*absent, *raw.values()) for base in _bases(info.name)}
         self.by_name: dict[str, CodedWeight] = {}
         shown: dict[str, TensorInfo | None] = {}
         for info in raw.values():
@@ -133,15 +151,20 @@ class CodedSource(TensorSource):
         """The first ``rows`` entries of one tensor of the files, all if None, in its own dtype."""
         raise NotImplementedError
 
+    def promised(self) -> Iterable[str]:
+        """The names of tensors that the model's index promises."""
+        return ()
+
     def find_codes(self) -> None:
         """Look for weights of codes; the configuration is read only where there may be some."""
-        if not any(_in_header_words(i).dtype in (*_CODES, "I32") for i in self.stored):
+        if not any(_in_header_words(i).dtype in (*_CODES, *_WORDS) for i in self.stored):
             return
         settings = self.config().get(SETTINGS)
         found = CodedWeights(
             self.stored,
             settings if isinstance(settings, Mapping) else {},
             lambda info: self.read_stored(info, None, None),
+            self.promised(),
         )
         if found.by_name:
             self._coded, self.restored = found, found.names
@@ -251,26 +274,34 @@ def _weight(
 ) -> CodedWeight | None:
     """The weight whose codes are the tensor ``info``; None for a tensor that holds none, and for one of a
     form that is not known."""
-    if info.dtype not in (*_CODES, "I32"):
+    of_bytes = any(f"{info.name}.{end}" in raw for end in ("absmax", "quant_map"))  # in any dtype
+    if info.dtype not in (*_CODES, "I32") and not of_bytes:
         return None
     for main in MAINS:
         layer = info.name.removesuffix(main)
-        if layer == info.name:
+        if layer == info.name and info.name != main[1:]:
             continue
-        beside = {end: raw[layer + end] for end in _ENDS if layer + end in raw}
-        form = form_of(beside, settings)
-        if form is None or form.main != main or f"{layer}{form.weight}" in raw.keys() - {info.name}:
-            continue
-        parts = {end: part for end, part in beside.items() if end in (form.main, *form.others)}
-        name = layer + form.weight
+        layer, dot = ("", 1) if info.name == main[1:] and main[0] == "." else (layer, 0)
+        beside = {end: raw[layer + end[dot:]] for end in _ENDS if layer + end[dot:] in raw}
+        name = info.name
         try:
+            form = form_of(beside, settings)
+            if form is None or form.main != main:
+                continue
+            name = layer + form.weight[dot:]
+            if name in raw.keys() - {info.name}:
+                continue
+            parts = {end: part for end, part in beside.items() if end in (form.main, *form.others)}
+            more = [layer + end[dot:] for end in EXTRA if end not in parts and layer + end[dot:] in raw]
+            if more or sum(end in parts for end in (".weight_scale", ".weight_scale_inv", ".scale")) > 1:
+                raise ValueError(f"beside {', '.join(parts)} there are {', '.join(more) or 'two scales'}")
             shape = form.shape(parts, settings, read)
             bits = 8 * sum(map(bytes_of, parts.values())) / max(math.prod(shape), 1)
             label = f"{form.label(parts, settings)} · {bits:.7g} bits"
             return CodedWeight(TensorInfo(name, tuple(shape), label), parts, settings, form)
-        except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
-            listed = TensorInfo(name, info.shape, info.dtype)
-            return CodedWeight(listed, parts, settings, form, f"{plain(name, 80)}: {plain(str(error), 300)}")
+        except _UNREADABLE as error:
+            problem = f"{plain(name, 80)}: {plain(str(error) or type(error).__name__, 300)}"
+            return CodedWeight(replace(info, name=name), {main: info, **beside}, settings, form, problem)
     return None
 
 
@@ -278,7 +309,7 @@ def _unknown(
     info: TensorInfo, scales: Mapping[str, TensorInfo], settings: Mapping[str, Any]
 ) -> CodedWeight | None:
     """Codes beside scales in a form that no row knows; None for a tensor without such scales."""
-    packed = info.dtype == "I32" and _CODES_END.search(info.name) and not info.name.endswith(".weight")
+    packed = info.dtype in _WORDS and _CODES_END.search(info.name)
     if info.dtype not in _CODES and not packed:
         return None
     base = next((b for b in (info.name, _CODES_END.sub("", info.name)) if b in scales), None)
@@ -303,8 +334,12 @@ def _bases(name: str) -> Iterator[str]:
     """The names of layers and tensors that the tensor ``name`` may hold the scales of."""
     first = max(name.rfind("."), 0)
     found = None if _OF_INPUTS.search(name) else _SCALES.search(name, first)
-    for place in range(first, found.start() + 1 if found else 0):
+    if found is None:
+        return
+    for place in range(first, found.start() + 1):
         if name[place] in "._":
-            yield name[:place]
-    if found and name[found.start() - 1] in "._":
-        yield name[: found.start() - 1]
+            yield name[:place].rstrip("._")
+    if name[: found.start()].rstrip("._") == "":
+        yield ""
+    elif name[found.start() - 1] in "._":
+        yield name[: found.start()].rstrip("._")

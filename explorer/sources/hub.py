@@ -8,6 +8,7 @@ without comparing them with shapes and dtypes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -117,6 +118,9 @@ class HubModel(CodedSource):
         raw = self.file(self.visit(), CONFIG, self._limits.header_bytes)
         config = parse_json(raw, self.origin, CONFIG, self._limits)
         return config if isinstance(config, dict) else {}
+
+    def promised(self) -> Iterable[str]:
+        return self._promised
 
     @property
     def identity(self) -> str:

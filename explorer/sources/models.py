@@ -8,7 +8,7 @@ read, where weights are codes (coded.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ class LocalModel(CodedSource):
         self.origin = origin or folder.name
         self._folder, self._limits = folder, limits
         with refused(f"{self.origin} cannot be read"):
-            promised = local_weight_map(folder, self.origin, limits)
+            self._promised = promised = local_weight_map(folder, self.origin, limits)
             names = _files_of(folder, self.origin, limits, promised)
         self._file_of: dict[str, tuple[TensorInfo, SafetensorsFile]] = {}
         opened = 0
@@ -150,6 +150,9 @@ class LocalModel(CodedSource):
     def config(self) -> dict[str, Any]:
         """``TensorSource.config``; ``SourceError`` if it is no JSON."""
         return config_in(self._folder / CONFIG, self.origin, self._limits)
+
+    def promised(self) -> Iterable[str]:
+        return self._promised
 
     def _add(self, name: str, file: SafetensorsFile, promised: Mapping[str, str]) -> None:
         own = [info for info in file.stored if promised.get(info.name, name) == name]

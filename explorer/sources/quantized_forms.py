@@ -24,6 +24,7 @@ from explorer.formats.subnormals import keeps_subnormals
 from explorer.progress import checkpoint
 from explorer.sources.base import TensorInfo
 from explorer.sources.matrix import unpack_fp4
+from explorer.sources.safetensors_header import bytes_of
 
 Parts = Mapping[str, Tensor]
 """Tensors of a layer by what follows its name: ".qweight"."""
@@ -121,7 +122,7 @@ def first_rows(
     rows += -rows % form.step
     for end, info in infos.items():
         length = info.shape[form.along] if end in form.rows and info.shape else 1
-        count = None if length == 1 else min(length, -(-rows // -(-total // length)))
+        count = None if length == 1 else min(length, -(-rows * length // total))
         if form.along == 0 or count is None:
             found[end] = read_rows(info, count)
         else:
@@ -247,12 +248,23 @@ def _gptq(parts: Parts, infos: Infos, settings: Settings) -> Restored:
     count, rows = scales.shape
     columns = _WORD * parts[".qweight"].shape[0] // bits
     codes = codes_in_words(parts[".qweight"].t(), bits, columns)
-    if settings.get("checkpoint_format") == "gptq_v2":
+    if _is_second_version(parts[".qzeros"], settings):
         zeros = codes_in_words(parts[".qzeros"], bits, rows)
     else:
         zeros = _one_more(parts[".qzeros"], bits, rows)
     groups = _groups_of(parts[".g_idx"], columns, count) if ".g_idx" in parts else None
     return _integers(codes, zeros.t(), scales.t(), bits, settings, groups)
+
+
+def _is_second_version(words: Tensor, settings: Settings) -> bool:
+    """Whether zero points are stored themselves, not less one; ``ValueError`` where nothing says so."""
+    stated = settings.get("checkpoint_format") or settings.get("format")
+    if stated or settings:
+        return str(stated).lower() == "gptq_v2"
+    first = int(words.reshape(-1)[0]) & 0xFFFFFFFF if words.numel() else 0
+    if first in (0x77777777, 0x88888888) and bool((words == words.reshape(-1)[0]).all()):
+        return first == 0x88888888
+    raise ValueError("no quantization_config says of which version of GPTQ's layout its zero points are")
 
 
 def _one_more(words: Tensor, bits: int, rows: int) -> Tensor:
@@ -300,6 +312,7 @@ def _packed_integers(parts: Parts, infos: Infos, settings: Settings) -> Restored
     elif zeros is not None:
         zeros = zeros.to(torch.int16) + (1 << (bits - 1))
     groups = parts.get(".weight_g_idx")
+    groups = None if groups is None or bool((groups == -1).any()) else groups
     if groups is not None:
         groups = _groups_of(groups, columns, scales.shape[1])
     return _integers(codes, zeros, scales, bits, settings, groups)
@@ -344,6 +357,8 @@ def _block(infos: Infos, scales: str, settings: Settings) -> Block:
         raise ValueError(f"its one scale has the shape [1, 1]; its codes {list(shape)} need one a block")
     tall = _side(shape[0], grid[0], (down for down, _ in stated))
     wide = _side(shape[1], grid[1], (across for _, across in stated))
+    if "._weight_qdata" in infos and grid[0] not in (1, shape[0]):
+        raise ValueError(f"its scales have the shape {list(grid)}: their order is not known")
     return None if grid[0] == 1 else tall, None if grid[1] == 1 else wide
 
 
@@ -402,7 +417,10 @@ def _element(infos: Infos, settings: Settings) -> FloatFormat | None:
         return None
     if bits == each[8]:
         return float_format("float8_e4m3fn") if settings.get("quant_method") == "mxfp8" else None
-    names = {each[4]: "float4_e2m1fn", each[6]: "float6_e2m3fn"}
+    names = {each[4]: "float4_e2m1fn"}
+    said = str(settings).lower()
+    if (".weight_packed" in infos or "mxfp6" in said) and "e3m2" not in said:  # compressed-tensors has E2M3
+        names[each[6]] = "float6_e2m3fn"
     return float_format(names[bits]) if bits in names else None
 
 
@@ -517,6 +535,15 @@ def _same(infos: Infos, settings: Settings, read: Read) -> tuple[int, ...]:
     return _of_scales(infos, settings)
 
 
+def _in_rows(infos: Infos, settings: Settings, read: Read) -> tuple[int, ...]:
+    """Of INT8, whose scales are of rows, of groups along them, or of the whole."""
+    tall, _ = _block(infos, _scales_name(infos), settings)
+    zeros = [infos[end] for end in _ZEROS if end in infos]
+    if tall not in (1, None) or any(zero.dtype in _FLOATS for zero in zeros):
+        raise ValueError("read are INT8 codes with scales of rows or groups, and integer zero points")
+    return _of_scales(infos, settings)
+
+
 def _gptq_bits(infos: Infos) -> int:
     bits = _WORD * infos[".qzeros"].shape[1] // infos[".scales"].shape[1]
     if bits not in (2, 3, 4, 8):
@@ -538,9 +565,11 @@ def _packed_shape(infos: Infos, settings: Settings, read: Read) -> tuple[int, ..
     """Of ``.weight_shape``: from the bits that the configuration states, or the two numbers themselves."""
     rows, words = infos[".weight_packed"].shape
     stated = {part["num_bits"] for part in _stated(settings) if "num_bits" in part}
-    bits = stated.pop() if len(stated) == 1 else None
-    if isinstance(bits, int) and bits in (4, 8):
-        return rows, _WORD * words // bits
+    bits, grid = stated.pop() if len(stated) == 1 else None, infos[".weight_scale"].shape
+    if type(bits) is int and bits in (4, 8) and len(grid) == 2 and grid[1] > 1:
+        columns = _WORD * words // bits
+        if any(across * grid[1] == columns for _, across in _stated_blocks(settings)):
+            return rows, columns  # without a read: groups are whole
     if infos[_SHAPE].shape != (2,):
         raise ValueError(f"its {_SHAPE} is no pair of numbers")
     stored = [int(n) for n in read(infos[_SHAPE])]
@@ -552,6 +581,9 @@ def _packed_shape(infos: Infos, settings: Settings, read: Read) -> tuple[int, ..
 def _two_codes(infos: Infos, settings: Settings, read: Read) -> tuple[int, ...]:
     codes, scales = _of(infos, ".weight_packed", ".weight"), infos[".weight_scale"].shape
     rows, columns = codes.shape[0], codes.shape[-1] * (1 if codes.dtype == "F4" else 2)
+    above = infos[next(end for end in (".weight_global_scale", ".weight_scale_2") if end in infos)]
+    if math.prod(above.shape) != 1:
+        raise ValueError(f"its tensor scale has the shape {list(above.shape)}; it is one number")
     if len(codes.shape) != 2 or len(scales) != 2 or scales[0] != rows or scales[1] * 16 != columns:
         raise ValueError(
             f"its scales have the shape {list(scales)}; its codes need [{rows}, {columns // 16}]"
@@ -580,7 +612,7 @@ def _experts_shape(infos: Infos, settings: Settings, read: Read) -> tuple[int, .
 
 def _bnb_shape(infos: Infos, settings: Settings, read: Read) -> tuple[int, ...]:
     shape = _stated_shape(_state_of(lambda end: read(infos[end]), infos))
-    codes = 2 * math.prod(infos[".weight"].shape)
+    codes = 2 * bytes_of(infos[".weight"])
     if min(shape) < 0 or math.prod(shape) > codes:
         raise ValueError(f"its state says {list(shape)}, and it has {codes:,} codes")
     return shape
@@ -728,7 +760,7 @@ FORMS = (
             lambda infos, _, main=main: (  # type: ignore[misc]
                 _is(infos, main, "I8") and _scaled(infos, *_FLOATS)
             ),
-            _same,
+            _in_rows,
             _int8,
             along=0,
             rows=(*_CODES, *_ZEROS),
@@ -794,4 +826,7 @@ FORMS = (
 )  # fmt: skip
 """The first that fits is taken. GGUF's types are read by ``gguf_file``."""
 MAINS = tuple(dict.fromkeys(row.main for row in FORMS))
+EXTRA = (*_SCALES, *_ZEROS, ".weight_scale_2", ".weight_global_scale", ".weight_offset", ".weight_shift",
+         ".scales", ".zeros", ".zero", ".qzeros", ".SCB")  # fmt: skip
+"""Endings of tensors that change what codes stand for: one that a form does not know is no part of it."""
 BESIDE = tuple(dict.fromkeys(end for row in FORMS for end in row.others))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from explorer.progress import Progress
 from explorer.sources.base import Pieces, SourceError, TensorInfo
 from explorer.sources.coded import CONFIG, CodedSource
+from explorer.sources.index import local_weight_map
 from explorer.sources.matrix import to_float32
 from explorer.sources.safetensors_header import PREFIX, decode, entries, header_length, parse_json
 from explorer.sources.source_limits import SourceLimits
@@ -37,6 +38,9 @@ class SafetensorsFile(CodedSource):
 
     def config(self) -> dict[str, Any]:
         return config_in(self._beside, self.origin, self._limits) if self._beside else {}
+
+    def promised(self) -> Iterable[str]:
+        return local_weight_map(self._beside.parent, self.origin, self._limits) if self._beside else ()
 
     def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         entry = self._entries[info.name]

@@ -471,7 +471,7 @@ def _nf4(shape: list[int], **state: int) -> dict[str, Tensor]:
 def _gptq(columns: int, rows: int, groups: Tensor) -> dict[str, Tensor]:
     return {
         "a.qweight": torch.zeros(columns // 8, rows, dtype=torch.int32),
-        "a.qzeros": torch.zeros(1, rows // 8, dtype=torch.int32),
+        "a.qzeros": torch.full((1, rows // 8), 0x77777777, dtype=torch.int32),
         "a.scales": torch.ones(1, rows).half(),
         "a.g_idx": groups.int(),
     }

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from explorer import SourceError, load_matrix, open_source
+from explorer.checkpoints.integer_words import int32_words
 from explorer.sources.models import HubModel, LocalModel, folder_stamp
 from tests.sources.coded_models import FP8, MXFP4, fp8_parts, mxfp4_parts, tiles
 
@@ -234,6 +235,25 @@ def test_codes_mean_what_their_scales_say(form: str, tmp_path: Path) -> None:
         assert torch.equal(part, values[:33])
 
 
+@pytest.mark.parametrize("bits", [3, 7])
+def test_first_rows_of_odd_widths(bits: int, tmp_path: Path) -> None:
+    """Codes of 3 and 7 bits cross words: the first rows need whole words of zero points."""
+    scales, zeros = torch.rand(2, 128).half(), torch.randint(1, 1 << bits, (2, 128)).to(torch.uint8)
+    codes = torch.randint(0, 1 << bits, (128, 64)).to(torch.uint8)
+    parts = {
+        "weight_packed": int32_words(codes, bits), "weight_scale": scales.t().contiguous(),
+        "weight_zero_point": int32_words(zeros, bits).t().contiguous(),
+        "weight_shape": torch.tensor([128, 64]),
+    }  # fmt: skip
+    folder = folder_of(tmp_path / "m", {f"{LAYER}.{end}": part for end, part in parts.items()}, {})
+    source = open_source(str(folder))
+    whole = source.read(f"{LAYER}.weight")
+    each = zeros.t().float().repeat_interleave(32, 1), scales.t().float().repeat_interleave(32, 1)
+    assert torch.allclose(whole, (codes.float() - each[0]) * each[1])
+    for rows in (1, 33, 63, 100):
+        assert torch.equal(source.read(f"{LAYER}.weight", max_elements=rows * 64), whole[:rows])
+
+
 def test_an_unknown_form_is_refused_and_its_codes_are_shown_on_purpose(tmp_path: Path) -> None:
     """If this fails, codes are taken for weights. The scales of inputs are no scales of a weight."""
     ones, scale = full(1, 64, 64), torch.ones(5)
@@ -242,6 +262,8 @@ def test_an_unknown_form_is_refused_and_its_codes_are_shown_on_purpose(tmp_path:
         ("weight", "weight_scale", ones),
         ("qdata", "scales", ones.to(torch.int8)),
         ("codes", "absmax", u8(1, 8)),
+        ("weight", "scales", u8(1, 64, 16).to(torch.int32).view(torch.uint32)),  # MLX
+        ("weight._data", "weight._scale", ones.to(torch.int8)),  # quanto
     ):
         tensors = {f"{LAYER}.{codes}": tensor, f"{LAYER}.{scales}": scale, "a.weight": torch.ones(2, 2)}
         folder = folder_of(tmp_path / "m", tensors, {})
@@ -254,6 +276,19 @@ def test_an_unknown_form_is_refused_and_its_codes_are_shown_on_purpose(tmp_path:
             assert scales in str(caught.value) or "5 scales" in str(caught.value)
             bare = load_matrix(str(where), f"{LAYER}.{codes}", codes=True)
             assert bare.values.eq(1).all() and bare.name in {info.name for info in source.infos}
+    more = {f"{LAYER}.weight_scale": torch.ones(64, 1), f"{LAYER}.weight_offset": scale}
+    for lost in (
+        more,
+        {f"{LAYER}.weight_scale": None},
+    ):  # a part that no form knows; scales that are not there
+        kept = {name: tensor for name, tensor in lost.items() if tensor is not None}
+        folder = folder_of(tmp_path / "m", {f"{LAYER}.weight": ones, **kept}, {})
+        index = {"weight_map": dict.fromkeys([f"{LAYER}.weight", *lost], "model.safetensors")}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        for where in (folder, folder / "model.safetensors"):
+            with pytest.raises(SourceError):
+                open_source(str(where)).read(f"{LAYER}.weight")
+        (folder / "model.safetensors.index.json").unlink()
     folder_of(tmp_path / "m", {f"{LAYER}.weight": ones, f"{LAYER}.input_scale": scale}, {})
     assert open_source(str(tmp_path / "m")).read(f"{LAYER}.weight").float().eq(1).all()
 

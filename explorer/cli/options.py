@@ -166,7 +166,8 @@ def _remember(ctx: Any, param: Any, value: bool) -> None:
 def _check_outputs(ctx: Any) -> None:
     """``ValueError`` for an output that is an input, or a file of another program without ``--force``."""
     opts = {param.name: set(param.opts) & set(_OUTPUTS) for param in ctx.command.params}
-    read = [value for name, value in ctx.params.items() if isinstance(value, str | Path) and not opts[name]]
+    given = ((name, value) for name, value in ctx.params.items() if isinstance(value, str | Path) and value)
+    read = [value for name, value in given if not opts[name]]
     for name, value in ctx.params.items():
         if not opts[name] or not value or not Path(value).is_file():
             continue
@@ -178,10 +179,11 @@ def _check_outputs(ctx: Any) -> None:
 
 
 def _holds(where: str | Path, path: Path) -> bool:
-    """Whether ``where`` is the file ``path``, or the folder it is in."""
+    """Whether ``where`` is the file ``path``, or the folder of a model that has its weights in it."""
     try:
         found = Path(where).expanduser().resolve()
-        return found == path.resolve() or (found.is_dir() and found == path.resolve().parent)
+        weights = path.suffix.lower() in (".safetensors", ".gguf")
+        return found == path.resolve() or (weights and found.is_dir() and found == path.resolve().parent)
     except (OSError, RuntimeError, ValueError):  # a text that names no path
         return False
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -147,9 +148,9 @@ class CodedSource(TensorSource):
     stored: tuple[TensorInfo, ...]
     _coded: CodedWeights | None = None
 
+    @abstractmethod
     def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         """The first ``rows`` entries of one tensor of the files, all if None, in its own dtype."""
-        raise NotImplementedError
 
     def promised(self) -> Iterable[str]:
         """The names of tensors that the model's index promises."""

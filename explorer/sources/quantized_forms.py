@@ -525,14 +525,10 @@ def _scaled(infos: Infos, *dtypes: str) -> bool:
     return any(_is(infos, end, *dtypes) for end in (*_SCALES, "._weight_scale"))
 
 
-def _of_scales(infos: Infos, settings: Settings) -> tuple[int, ...]:
+def _same(infos: Infos, settings: Settings, read: Read) -> tuple[int, ...]:
     """The shape of one code a byte, whose scales fit it."""
     _block(infos, _scales_name(infos), settings)
     return _of(infos, ".weight", "._weight_qdata").shape
-
-
-def _same(infos: Infos, settings: Settings, read: Read) -> tuple[int, ...]:
-    return _of_scales(infos, settings)
 
 
 def _in_rows(infos: Infos, settings: Settings, read: Read) -> tuple[int, ...]:
@@ -541,7 +537,7 @@ def _in_rows(infos: Infos, settings: Settings, read: Read) -> tuple[int, ...]:
     zeros = [infos[end] for end in _ZEROS if end in infos]
     if tall not in (1, None) or any(zero.dtype in _FLOATS for zero in zeros):
         raise ValueError("read are INT8 codes with scales of rows or groups, and integer zero points")
-    return _of_scales(infos, settings)
+    return _same(infos, settings, read)
 
 
 def _gptq_bits(infos: Infos) -> int:
@@ -694,33 +690,20 @@ FORMS = (
         rows=(*_CODES, *_ZEROS),
         step=_WORD,
     ),
-    CodeForm(
-        _always("NVFP4"),
-        ".weight_packed",
-        (".weight_scale", ".weight_global_scale"),
-        lambda infos, _: (
-            _is(infos, ".weight_packed", "U8", "F4")
-            and _is(infos, ".weight_scale", "F8_E4M3")
-            and ".weight_global_scale" in infos
-        ),
-        _two_codes,
-        _nvfp4,
-        along=0,
-        rows=_CODES,
-    ),
-    CodeForm(
-        _always("NVFP4"),
-        ".weight",
-        (".weight_scale", ".weight_scale_2"),
-        lambda infos, _: (
-            _is(infos, ".weight", "U8", "F4")
-            and _is(infos, ".weight_scale", "F8_E4M3")
-            and ".weight_scale_2" in infos
-        ),
-        _two_codes,
-        _nvfp4,
-        along=0,
-        rows=_CODES,
+    *(
+        CodeForm(
+            _always("NVFP4"),
+            main,
+            (".weight_scale", above),
+            lambda infos, _, main=main, above=above: (  # type: ignore[misc]
+                _is(infos, main, "U8", "F4") and _is(infos, ".weight_scale", "F8_E4M3") and above in infos
+            ),
+            _two_codes,
+            _nvfp4,
+            along=0,
+            rows=_CODES,
+        )
+        for main, above in ((".weight_packed", ".weight_global_scale"), (".weight", ".weight_scale_2"))
     ),
     *(
         CodeForm(

@@ -130,14 +130,11 @@ def visited(
     ):
         if value not in known:
             wrong[what] = f"The link's {what} {value[:40]!r} is unknown; showing {next(iter(known))} instead"
-    wrong |= {
-        key: NO_RECORDING
-        for key in ("machine", "beside")
-        if speed_machines.is_missing(query.get(key, ""), opened_here)
-    }
-    if "machine" in wrong and query.get("shape") and not _is_timed(query["shape"]):
-        wrong["shape"] = NO_RECORDING
-        del query["shape"]
+    if speed_machines.is_missing(query.get("machine", ""), opened_here):
+        wrong["machine"] = NO_RECORDING
+        if query.get("shape") and not _is_timed(query["shape"]):
+            wrong["shape"] = NO_RECORDING
+            del query["shape"]
     for what, value, accepted in _nonsense(query):
         said = f"The link's {what} {value[:40]!r} is not valid; using the default. Accepted: {accepted}"
         wrong[what] = said
@@ -305,14 +302,11 @@ def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _machines_of(query: Mapping[str, str], opened_here: speed_machines.OpenedRecordings) -> dict[str, Any]:
-    """The two pickers of machines: the usual ones for what is missing or unknown, and for a recording that
-    the visitor has not opened, or has removed."""
-    view, beside = query.get("machine", ""), query.get("beside", "")
+    """The picker of machines: the usual one for what is missing or unknown, and for a recording that the
+    visitor has not opened, or has removed."""
+    view = query.get("machine", "")
     names = [name for _, name in speed_machines.choices(opened_here)]
-    first = view if view in names else speed_machines.RECORDED
-    second = beside if beside in names and beside != first else ""
-    choices = speed_machines.others(first, opened_here)
-    return {"machine": first, "beside": gr.update(choices=choices, value=second)}
+    return {"machine": view if view in names else speed_machines.RECORDED}
 
 
 def _run_of(query: Mapping[str, str]) -> dict[str, Any]:
@@ -366,9 +360,8 @@ def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     if prompt and (accepted := _prompt_refused(prompt)):
         yield "prompt", prompt, accepted
     machines = [name for _, name in speed_machines.choices()]
-    for key in ("machine", "beside"):
-        if (name := query.get(key)) and name not in machines and not speed_machines.is_opened(name):
-            yield key, name, f"one of {', '.join(machines)}"
+    if (name := query.get("machine")) and name not in machines and not speed_machines.is_opened(name):
+        yield "machine", name, f"one of {', '.join(machines)}"
     surveys, targets = (*survey.recorded(), survey.OWN), (*EXPORTS, survey.ANY)
     for key, known in (("survey", surveys), ("ranked", SENSITIVITIES), ("for", targets), ("inputs", INPUTS)):
         if query.get(key) and query[key] not in known:

@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from explorer.core.backend import use_device
     from explorer.core.file import load
     from explorer.core.ops import fake_quantize
-    from explorer.core.quantize import QuantizedTensor, dequantize, quantize, quantize_with_scales
+    from explorer.core.quantize import (
+        QuantizedTensor,
+        dequantize,
+        nvfp4_exactly,
+        quantize,
+        quantize_with_scales,
+    )
     from explorer.formats import FORMATS, Format
     from explorer.models.serve import quantize_model
     from explorer.products.layer import QuantizedLinear
@@ -40,7 +46,7 @@ _HOMES = {
     "core.backend": ("use_device",),
     "core.file": ("load",),
     "core.ops": ("fake_quantize",),
-    "core.quantize": ("QuantizedTensor", "dequantize", "quantize", "quantize_with_scales"),
+    "core.quantize": ("QuantizedTensor", "dequantize", "nvfp4_exactly", "quantize", "quantize_with_scales"),
     "formats": ("FORMATS", "Format"),
     "models.serve": ("quantize_model",),
     "products.layer": ("QuantizedLinear",),
@@ -55,8 +61,8 @@ __all__ = [
     "CALIBRATORS", "FORMATS", "SCHEMES", "BitBudget", "Calibrator", "ComparisonRow", "ExponentRule", "Format",
     "MappingType", "QuantizedLinear", "QuantizedTensor", "Range", "Report", "ScaleRule", "Scales", "Scheme",
     "SourceError", "__version__", "compare", "compare_schemes", "dequantize", "explain", "fake_quantize",
-    "linear", "load", "load_matrix", "mark_frontier", "open_source", "quantize", "quantize_model",
-    "quantize_with_scales", "use_device",
+    "linear", "load", "load_matrix", "mark_frontier", "nvfp4_exactly", "open_source", "quantize",
+    "quantize_model", "quantize_with_scales", "use_device",
 ]  # fmt: skip
 
 

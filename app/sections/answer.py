@@ -35,7 +35,7 @@ from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_front
 from explorer.analysis.answer import Answer, Phrase, answer, footnote, sample_words, short, signed
 from explorer.analysis.estimate import Estimate
 from explorer.analysis.goals import GOALS, Goal
-from explorer.analysis.grids import exact_scheme
+from explorer.analysis.grids import grid_words
 from explorer.analysis.report import Report
 from explorer.analysis.schemes import searches, survey
 from explorer.analysis.shortlist import Candidate, Pending, RowTime, storage
@@ -233,8 +233,8 @@ def answered(
     own = [_spoken(by_text[text], shape, goal.name in INPUTS) for text in dict.fromkeys(chosen.schemes)]
     known = list(known_rows(chosen).values())
     said = _of_outputs(own, outputs) if outputs else answer(own[0], own[1] if own[1:] else None, known, goal)
-    if any(one.report.max_error for one in own) and (exact := exact_scheme(matrix.values)):
-        said = dataclasses.replace(said, better=f"These values lie on a grid: {exact.label} restores them.")
+    if any(one.report.max_error for one in own) and (grid := grid_words(matrix.values)):
+        said = dataclasses.replace(said, better=grid)
     return {
         "goals": html.goals(list(GOALS.values()), goal),
         "said": html.answer(said),

@@ -24,25 +24,21 @@ from app.parts.widgets import (
     download_buttons,
     plot,
     plot_card,
-    results_column,
     stop_button,
     table,
 )
 from app.sections.speed_live import Own, RunView, run, run_on_cpu
 from app.sections.speed_machines import (
     LIVE,
-    LONGEST_FILE,
     RECORDED,
     OpenedRecordings,
     OpenedView,
     choices,
-    is_missing,
     is_of_cpu,
     is_opened,
     machine_of,
     open_recording,
     opened_choices,
-    others,
     recorded_chip,
     remove_recording,
     shapes_of,
@@ -57,13 +53,10 @@ from app.state.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
 from explorer import Scheme, words
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
-from explorer.bench.two_machines import compare_machines, flat_pairs, pairs_json
-from explorer.bench.two_machines import sentences as of_two
 from explorer.core.backend import gpu_device
 from explorer.cpu.table import CPU_PRODUCTS, FIRST, product_of, products_for
 from explorer.cpu.verdict import sentences
 from explorer.figures.speed import speed_figure
-from explorer.figures.speed_beside import beside_figure
 from explorer.figures.speed_ladder import ladder_figure
 from explorer.figures.speed_roofline import roofline_figure
 from explorer.figures.speed_sweep import sweep_figure
@@ -88,7 +81,7 @@ from explorer.products.machine_words import ON_CPU, ON_GPU
 from explorer.products.shape_times import ModelledTiming, modelled_timings, product_for, product_time
 from explorer.products.shapes import DECODE, LAYERS, SERVING, SQUARE
 from explorer.products.table import GEMMS
-from explorer.recordings.files import NOT_RECORDED, Recording, RecordingError, recording_json
+from explorer.recordings.files import Recording, RecordingError, recording_json
 from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, recorded_gemms
 from explorer.recordings.grouped import GroupedTiming, recorded_grouped
 from explorer.recordings.machine import Machine
@@ -151,17 +144,6 @@ class SpeedView(View):
     json_file: Shown
     marks: Shown
     texts: MachineTextsView
-
-
-@dataclass(frozen=True)
-class BesideView(View):
-    """Two machines beside each other: the picker of the second, what it comes to, the figure, and files."""
-
-    beside: Shown
-    sentence: Shown
-    figure: Shown
-    csv_file: Shown
-    json_file: Shown
 
 
 @dataclass(frozen=True)
@@ -573,41 +555,6 @@ def _layer_errors(chosen: Selection, names: tuple[str, ...], on_cpu: bool = Fals
     return _ERRORS.get((*tensor_key(chosen), rows, names, on_cpu), compute, lambda _: 1 << 12)
 
 
-@shows(BesideView, told=True)
-def compare(
-    chosen: Selection,
-    view: str,
-    shape: str | None,
-    beside: str | None,
-    own: Own | None,
-    opened: OpenedRecordings,
-) -> BesideView:
-    """The machine that ``view`` names beside the one that ``beside`` does ("": none), at the shape that is
-    shown. Returns the second picker, a sentence, the figure, CSV and JSON; after the same machine was chosen
-    as the first, or its recording was removed, no second one."""
-    beside = "" if not beside or beside == view or is_missing(beside, opened) else beside
-    picker = gr.update(choices=others(view, opened), value=beside)
-    if not beside:
-        return BesideView.unchanged(beside=picker, sentence="")
-    first, second = machine_of(view, own, opened), machine_of(beside, own, opened)
-    at = _place(chosen, first.rows, shape, view).shape or next((t.shape for t in second.rows), None)
-    if at is None or not first or not second:
-        lacking = LIVE in (view, beside) and not own
-        said = "Nothing measured here yet: Run below first." if lacking else NOT_RECORDED.capitalize() + "."
-        return BesideView(picker, html.sentence(said), "", NONE_NOW.csv, NONE_NOW.json)
-    files = {one.name: words.plain(one.file, LONGEST_FILE) for one in opened}
-    two = compare_machines(first, second, at, (files.get(view, ""), files.get(beside, "")))
-    name = f"{two.names[0]} and {two.names[1]} {'×'.join(map(str, at))}"
-    saved = downloads(name, flat_pairs(two), pairs_json(two, first, second)) if two.pairs else NONE_NOW
-    return BesideView(
-        beside=picker,
-        sentence=html.sentence(" ".join(of_two(two))),
-        figure=plot_data(beside_figure(two, name, _marked(chosen, any(p.first.on_cpu for p in two.pairs)))),
-        csv_file=saved.csv,
-        json_file=saved.json,
-    )
-
-
 @shows(ShapeView)
 def from_layer(chosen: Selection, tokens: float | None) -> ShapeView:
     """M, N, K of the chosen matrix as W with the given number of tokens."""
@@ -683,10 +630,9 @@ def _after_stop(m: float, n: float, k: float, own: Own | None) -> tuple[Any, Any
 
 @dataclass(frozen=True)
 class _Pickers:
-    """Whose numbers are shown, beside whose, of which shape, and with which error."""
+    """Whose numbers are shown, of which shape, and with which error."""
 
     view: gr.Radio
-    beside: gr.Dropdown
     shape: gr.Dropdown
     errors_of: gr.Radio
 
@@ -729,7 +675,6 @@ def build(page: Page) -> None:
     stopped = block(elem_id="speed-stopped")
     mine = _build_run(cpu, stop, status, stopped)
     opening = _build_opening(pickers, opened)
-    both = _build_beside(pickers)
     sentence = block(elem_id="speed-advice")
     figures, texts = _build_figures()
     kernels = _build_kernels()
@@ -753,8 +698,7 @@ def build(page: Page) -> None:
         texts=MachineTextsView(**texts, method=method),
     )
     extra = [pickers.view, pickers.shape, kernels.product, pickers.errors_of, own, opened]
-    compared = [*page.selection, pickers.view, pickers.shape, pickers.beside, own, opened]
-    show_all = _ShowAll(page, [*page.selection, *extra], outputs, compared, both)
+    show_all = _ShowAll(page, [*page.selection, *extra], outputs)
     _wire_view(page, pickers, extra, show_all, mine.sizes)
     _wire_kernels(kernels, [pickers.view, own, opened], pickers.view)
     _wire_run(page, mine, pickers, show_all)
@@ -769,15 +713,6 @@ def _build_pickers() -> _Pickers:
             label="Numbers",
             scale=2,
             elem_id="speed-view",
-        )
-        beside = gr.Dropdown(
-            others(RECORDED),
-            value="",
-            label="Beside",
-            info="a second machine: each product on both",
-            min_width=260,
-            scale=2,
-            elem_id="speed-beside",
         )
         shape = gr.Dropdown(
             [(_named(shape), text) for text, shape in shapes_of(recorded_gemms().rows).items()],
@@ -796,7 +731,7 @@ def _build_pickers() -> _Pickers:
             scale=1,
             elem_id="speed-errors",
         )
-    return _Pickers(view, beside, shape, errors_of)
+    return _Pickers(view, shape, errors_of)
 
 
 def _build_opening(pickers: _Pickers, opened: gr.State) -> OpenedView:
@@ -825,22 +760,6 @@ def _build_opening(pickers: _Pickers, opened: gr.State) -> OpenedView:
         listed=listed,
         remove=remove,
         file=file,
-    )
-
-
-def _build_beside(pickers: _Pickers) -> BesideView:
-    """What two machines took; nothing until a second one is chosen."""
-    with results_column():
-        sentence = block(elem_id="speed-two")
-        figure = plot_card(
-            "Two machines",
-            "each product's fastest kernel on both, the first machine's fastest at the top; ×: the slower "
-            "time over the faster; X, where it is quantized, is so beforehand, on a CPU in the call",
-            "speed-both",
-        )
-        csv_file, json_file = download_buttons("both ")
-    return BesideView(
-        beside=pickers.beside, sentence=sentence, figure=figure, csv_file=csv_file, json_file=json_file
     )
 
 
@@ -926,20 +845,15 @@ _UNLISTED: dict[str, Any] = {**QUIET, "api_visibility": "undocumented"}
 
 @dataclass(frozen=True)
 class _ShowAll:
-    """What every change of the pickers runs: ``show``, and then ``compare``."""
+    """What every change of the pickers runs: ``show``."""
 
     page: Page
     inputs: list[Any]
     outputs: SpeedView
-    compared: list[Any]
-    both: BesideView
 
     def on(self, event: Any, **options: Any) -> Any:
-        """Show the section and the two machines after ``event``; ``options`` are those of the first, whose
-        event is returned."""
-        shown = listen(event, show, self.inputs, self.outputs, **options)
-        self.compare_on(shown.then)
-        return shown
+        """Show the section after ``event``, and return the event that follows."""
+        return listen(event, show, self.inputs, self.outputs, **options)
 
     def on_another(self, event: Any, **options: Any) -> None:
         """The same after the machine has changed, by a hand or with what it shows: the address keeps it, as
@@ -951,28 +865,14 @@ class _ShowAll:
     def on_choice(self, view: gr.Radio, **options: Any) -> None:
         """The same after another machine was chosen: it may be shown at another shape."""
         shown = listen(view.input, show_machine, self.inputs, self.outputs, **options)
-        self.compare_on(shown.then)
         self.page.keep("shape", self.page.kept["shape"], shown.then, visit=False)
-
-    def compare_on(self, event: Any) -> None:
-        """Show the two machines after ``event``; the second may be gone then."""
-        compared = listen(event, compare, self.compared, self.both, **PRIVATE)
-        self.page.keep("beside", self.page.kept["beside"], compared.then, visit=False)
 
 
 def _wire_view(page: Page, pickers: _Pickers, extra: list[Any], show_all: _ShowAll, sizes: ShapeView) -> None:
     """What is shown follows the selection and the pickers, and the address keeps it."""
     outputs = show_all.outputs
     page.follow(follow, [*extra, outputs.marks], outputs, api_name="speed")
-    page.when_seen(
-        compare,
-        show_all.compared,
-        show_all.both,
-        api_name="speed_two_machines",
-        api_visibility="undocumented",
-    )
     page.keep("machine", pickers.view, pickers.view.input)
-    page.keep("beside", pickers.beside, pickers.beside.input)
     page.keep("shape", pickers.shape, pickers.shape.input)
     for key, size in vars(sizes).items():
         page.keep(key, size, size.change, visit=False)
@@ -983,7 +883,6 @@ def _wire_view(page: Page, pickers: _Pickers, extra: list[Any], show_all: _ShowA
         (pickers.errors_of, "errors"),
     ):
         show_all.on(control.input, api_name=f"speed_{what}", **_UNLISTED)
-    show_all.compare_on(pickers.beside.input)
 
 
 def _wire_opening(page: Page, view: OpenedView, pickers: _Pickers, show_all: _ShowAll) -> None:

@@ -256,11 +256,6 @@ def opened_words(machine: Machine) -> str:
     return words.plain(", ".join(filter(None, (machine.chip, machine.date))), 60)
 
 
-def others(view: str, opened: OpenedRecordings = ()) -> list[tuple[str, str]]:
-    """The machines that can stand beside the one that ``view`` names, none of them first."""
-    return [("no other machine", ""), *(one for one in choices(opened) if one[1] != view)]
-
-
 def recorded_chip() -> str:
     """The machine whose numbers ship, for a label; a damaged recording is reported when it is shown."""
     try:

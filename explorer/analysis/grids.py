@@ -1,4 +1,4 @@
-"""Weights that lie on a grid already: the integer scheme that restores them exactly."""
+"""Weights that lie on a grid already: the scheme that restores them exactly."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import itertools
 
 from torch import Tensor
 
-from explorer.core.quantize import quantize
+from explorer.core.quantize import nvfp4_exactly, quantize
 from explorer.progress import checkpoint
-from explorer.schemes import Scheme
+from explorer.schemes import SCHEMES, Scheme
 
 MOST_VALUES = 256
 """Different values of a row, at most, on the grid of 8 bits."""
@@ -20,8 +20,8 @@ _MAPPINGS = ("symmetric", "full", "power", "asymmetric")
 
 
 def exact_scheme(x: Tensor, most_bits: int = 8) -> Scheme | None:
-    """The integer scheme of the fewest bits, up to ``most_bits``, with the largest blocks, that restores the
-    finite matrix ``x`` [rows, cols] within ``CLOSE``; None if there is none.
+    """The integer scheme of the fewest bits, up to ``most_bits``, with the largest blocks, or MXFP4, that
+    restores the finite matrix ``x`` [rows, cols] within ``CLOSE``; None if there is none.
 
     Weights that were quantized before, and stored as values, are such: their errors under another mapping of
     the same bits are not small.
@@ -30,14 +30,29 @@ def exact_scheme(x: Tensor, most_bits: int = 8) -> Scheme | None:
     first = x[:_ROWS]
     if not x.numel() or any(len(row.unique()) > MOST_VALUES for row in first):
         return None
-    for bits, block, mapping in itertools.product((2, 3, 4, 8), _BLOCKS, _MAPPINGS):
-        if bits > most_bits:
+    integers = itertools.product((2, 3, 4, 8), _BLOCKS, _MAPPINGS)
+    texts = [f"int{bits}~{block}~{mapping}~float32~minmax" for bits, block, mapping in integers]
+    texts.insert(3 * len(_BLOCKS) * len(_MAPPINGS), "mxfp4")
+    for scheme in map(Scheme.parse, texts):
+        if scheme.format.bits > most_bits:
             return None
         checkpoint()
-        scheme = Scheme.parse(f"int{bits}~{block}~{mapping}~float32~minmax")
         if _restores(first, scheme) and _restores(x, scheme):
             return scheme
     return None
+
+
+def grid_words(x: Tensor) -> str:
+    """Which scheme restores the matrix ``x`` exactly (``exact_scheme``), in words; empty if none does. Of
+    MXFP4's values also whether NVFP4 can hold them (``nvfp4_exactly``)."""
+    if not (scheme := exact_scheme(x)):
+        return ""
+    said = f"These values lie on a grid: {scheme.label} restores them exactly ({scheme})."
+    if scheme.text != SCHEMES["mxfp4"].text:
+        return said
+    if nvfp4_exactly(x) is None:
+        return f"{said} NVFP4 cannot: their blocks span more than 17 binades."
+    return f"{said} So does NVFP4 with powers of two as scales, which checkpoints are then written with."
 
 
 def _restores(x: Tensor, scheme: Scheme) -> bool:

@@ -17,7 +17,7 @@ from explorer.checkpoints.front_matter import CARD
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.table import EXPORTS, export_of
 from explorer.checkpoints.verify import Verified, obstacle, seen_probe, verify
-from explorer.core.quantize import QuantizedTensor, quantize
+from explorer.core.quantize import QuantizedTensor, quantize_weight
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
 from explorer.models.quantize import rounding
@@ -52,11 +52,11 @@ class Written:
 
 
 def rounded(name: str, weight: Tensor, recipe: Recipe, importance: Tensor | None = None) -> QuantizedTensor:
-    """``weight`` [N, K] rounded to nearest, under an ``importance`` [K] of columns if given (``quantize``);
+    """``weight`` [N, K] rounded to nearest (``quantize_weight``);
     ``ValueError`` for a recipe with a method, which needs inputs."""
     if recipe.method:
         raise ValueError(f"{name}: {label_of(recipe.method)} needs the layer's inputs; none are given here")
-    return quantize(weight, recipe.scheme, importance=importance)
+    return quantize_weight(weight, recipe.scheme, importance)
 
 
 def write_checkpoint(

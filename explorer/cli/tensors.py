@@ -121,7 +121,7 @@ def quantize(
     check_file(file)
     chosen = parse_scheme(scheme)
 
-    from explorer.analysis.grids import exact_scheme
+    from explorer.analysis.grids import grid_words
     from explorer.analysis.histograms import kl_note
     from explorer.analysis.sliced import analyse_anywhere
     from explorer.core.serialize import to_json
@@ -142,8 +142,8 @@ def quantize(
         notes.append(f"{chosen.name}: {shortened}")
     if few := kl_note(matrix.values.numel()):
         notes.append(f"kl: {few}")
-    if report.max_error and (exact := exact_scheme(matrix.values)):
-        notes.append(f"these values lie on a grid: {exact} ({exact.label}) restores them exactly")
+    if report.max_error and (grid := grid_words(matrix.values)):
+        notes.append(grid)
     if report.zero_blocks:
         notes.append(f"{report.zero_blocks:,} blocks that hold values became zero")
     if as_json:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from explorer.core.backend import backend_for
 from explorer.core.blocks import chunks
@@ -27,10 +28,13 @@ from explorer.core.ranges import find_ranges as find_ranges
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes, unpack
 from explorer.progress import checkpoint
-from explorer.schemes import BitBudget, Scales, Scheme, scale_for
+from explorer.schemes import SCHEMES, BitBudget, Scales, Scheme, scale_for
 from explorer.schemes.calibrators import Range
 from explorer.schemes.levels import NestedLevel, SuperBlockLevel
 from explorer.schemes.scheme import scheme_called
+
+_FIRST_ROWS = 8
+"""Of a weight, tried before all."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -249,16 +253,47 @@ def _beside_nonfinite(x: Tensor, scheme: Scheme) -> QuantizedTensor:
     return dataclasses.replace(q, packed=pack(codes, scheme.format))
 
 
+def quantize_weight(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -> QuantizedTensor:
+    """The codes of a layer's weight in a checkpoint: ``nvfp4_exactly`` where such codes exist, else
+    ``quantize``."""
+    exact = nvfp4_exactly(x) if scheme.text == SCHEMES["nvfp4"].text else None
+    return exact or quantize(x, scheme, importance=importance)
+
+
+def nvfp4_exactly(x: Tensor) -> QuantizedTensor | None:
+    """Codes of NVFP4 that restore ``x`` [rows, cols] without error; None where there are none.
+
+    Weights published in MXFP4 have such codes if the exponents of their blocks differ by at most 17. The
+    scale of each block is the power of two above amax / 6, that of the tensor 2^(kmax - 8), where kmax is the
+    largest exponent (NVIDIA Model-Optimizer, pull request 1372). ``quantize`` rounds amax / 6 to E4M3
+    instead, which moves every block whose largest code is not 6.
+    """
+    scheme, (rows, columns) = SCHEMES["nvfp4"], check_matrix(x)
+    x = x.detach().float()
+    if rows > _FIRST_ROWS and nvfp4_exactly(x[:_FIRST_ROWS]) is None:
+        return None
+    amax = functional.pad(x, (0, -columns % 16)).abs().view(rows, -1, 16).amax(-1)
+    if not x.numel() or not bool(amax.isfinite().all()):
+        return None
+    mantissa, exponent = torch.frexp(amax)
+    power = torch.where(amax > 0, exponent - 3 + (mantissa > 0.75).to(exponent.dtype), -(10**6))
+    top = max(int(power.max()), -118)
+    stored = torch.exp2((power - top + 8).clamp(-9, 8).double()).float()
+    tensor_scale = torch.exp2(torch.tensor(top - 8.0, dtype=torch.float64)).float().to(x.device)
+    q = quantize_with_scales(x, scheme, Scales.of(scheme, stored, None, tensor_scale))
+    return q if torch.equal(q.dequantize(), x) else None
+
+
 def quantize_as_one(parts: Sequence[Tensor], scheme: Scheme) -> list[QuantizedTensor]:
-    """Matrices [rows of each, cols] quantized as the rows of one, so that they have one scale of the whole
-    tensor: what engines that multiply them as one matrix expect of query, key and value.
+    """Weights [rows of each, cols] quantized as the rows of one (``quantize_weight``), so that they have one
+    scale of the whole tensor: what engines that multiply them as one matrix expect of query, key and value.
 
     ``ValueError`` for blocks of several rows, which would span two of them.
     """
     height, whole = scheme.block[0], scheme.block == (None, None)
     if scheme.flat or (height != 1 and not whole):
         raise ValueError(f"{scheme} has blocks of several rows: matrices cannot share them")
-    q, found, start = quantize(torch.cat([part.detach() for part in parts]), scheme), [], 0
+    q, found, start = quantize_weight(torch.cat([part.detach() for part in parts]), scheme), [], 0
     for part in parts:
         rows = slice(start, start + part.shape[0])
         scales = q.scales if whole else q.scales.map_grids(lambda grid, rows=rows: grid[rows])  # type: ignore[misc]

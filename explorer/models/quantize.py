@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from explorer.core.quantize import QuantizedTensor, quantize, quantize_as_one
+from explorer.core.quantize import QuantizedTensor, quantize_as_one, quantize_weight
 from explorer.methods import apply, label_of, rounding_in
 from explorer.methods.bias_correction import into_bias
 from explorer.methods.layer import QuantizedLayer
@@ -93,14 +93,14 @@ def rounding(
 ) -> Callable[[str], QuantizedTensor]:
     """What rounds a layer to nearest by its recipe: ``read`` gives its weight [N, K], float32. With ``fused``
     a group of layers that shares a scale of the whole tensor is rounded when its first is asked for, each of
-    them once. ``importances`` [K] of columns, by layer (``quantize``)."""
+    them once. ``importances`` [K] of columns, by layer (``quantize_weight``)."""
     weighed = importances or {}
     shared = {name: group for group in (sharing(recipes) if fused else ()) for name in group}
     ready: dict[str, QuantizedTensor] = {}
 
     def rounded(name: str) -> QuantizedTensor:
         if name not in shared:
-            return quantize(read(name), recipes[name].scheme, importance=weighed.get(name))
+            return quantize_weight(read(name), recipes[name].scheme, weighed.get(name))
         if name not in ready:
             parts = [read(other) for other in shared[name]]
             ready.update(zip(shared[name], quantize_as_one(parts, recipes[name].scheme), strict=True))

@@ -18,7 +18,7 @@ from explorer.checkpoints.export import Export, Plan, Shape, own_bits, plain_dty
 from explorer.checkpoints.inputs import is_fixed, label_of_inputs
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.table import EXPORTS, export_of
-from explorer.core.quantize import QuantizedTensor, quantize
+from explorer.core.quantize import QuantizedTensor, quantize_weight
 from explorer.methods import has_factor, label_of, names_in
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
@@ -68,7 +68,7 @@ class LayerCodes:
             return self.chosen[name]
         if self.rounded:
             return self.rounded(name)
-        return quantize(weight.float(), recipe.scheme, importance=self.importances.get(name))
+        return quantize_weight(weight.float(), recipe.scheme, self.importances.get(name))
 
 
 def folder_of(model: str, revision: str | None = None) -> Path:

@@ -26,7 +26,7 @@ from explorer import words
 from explorer.checkpoints.inputs import check_scheme
 from explorer.checkpoints.model import CONFIG, TRANSPOSED
 from explorer.core.backend import free_bytes, memory_bytes, place, work_device
-from explorer.core.quantize import quantize
+from explorer.core.quantize import quantize_weight
 from explorer.models.capture import Model, load_model
 from explorer.models.evaluate import SAMPLES, calibration_texts, sentences
 from explorer.models.kinds import depth_of, kind_of
@@ -355,7 +355,7 @@ def survey_layer(
     for text, scheme in schemes.items():
         checkpoint()
         try:
-            after = restored(weight, text) if restored else quantize(weight, scheme).dequantize()
+            after = restored(weight, text) if restored else quantize_weight(weight, scheme).dequantize()
             error = after.neg_().add_(weight)
         except ValueError as refused:
             raise ValueError(f"{name}, by {text}: {refused}") from refused

@@ -13,16 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from explorer import SCHEMES, Scheme, compare, mark_frontier, quantize
+from explorer import SCHEMES, Scheme, compare, mark_frontier, nvfp4_exactly, quantize
 from explorer.analysis.element import inspect_element
 from explorer.analysis.frontier import on_frontier
-from explorer.analysis.grids import exact_scheme
+from explorer.analysis.grids import exact_scheme, grid_words
 from explorer.analysis.histograms import Histogram, histogram, histogram_kl
 from explorer.analysis.memory import MODELS, estimate, left_on, sizes_that_differ
 from explorer.analysis.report import measure, sqnr_db
 from explorer.analysis.schemes import compare_schemes
 from explorer.analysis.tensor import analyse, block_levels
 from explorer.analysis.tiles import tile_maximum
+from explorer.core.quantize import quantize_as_one
 from explorer.formats import IntegerFormat
 from explorer.formats.code import short
 from tests.covering import EACH_SCHEME, FEW
@@ -95,6 +96,15 @@ def test_weights_on_a_grid_are_told_their_scheme() -> None:
     assert torch.allclose(quantize(w, exact).dequantize(), w, atol=1e-8)
     rows = torch.randint(-1, 2, (8, 128)) * torch.arange(1, 9)[:, None]
     assert (found := exact_scheme(rows.float())) and found.format.bits == 2 and found.block == (1, None)
+    levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, -6])[torch.randint(8, (20, 64))]
+    levels[:, :32] = levels[:, :32].clamp(-4, 4) * 2**-17  # blocks whose amax is 4 beside those of 6
+    assert compare(levels, quantize(levels, SCHEMES["nvfp4"])).relative_error > 1e-3
+    assert torch.equal(nvfp4_exactly(levels).dequantize(), levels) and "So does NVFP4" in grid_words(levels)
+    assert exact_scheme(levels) == SCHEMES["mxfp4"]
+    one, other = quantize_as_one([levels[:8, 32:], levels[8:, :32]], SCHEMES["nvfp4"])
+    assert torch.equal(other.dequantize(), levels[8:, :32]) and one.scales.tensor_scale == 2**-8
+    levels[9, :32] = 2**-20
+    assert nvfp4_exactly(levels) is None and "NVFP4 cannot" in grid_words(levels)
     assert exact_scheme(torch.randn(8, 512)) is None and exact_scheme(w, most_bits=3) is None
 
 

@@ -12,8 +12,18 @@ import typer
 from explorer.cli.app import run_command
 from explorer.cli.bench import Record, Repeats, run
 from explorer.cli.device import Device, use_device
-from explorer.cli.options import AllSchemes, Json, Shapes, matrix_shapes, parse_schemes, split
-from explorer.cli.output import PrintedTable, emit, print_json, say
+from explorer.cli.options import (
+    TEXT_FILE,
+    AllSchemes,
+    Json,
+    Shapes,
+    check_readable,
+    matrix_shapes,
+    parse_schemes,
+    read_files,
+    split,
+)
+from explorer.cli.output import PrintedTable, emit, hide_bars_of_transformers, print_json, say
 from lab.conformance import command as conformance
 from lab.conformance.command import examples
 
@@ -110,6 +120,44 @@ def docs(
     if stale:
         say(f"docs/ is behind its recordings: {', '.join(stale)}; run `make docs`", error=True)
         raise typer.Exit(1)
+
+
+@app.command(
+    epilog=examples("files path/to/model --rows 'recipe-as-*,Q4_K_M*'", "files path/to/model --record")
+)
+def files(
+    model: Annotated[str, typer.Argument(help="A folder of a causal language model, or a Hub id.")],
+    rows: Annotated[
+        str | None,
+        typer.Option("--rows", help="Comma-separated names of rows, or patterns.", show_default="all"),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help=f"Texts to measure on: {TEXT_FILE}.", show_default="built-in texts")
+    ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Texts for surveys, importances and methods: {TEXT_FILE}.", show_default="built-in texts"
+        ),
+    ] = None,
+    texts: Annotated[int, typer.Option(min=2, help="Sequences of 128 tokens of the built-in texts.")] = 16,
+    record: Record = False,
+    record_to: Annotated[
+        Path | None, typer.Option("--record-to", help="Write the rows to this file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Files by recipes and by other programs, judged by their readers: KL against bytes of the file.
+
+    The quantizer of llama.cpp is that of the shared library which EXPLORER_LLAMA_LIBRARY names."""
+    check_readable(text)
+    check_readable(calibration)
+    hide_bars_of_transformers(as_json)
+    from lab.files.command import bench_files
+
+    held_out, seen = read_files(text, calibration)
+    names = split(rows) if rows is not None else []
+    run(bench_files(model, names, held_out, seen, texts), record, as_json, record_to)
 
 
 @app.command(epilog=examples("methods --schemes int4_group128_asym --repeats 1"))

@@ -241,7 +241,7 @@ BAD = {
     "quantize": "Missing argument",
     "quantise": "quantise",
     "formats --yaml": "--yaml",
-    "bench": "one of cpu, model, quality, quantize, gemm, steps, grouped.",
+    "bench": "one of cpu, model, quantize, gemm, steps, grouped.",
     "bench steps --batches 0": "whole numbers from 1",
     "quantize sample:mlp_up": "--scheme",
     "capture": "Missing argument",

@@ -220,7 +220,6 @@ def test_the_lock_is_of_these_requirements() -> None:
 
 ELSEWHERE = {
     "in_vllm.py": ("vllm",),
-    "peer_files.py": ("llmcompressor", "compressed_tensors", "auto_round"),
 }
 """Files that are run by a Python that has these."""
 

@@ -15,7 +15,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MUTABLE = {
-    "explorer/bench/quality.py:Workshop": "files and surveys, made when they are asked for",
     "explorer/methods/gptq.py:_Known": "Hessians and factors of inputs that stay the same, kept",
     "explorer/analysis/report.py:Sums": "sums of a tensor that comes in slices",
     "explorer/checkpoints/diff.py:_Seen": "what a comparison has met so far",

@@ -33,7 +33,6 @@ from explorer.bench.cpu_gemm import (
 )
 from explorer.bench.grouped import run_cases
 from explorer.bench.plan import plan, plan_of_layers, plan_of_records, run_jobs
-from explorer.bench.quality import candidates, measure_quality
 from explorer.bench.quantize import DTYPES, builds_of, time_quantize
 from explorer.bench.runs import SCHEMES as RUN_SCHEMES
 from explorer.bench.runs import time_runs
@@ -47,7 +46,6 @@ from explorer.cpu.verdict import sentences
 from explorer.gpu import runtime
 from explorer.gpu.compile import compile_all
 from explorer.methods.recipe import Recipe
-from explorer.models.texts import AnyTexts
 from explorer.paths import checkout
 from explorer.products.auto import tuned_elsewhere
 from explorer.products.grouped import CASES, GROUPED, is_chosen
@@ -61,8 +59,6 @@ from explorer.recordings.gemm import NAME as GEMM
 from explorer.recordings.grouped import NAME as GROUPED_PRODUCTS
 from explorer.recordings.grouped import GroupedTiming
 from explorer.recordings.machine import Machine, MachineLimits, this_machine
-from explorer.recordings.quality import NAME as QUALITY
-from explorer.recordings.quality import QualityRow
 from explorer.recordings.quantize import NAME as QUANTIZE
 from explorer.recordings.quantize import QuantizeTiming
 from explorer.recordings.runs import NAME as RUNS
@@ -73,7 +69,6 @@ from explorer.running import ENGINES
 from explorer.schemes import SCHEMES, Scheme
 
 Row = TypeVar("Row")
-QUALITY_PACKAGES = ("transformers", "xllamacpp", "gguf", "bitsandbytes", "compressed-tensors")
 Line = dict[str, Any]
 """One line of a printed table: column -> text, number or None."""
 Shapes = Sequence[tuple[int, ...]]
@@ -148,21 +143,6 @@ def bench_model(
     rows = time_runs(model, chosen, device, repeats, tokens, prompt)
     machine = this_machine(device, ("transformers", "xllamacpp"))
     return Benchmark(RUNS, machine, rows, len(ENGINES) * (1 + len(chosen)), run_line, of_gpu=False)
-
-
-def bench_quality(
-    model: str,
-    rows: Sequence[str] = (),
-    held_out: AnyTexts = (),
-    calibration: AnyTexts = (),
-    texts: int = 16,
-) -> Benchmark[QualityRow]:
-    """Files of ``model`` by recipes and by other programs, judged by their readers: ``rows``, all if none is
-    named, on ``held_out``, by ``calibration`` (``texts`` built-in sequences each if empty)."""
-    chosen = candidates(rows)
-    machine = this_machine(CPU, QUALITY_PACKAGES)
-    found = measure_quality(model, chosen, held_out, calibration, texts)
-    return Benchmark(QUALITY, machine, found, len(chosen), quality_line, of_gpu=False)
 
 
 def bench_quantize(
@@ -331,21 +311,6 @@ def _triple(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 # --- lines of tables ---------------------------------------------------------------------------------
-
-
-def quality_line(row: QualityRow) -> Line:
-    """One file, or why there is none."""
-    return {
-        "row": row.name,
-        "by": row.by,
-        "format": row.format,
-        "MB": row.bytes / 1e6 or None,
-        "bits per weight": row.bits or None,
-        "KL, nats a token": row.kl,
-        "same top token, %": None if row.same_top is None else 100 * row.same_top,
-        "seconds": row.seconds,
-        "note": row.missing or row.note,
-    }
 
 
 def run_line(timing: RunTiming) -> Line:

@@ -10,17 +10,14 @@ import typer
 
 from explorer.cli.device import Device, use_device
 from explorer.cli.options import (
-    TEXT_FILE,
     AllSchemes,
     Json,
     Shapes,
-    check_readable,
     examples,
     gemm_shapes,
     matrix_shapes,
     parse_scheme,
     parse_schemes,
-    read_files,
     split,
     whole_numbers,
 )
@@ -81,46 +78,6 @@ def model(
     use_device(device)
     chosen = None if schemes is None else split(schemes)
     run(bench_model(model, chosen, tokens, repeats, prompt), record, as_json)
-
-
-@app.command(
-    epilog=examples(
-        "bench quality path/to/model --rows 'recipe-as-*,Q4_K_M*'", "bench quality path/to/model --record"
-    )
-)
-def quality(
-    model: Annotated[str, typer.Argument(help="A folder of a causal language model, or a Hub id.")],
-    rows: Annotated[
-        str | None,
-        typer.Option("--rows", help="Comma-separated names of rows, or patterns.", show_default="all"),
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option(help=f"Texts to measure on: {TEXT_FILE}.", show_default="built-in texts")
-    ] = None,
-    calibration: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Texts for surveys, importances and methods: {TEXT_FILE}.", show_default="built-in texts"
-        ),
-    ] = None,
-    texts: Annotated[int, typer.Option(min=2, help="Sequences of 128 tokens of the built-in texts.")] = 16,
-    record: Record = False,
-    record_to: Annotated[
-        Path | None, typer.Option("--record-to", help="Write the rows to this file.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Files by recipes and by other programs, judged by their readers: KL against bytes of the file.
-
-    The quantizer of llama.cpp is that of the shared library which EXPLORER_LLAMA_LIBRARY names."""
-    check_readable(text)
-    check_readable(calibration)
-    hide_bars_of_transformers(as_json)
-    from explorer.bench.commands import bench_quality
-
-    held_out, seen = read_files(text, calibration)
-    names = split(rows) if rows is not None else []
-    run(bench_quality(model, names, held_out, seen, texts), record, as_json, record_to)
 
 
 @app.command(epilog=examples("bench quantize --schemes nvfp4 --dtypes bfloat16", "bench quantize --record"))

@@ -13,7 +13,7 @@ NAME = "quality"
 class QualityRow:
     """One file, or why there is none.
 
-    name            of the row (``explorer bench quality --rows``); ``label``: in words
+    name            of the row (``python -m lab files --rows``); ``label``: in words
     by              the program that made the file, with its version; ``ours``: it is this project
     format          of the file; ``importances``: the rounding is weighed by an importance file
     bytes           of all files of weights; of a GGUF file with metadata and vocabulary; 0 without a file

@@ -25,8 +25,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from explorer.bench.llama_quantizer import FTYPES, quantize_by_llama, quantizer_refusal, quantizer_version
-from explorer.bench.peers import PEERS, peers_refusal, run_peer
 from explorer.checkpoints import EXPORTS, write_checkpoint
 from explorer.checkpoints.imatrix import write_imatrix
 from explorer.checkpoints.model import ModelFolder
@@ -61,6 +59,8 @@ from explorer.survey.run import (
     survey_model,
 )
 from explorer.version import __version__
+from lab.files.llama_quantizer import FTYPES, quantize_by_llama, quantizer_refusal, quantizer_version
+from lab.files.peers import PEERS, peers_refusal, run_peer
 
 BITS = (3.0, 3.5, 4.0, 4.5, 5.0, 6.0)
 """Per weight, of the whole file."""

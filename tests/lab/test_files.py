@@ -1,6 +1,6 @@
 """Files by recipes and by other programs, judged by their readers, on a tiny Llama.
 
-If these fail, `explorer bench quality` compares files on other tokens or by other logits than it says.
+If these fail, `python -m lab files` compares files on other tokens or by other logits than it says.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from explorer.bench.llama_quantizer import LIBRARY, Replaced, replaced_in
-from explorer.bench.quality import Workshop
-from explorer.cli import main
 from explorer.models.texts import Texts
+from lab.cli import main
+from lab.files.llama_quantizer import LIBRARY, Replaced, replaced_in
+from lab.files.measure import Workshop
 from tests.checkpoints.conftest import llama
 from tests.covering import sampled
 
@@ -37,7 +37,7 @@ def test_rows_by_the_command(made: str, llama: Path, tmp_path: Path, monkeypatch
     monkeypatch.delenv(LIBRARY, raising=False)
     text, out = tmp_path / "texts.txt", tmp_path / "rows.json"
     text.write_text("\n".join(TEXTS))
-    command = ["bench", "quality", str(llama), "--text", str(text), "--calibration", str(text)]
+    command = ["files", str(llama), "--text", str(text), "--calibration", str(text)]
     assert main([*command, "--rows", f"{made},Q4_K_M", "--record-to", str(out), "--json"]) == 0
     found = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
     assert set(found) == {made, "Q4_K_M"}

@@ -15,9 +15,10 @@ from app.parts.widgets import PRIVATE
 from app.state.controls import DEFAULT_SAMPLE, SOURCES
 from app.state.record import Record
 from app.state.selection import file_source, model_source
+from explorer.sources.base import TensorSource
+from explorer.sources.coded import STORED
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
-from explorer.sources.tensors import TensorInfo
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,11 @@ def tensor_view(chosen: Record) -> TensorControls:
     if chosen.source == "builtin":
         return TensorControls(**vars(skipped) | {"sample": chosen.sample})
     if chosen.source == "file":
-        choices = _choices(layers(file_source(chosen.file)))
+        choices = _choices(file_source(chosen.file))
         name = chosen.file_tensor
         file_tensor = gr.update(choices=choices, value=name)
         return TensorControls(**vars(skipped) | {"file": chosen.file, "file_tensor": file_tensor})
-    choices = _choices(layers(model_source(chosen.model, chosen.revision)))
+    choices = _choices(model_source(chosen.model, chosen.revision))
     return TensorControls(
         **vars(skipped)
         | {
@@ -115,8 +116,11 @@ def tensor_view(chosen: Record) -> TensorControls:
     )
 
 
-def _choices(infos: tuple[TensorInfo, ...]) -> list[Any]:
-    """Tensors by name and shape. Of very many the first are listed; others can be typed."""
+def _choices(source: TensorSource) -> list[Any]:
+    """Tensors by name and shape, then the codes of restored weights. The first of very many are listed;
+    others can be typed."""
+    codes = (source.info(f"{name}{STORED}") for name in sorted(source.restored))
+    infos = (*layers(source), *codes)
     most = limits.current().listed
     if len(infos) > most:
         limits.notify(f"The first {most:,} of {len(infos):,} tensors are listed: type the name of another.")

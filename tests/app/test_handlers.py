@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from app import limits
 from app.chosen import ChosenView, choose
@@ -202,6 +203,19 @@ def test_loading_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "owner/name" in said and "50 %" in said and "75 %" in said
 
 
+def test_codes_of_a_restored_weight_are_one_more_choice(tmp_path: Path) -> None:
+    """The weight is what codes and scale mean; who wants to see the codes themselves chooses those."""
+    path = tmp_path / "fp8.safetensors"
+    codes = torch.full((4, 16), 96.0).to(torch.float8_e4m3fn)
+    save_file({"a.weight": codes, "a.weight_scale": torch.tensor(2.0**-7)}, path)
+    view = did({"do": "file"}, upload=str(path))
+    choices = view.tensor.file_tensor["choices"]
+    assert [name for _, name in choices] == ["a.weight", "a.weight:codes"] and "F8_E4M3" in choices[1][0]
+    for name, value in zip(("a.weight", "a.weight:codes"), (0.75, 96), strict=True):
+        chosen = next_record(Record(), {"do": "tensor", "name": name}, str(path))
+        assert matrix_of(chosen).values.max() == value
+
+
 def test_what_is_overtaken_ends(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     """The work itself ends too, and another visitor's goes on; else a visitor waits for what was left."""
     ended: list[str] = []
@@ -220,7 +234,7 @@ def test_what_is_overtaken_ends(monkeypatch: pytest.MonkeyPatch, said: list[str]
     monkeypatch.setattr(analyses, "analyse_anywhere", slow)
     monkeypatch.setattr(analyses, "SAID_AGAIN_S", 0.01)
     monkeypatch.setattr(work, "session_now", lambda: "mine")
-    views = views_of({"do": "scheme", "text": "int3_row_asym"})
+    views = views_of({"do": "scheme", "text": "int3~1x24~asymmetric~float32~minmax"})  # no other test's
     assert "INT3" in unescape(next(views).notice) and begun.wait(60)
     work.overtake("another's", "choosing")
     assert "INT3" in next(views).notice and not ended

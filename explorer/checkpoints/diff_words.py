@@ -54,6 +54,8 @@ def _coded(found: Diff) -> str:
 def _uncoded(found: Diff) -> str:
     """Of a checkpoint without codes: weights that were rounded and stored in a plain type have an error."""
     words = f"{found.quantized} holds no layer of codes"
+    if found.unread:
+        words += " that could be compared"
     if not found.changed:
         return f"{words}."
     many = len(found.changed)
@@ -76,7 +78,8 @@ def _kept(found: Diff) -> str:
     kinds = " and ".join(dict.fromkeys(layer.kind for layer in kept))
     other = [layer.name for layer in kept if not layer.equal]
     if not other:
-        return f"Kept as they are: {count(len(kept))} tensors ({kinds}), equal to the original's."
+        plural = "" if len(kept) == 1 else "s"
+        return f"Kept as stored: {count(len(kept))} tensor{plural} ({kinds}), equal to the original's."
     return (
         f"Kept in {kinds}: {count(len(kept))} tensors, of which {count(len(other))} differ from the "
         f"original's: {_named(other)}."

@@ -42,13 +42,13 @@ _BITS = re.compile(r" · ([0-9.]+) bits$", re.ASCII)
 _CODES = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4", "I8", "U8")
 """Dtypes that mean nothing beside scales."""
 _ENDS = tuple(dict.fromkeys((*MAINS, *BESIDE)))
-_SCALES = re.compile(r"scale|absmax|[._]scb$", re.IGNORECASE)
+_SCALES = re.compile(r"scale|absmax|[._]scb$|\.s$", re.IGNORECASE)
 """What names of scales hold, after the name of a layer or tensor."""
 _WORDS = ("I32", "U32", "I16", "U16")
 """Dtypes of words of codes; of names that codes have, they too mean nothing beside scales."""
 _OF_INPUTS = re.compile(r"(input|output|act|activation|[qkv])_(global_)?scale$", re.IGNORECASE)
 _CODES_END = re.compile(
-    r"(^|[._]_?)(weight|qweight|weight_packed|packed|qdata|data|codes|blocks|int|w_q|q)$", re.IGNORECASE
+    r"(^|[._]_?)(weight|qweight|weight_packed|packed|qdata|data|codes|blocks|int|w_q|q|B)$", re.IGNORECASE
 )
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions that the entries and numbers of a damaged layer raise."""
@@ -252,12 +252,14 @@ def shape_in_network(source: TensorSource, info: TensorInfo) -> tuple[int, ...]:
 
 
 def weights_of(source: TensorSource) -> tuple[TensorInfo, ...]:
-    """The tensors of a source without those that say something of a restored layer's inputs or outputs."""
+    """The tensors of a source without bare codes, and without those that say something of a restored layer's
+    inputs or outputs."""
     layers = {name.removesuffix(".weight") for name in source.restored}
     return tuple(
         info
         for info in source.infos
-        if not any(info.name.endswith(end) and info.name.removesuffix(end) in layers for end in OF_INPUTS)
+        if not info.name.endswith(STORED)
+        and not any(info.name.endswith(end) and info.name.removesuffix(end) in layers for end in OF_INPUTS)
     )
 
 
@@ -314,7 +316,7 @@ def _unknown(
     if info.dtype not in _CODES and not packed:
         return None
     base = next((b for b in (info.name, _CODES_END.sub("", info.name)) if b in scales), None)
-    promised = settings.get("quant_method") in ("fp8", "mxfp4", "mxfp8") and info.dtype.startswith("F8_E")
+    promised = settings.get("quant_method") and info.dtype.startswith("F8_E")
     if base is None and not (promised and info.name.endswith(".weight")):
         return None
     name = plain(info.name, 80)

@@ -264,6 +264,7 @@ def test_an_unknown_form_is_refused_and_its_codes_are_shown_on_purpose(tmp_path:
         ("codes", "absmax", u8(1, 8)),
         ("weight", "scales", u8(1, 64, 16).to(torch.int32).view(torch.uint32)),  # MLX
         ("weight._data", "weight._scale", ones.to(torch.int8)),  # quanto
+        ("B", "s", u8(1, 64, 16).to(torch.int32)),  # Marlin
     ):
         tensors = {f"{LAYER}.{codes}": tensor, f"{LAYER}.{scales}": scale, "a.weight": torch.ones(2, 2)}
         folder = folder_of(tmp_path / "m", tensors, {})
@@ -289,6 +290,9 @@ def test_an_unknown_form_is_refused_and_its_codes_are_shown_on_purpose(tmp_path:
             with pytest.raises(SourceError):
                 open_source(str(where)).read(f"{LAYER}.weight")
         (folder / "model.safetensors.index.json").unlink()
+    folder_of(tmp_path / "m", {f"{LAYER}.weight": ones}, {"quant_method": "fbgemm_fp8"})
+    with pytest.raises(SourceError, match="no scales"):
+        open_source(str(tmp_path / "m")).read(f"{LAYER}.weight")
     folder_of(tmp_path / "m", {f"{LAYER}.weight": ones, f"{LAYER}.input_scale": scale}, {})
     assert open_source(str(tmp_path / "m")).read(f"{LAYER}.weight").float().eq(1).all()
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explorer.checkpoints import EXPORTS, write_checkpoint
+from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.onnx_graph import DATA
 from explorer.checkpoints.vllm_reader import LOGITS, read_by_vllm
@@ -27,8 +27,9 @@ from explorer.models.evaluate import sentences
 from explorer.recordings.files import Recording, record, recorded
 from explorer.recordings.machine import this_machine
 from explorer.survey import ModelRecipe, Survey, frontier, recipe_of
-from explorer.survey.apply import card_of, codes_of, constraints_of, unplaced
+from explorer.survey.apply import constraints_of, unplaced
 from explorer.survey.assemble import assemble
+from explorer.survey.export import Wanted, export
 from explorer.survey.loss import reference_for
 from explorer.survey.run import SurveyPlan, calibration_sentences, survey_model
 from lab.recipes import PACKAGES, passages
@@ -104,8 +105,7 @@ def _row(target: str, survey: Survey, model: Model, folder: Path, out: Path) -> 
     front = frontier(survey, "", kept_to)
     choice = front.at(max(BITS, front.least))
     recipe = recipe_of(survey, choice, constraints=kept_to)
-    codes = codes_of(recipe, lambda: model, folder=folder, fused=kept_to.fuse)
-    written = write_checkpoint(target, folder, recipe.layers, out, quantized=codes, card=card_of(recipe))
+    written = export(Wanted(recipe, target, out, str(folder), lambda: model))
     stored = tensor_bytes(written.folder)
     assembled = assemble(model, recipe.layers, (), fused=recipe.fused).network
     loss = reference_for(model, passages(sentences())).measure(assembled)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from explorer import words
 from explorer.bench.plan import SWEPT
 from explorer.checkpoints import EXPORTS
-from explorer.checkpoints.export import plain_dtype
+from explorer.checkpoints.target import plain_dtype
 from explorer.core.lowering import has_kernels, with_kernels
 from explorer.cpu.table import CPU_PRODUCTS
 from explorer.cpu.verdict import TERNARY, library

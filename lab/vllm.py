@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.checkpoints import EXPORTS, write_checkpoint
-from explorer.checkpoints.export import Plan, plain_dtype
+from explorer.checkpoints import EXPORTS, Request
 from explorer.checkpoints.model import ModelFolder
+from explorer.checkpoints.target import Plan, plain_dtype
 from explorer.checkpoints.verify import probe
 from explorer.checkpoints.vllm_reader import Reading, read_by_vllm
 from explorer.methods.recipe import Recipe
@@ -150,14 +150,12 @@ def _written(model: ModelFolder, layers: list[str], scheme: Scheme, inputs: str,
     plan = Plan(model, dict.fromkeys(layers, Recipe(scheme)), of_inputs, fixed)
     first = ""
     for target in TARGETS:
-        export = EXPORTS[target]
-        why = next(filter(None, (export.refusal(scheme, plan.shape(name)) for name in layers)), "")
-        why = why or export.together(plan)
+        row = EXPORTS[target]
+        why = next(filter(None, (row.refusal(scheme, plan.shape(name)) for name in layers)), "")
+        why = why or row.together(plan)
         first = why if target == TARGETS[0] else first
         if not why:
-            write_checkpoint(
-                target, model.folder, plan.layers, out, inputs=of_inputs, input_scales=plan.input_scales
-            )
+            export(Request(target, plan, out))
             break
     return first
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from explorer.checkpoints.export import Plan
 from explorer.checkpoints.model import ModelFolder
+from explorer.checkpoints.target import Plan
 from explorer.checkpoints.to_gguf import EXPORT
 from explorer.core.backend import work_device
 from explorer.methods.recipe import Recipe

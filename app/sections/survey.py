@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -42,7 +43,7 @@ from app.state.selection import Selection
 from app.theme import plot_data
 from explorer import SourceError, words
 from explorer.bench.layers import checked_time
-from explorer.checkpoints import EXPORTS, write_checkpoint
+from explorer.checkpoints import EXPORTS, Written
 from explorer.checkpoints.inputs import INPUTS, inputs_of
 from explorer.figures.style import empty, file_name
 from explorer.figures.survey import budget_figure, heat_figure, strip_figure
@@ -61,18 +62,13 @@ from explorer.survey import (
     load_survey,
 )
 from explorer.survey.apply import (
-    beside,
-    card_of,
-    check_weights,
-    codes_of,
-    folder_of,
-    input_scales_of,
     inputs_words,
     targets_with,
 )
 from explorer.survey.budget import budget_of, check_complete
 from explorer.survey.check import Check, Checked, check_recipe
-from explorer.survey.recipe import ModelRecipe
+from explorer.survey.export import Wanted
+from explorer.survey.export import export as write_recipe
 from explorer.survey.run import SCHEMES, SurveyPlan, survey_model
 from explorer.survey.times import seconds_of
 from explorer.survey.verdict import about, slightly_more, truth, verdict
@@ -623,49 +619,32 @@ def export(asked: Budget, where: str, run: Run | None = None) -> Iterator[Export
     found, recipe = one.survey, one.recipe
     place = where.strip() or found.head.model
     _model_of(where, found)
-    check_weights(recipe, place)
     folder, name = fresh_folder(), file_name(f"{Path(found.head.model).name} {recipe.bits:.3g} bits {target}")
+    load = partial(runnable_model, place, head=True)
+    here = run is not None and run.recipe == recipe.to_json()
+    measured = truth(run.check) if run is not None and here else ""
+    verified = False if limits.current().hosted else None
+    wanted = Wanted(recipe, target, folder / name, place, load, verified=verified, card=measured)
+    counted = "texts"
 
-    def load() -> Model:
-        return runnable_model(place, head=True)
+    def written_now(progress: Progress) -> Written:
+        def phases(what: str) -> Progress:
+            nonlocal counted
+            counted = what
+            return progress
 
-    scales = yield from _told(
-        reported(lambda progress: input_scales_of(recipe, load, progress=progress)),
-        lambda: "texts run for scales of inputs",
-        ExportView,
-    )
-    codes = codes_of(recipe, load, folder=folder_of(place), fused=EXPORTS[target].fused)
-    steps = reported(
-        lambda progress: write_checkpoint(
-            target,
-            folder_of(place),
-            recipe.layers,
-            folder / name,
-            quantized=codes,
-            inputs=recipe.input_schemes,
-            input_scales=scales,
-            card=_card(recipe, run),
-            progress=progress,
-            beside=beside(recipe),
-            changed=codes.changed,
-        )
-    )
-    written = yield from _told(steps, lambda: "tensors written", ExportView)
+        return write_recipe(wanted, phases)
+
+    written = yield from _told(reported(written_now), lambda: counted, ExportView)
     archive = shutil.make_archive(str(folder / name), "zip", folder, name)
     shutil.rmtree(folder / name)
     size = words.bytes_(written.bytes)
     said = f"{EXPORTS[target].label}: {written.layers} layers, {size}. Read by: {EXPORTS[target].reader}."
+    said = " ".join((said, *(f"{note}." for note in written.notes)))
     yield ExportView(
         status=html.status(said),
         archive=gr.update(value=archive, interactive=True),
     )
-
-
-def _card(recipe: ModelRecipe, run: Run | None) -> str:
-    """What the model card says of the recipe, with the true loss if ``run`` checked this very recipe."""
-    here = run is not None and run.recipe == recipe.to_json()
-    card = card_of(recipe, measured=here)
-    return f"{card}\n{truth(run.check)}" if run is not None and here else card
 
 
 @shows(ReportView)

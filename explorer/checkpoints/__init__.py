@@ -1,4 +1,4 @@
-"""Checkpoints that other programs load: ``write_checkpoint``, and the targets in ``EXPORTS``.
+"""Checkpoints that other programs load: ``export``, and the targets in ``EXPORTS``.
 
 The names below are imported on first use: a command refuses a wrong target without waiting for torch.
 """
@@ -7,15 +7,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from explorer.checkpoints.export import Export, Plan
+    from explorer.checkpoints.model import ModelFolder
     from explorer.checkpoints.table import EXPORTS
-    from explorer.checkpoints.write import Written, rounded, write_checkpoint, write_one
+    from explorer.checkpoints.target import Export, Plan
+    from explorer.checkpoints.write import Request, Written, export, rounded, write_one
 
 _HOMES = {
-    "EXPORTS": "table", "Export": "export", "Plan": "export", "Written": "write", "rounded": "write",
-    "write_checkpoint": "write", "write_one": "write",
+    "EXPORTS": "table", "Export": "target", "ModelFolder": "model", "Plan": "target", "Request": "write",
+    "Written": "write", "export": "write", "rounded": "write", "write_one": "write",
 }  # fmt: skip
-__all__ = ["EXPORTS", "Export", "Plan", "Written", "rounded", "write_checkpoint", "write_one"]
+__all__ = [
+    "EXPORTS", "Export", "ModelFolder", "Plan", "Request", "Written", "export", "rounded", "write_one",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

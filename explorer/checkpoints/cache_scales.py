@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from explorer.analysis.cache import KEYS, VALUES, CachePlan, as_they_come
-from explorer.checkpoints.export import Plan
 from explorer.checkpoints.model import ModelFolder
+from explorer.checkpoints.target import Plan
 
 FORMAT = "float8_e4m3fn"
 _NAMES = {KEYS: "k_scale", VALUES: "v_scale"}

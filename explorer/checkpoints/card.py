@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from explorer import words
-from explorer.checkpoints.export import Export, Plan, Shape
 from explorer.checkpoints.front_matter import front_matter, hub_id
+from explorer.checkpoints.target import Export, Plan, Shape
 from explorer.checkpoints.verify import Verified
 from explorer.methods import corrects_bias, names_in
 from explorer.methods.recipe import Recipe
@@ -21,19 +21,26 @@ _NUMBER = re.compile(r"\.\d+")
 UNMEASURED = "How much the model lost was not measured."
 
 
-def model_card(export: Export, plan: Plan, text: str, verified: Verified | None = None, size: int = 0) -> str:
+def model_card(
+    export: Export,
+    plan: Plan,
+    text: str,
+    verified: Verified | None = None,
+    size: int = 0,
+    notes: Sequence[str] = (),
+) -> str:
     """Markdown with a header for the Hub; ``text`` describes the measured loss, empty if not measured.
-    ``size``: bytes of all files that hold weights."""
+    ``size``: bytes of all files that hold weights. ``notes``: sentences on the codes."""
     folder = plan.model.folder
     title = hub_id(folder) or folder.name
     paragraphs = [
         f"Made from {words.code(title)} by Quantization Explorer {__version__}. Each layer below was "
-        f"rounded as its row says; all other tensors are what they were{_restored(plan)}{_changed(plan)}."
-        f"{_source(plan)}",
+        f"rounded as its row says; all other tensors are what they were{_changed(plan)}.{_source(plan)}",
         scheme_table(plan.layers, plan.shape, lambda one, shape: _stored_bits(export, plan, one, shape)),
         _size_words(plan, size),
         f"Inputs of the layers: {_inputs(plan)}.",
         str(verified or _unverified(export)),
+        *(f"{note}." for note in notes),
         text.strip() or UNMEASURED,
         f"```python\n{export.load(plan)}\n```",
     ]
@@ -60,16 +67,16 @@ def page(origin: str, export: Export, paragraphs: Sequence[str], folder: Path) -
     return "\n\n".join([header, title, *paragraphs]) + "\n"
 
 
-def _restored(plan: Plan) -> str:
-    """What became of weights that the model's files hold as codes and that hold no new ones."""
+def restored_words(plan: Plan) -> Iterator[str]:
+    """Say how much larger weights become that the model's files hold as codes and that hold no new ones."""
     kept = [name for name in plan.model.restored if name.removesuffix(".weight") not in plan.layers]
-    if not kept:
-        return ""
-    dtype, more = str(plan.model.dtype).removeprefix("torch."), sum(map(plan.model.growth, kept))
-    return (
-        f", {len(kept)} of them restored to {dtype} from the codes that the model is published in, which "
-        f"takes {more:,} bytes more"
-    )
+    if kept:
+        dtype, more = str(plan.model.dtype).removeprefix("torch."), sum(map(plan.model.growth, kept))
+        plural = "weight that is" if len(kept) == 1 else "weights that are"
+        yield (
+            f"{len(kept)} {plural} published as codes and not quantized anew, such as {kept[0]}, are "
+            f"restored to {dtype}: that takes {more:,} bytes more"
+        )
 
 
 def _source(plan: Plan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
@@ -23,23 +24,40 @@ _ALIGNED = 8
 
 
 @contextmanager
-def whole_folder(out: Path) -> Iterator[Path]:
+def whole_folder(out: Path, needed: int = 0) -> Iterator[Path]:
     """Temporary folder next to ``out``, renamed to ``out`` at the end. It is removed if the work ends
-    earlier (an error, a stop, a full disk). ``ValueError`` if ``out`` exists already, ``OSError`` if it
-    can't be written.
+    earlier (an error, a stop, a full disk); those of processes that were killed are removed first.
+    ``ValueError`` if ``out`` exists already, ``OSError`` if it can't be written, or its disk has fewer than
+    ``needed`` bytes.
     """
     out = Path(out)
     check_new_folder(out)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    for left in out.parent.glob(f".{glob.escape(out.name)}.*.partial"):
+        if left == partial or not _runs(left.name.split(".")[-2]):
+            shutil.rmtree(left, ignore_errors=True)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
+        check_space(out, needed)
         yield partial
         partial.replace(out)
     except OSError as error:
+        if error.strerror is None:
+            raise
         raise OSError(error.errno, f"{out} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _runs(process: str) -> bool:
+    """True unless it is known that no process of this number runs on this machine."""
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError, OverflowError):
+        return True
+    return True
 
 
 def write_beside(folder: Path, texts: Mapping[str, str]) -> None:

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from explorer import words
 from explorer.checkpoints.card import UNMEASURED, page, scheme_table
-from explorer.checkpoints.export import Shape, plain_dtype
-from explorer.checkpoints.folder import check_space, whole_folder, write_beside
+from explorer.checkpoints.folder import whole_folder, write_beside
 from explorer.checkpoints.front_matter import CARD
 from explorer.checkpoints.gguf_model import UINT32, WEIGHT, GgufModel, open_gguf, place_of
 from explorer.checkpoints.imatrix import Imatrix, read_imatrix
 from explorer.checkpoints.packages import needed
+from explorer.checkpoints.target import Shape, plain_dtype
 from explorer.checkpoints.to_gguf import EXPORT, FILE, GUESSED, NAME, announce
 from explorer.checkpoints.verify import Verified
 from explorer.checkpoints.write import Written, rounded
@@ -124,8 +124,8 @@ def write_from_gguf(
     targets = _targets(opened, layers, shapes or {})
     weights = _importances(read_imatrix(imatrix), targets) if imatrix else {}
     records = _changed(opened.records, any(plain_dtype(t.recipe.scheme) is None for t in targets.values()))
-    check_space(out, sum(_sizes(opened, targets)) + sum(map(len, records.values())))
-    with whole_folder(out) as folder:
+    needed = sum(_sizes(opened, targets)) + sum(map(len, records.values()))
+    with whole_folder(out, needed) as folder:
         digests = _write(opened, targets, records, folder / FILE, progress, weights)
         result = None if verified is False else _verify(opened, targets, records, digests, folder / FILE)
         write_beside(folder, {CARD: _card(opened, targets, folder / FILE, card, result), **(beside or {})})

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.checkpoints.export import Shape
 from explorer.checkpoints.integer_words import (
     groups_in,
     integer_refusal,
@@ -23,6 +22,7 @@ from explorer.checkpoints.integer_words import (
     zero_codes,
 )
 from explorer.checkpoints.onnx_graph import Graph, Put, StoredTensor
+from explorer.checkpoints.target import Shape
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack_bits

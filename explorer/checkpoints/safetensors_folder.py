@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.checkpoints.export import ExportJob, Plan, plain_dtype
 from explorer.checkpoints.folder import Shards, room_of
 from explorer.checkpoints.model import CONFIG
+from explorer.checkpoints.target import ExportJob, Plan, plain_dtype
 from explorer.core.quantize import QuantizedTensor
 from explorer.export.files import write_tensors
 from explorer.formats import E4M3
@@ -39,7 +39,7 @@ def write_model(
     """Write all tensors of the model, ``more`` of other names, and its changed configuration into the job's
     folder. ``own``: what writes a layer by its name, in place of ``layer``."""
     model = job.plan.model
-    shards = Shards(job.folder, job.plan.shard_bytes, _header_bytes(job.plan))
+    shards = Shards(job.folder, job.plan.file_bytes, _header_bytes(job.plan))
     for info in model.infos:
         writer = own(info.name.removesuffix(".weight")) if own else layer
         for name, tensor in _tensors_of(info.name, job, writer).items():
@@ -66,7 +66,7 @@ def around(plan: Plan) -> int:
     coded = {f"{name}.weight" for name in plan.layers}
     kept = sum(bytes_of(info) for info in plan.model.infos if info.name not in coded)
     most = kept + sum(2 * info.elements for info in plan.model.infos if info.name in coded)
-    files = 1 + int(2 * most / plan.shard_bytes)  # two that follow each other are longer than one may be
+    files = 1 + int(2 * most / plan.file_bytes)  # two that follow each other are longer than one may be
     return kept + files * room_of(_header_bytes(plan))
 
 

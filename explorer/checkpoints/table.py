@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from explorer.checkpoints.export import Export
+    from explorer.checkpoints.target import Export
 
 _ROWS = (
     ("compressed-tensors", "to_compressed_tensors.EXPORT"),

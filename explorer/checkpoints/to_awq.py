@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from explorer.checkpoints import integer_words, safetensors_folder
-from explorer.checkpoints.export import Export, Plan, Shape
 from explorer.checkpoints.integer_words import groups_in, half_scales_refusal, integer_refusal, ragged
 from explorer.checkpoints.model import ModelFolder
+from explorer.checkpoints.target import Export, Plan, Shape
 from explorer.core.quantize import QuantizedTensor
 from explorer.models.skeleton import LayerPlace
 from explorer.schemes import Scheme

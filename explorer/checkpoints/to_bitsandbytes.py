@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from explorer.checkpoints import safetensors_folder
-from explorer.checkpoints.export import Export, Plan, Shape, own_bits
 from explorer.checkpoints.integer_words import ragged
+from explorer.checkpoints.target import Export, Plan, Shape, own_bits
 from explorer.core.file_levels import packed_levels
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats.codebooks import BNB_FP4_LEVELS, NF4_LEVELS

@@ -11,8 +11,8 @@ Of each layer (compressed-tensors 0.20, ``compressors/``)::
     mxfp4-, mxfp6-pack-quantized, mxfp8-quantized
                           weight_packed U8 or weight F8_E4M3, weight_scale U8 [N, K/32]: exponent + 127
 
-Scales are stored in the model's dtype where that holds every number of their format, else in float32: the
-reader computes in the scales' dtype.
+Scales are stored in the model's dtype, as llm-compressor writes them: engines cast them to it, and
+transformers restores experts in the dtype of their scales.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from explorer.checkpoints import cache_scales, integer_words, safetensors_folder
-from explorer.checkpoints.export import Export, ExportJob, Plan, Shape
 from explorer.checkpoints.inputs import is_fixed, product_refusal
 from explorer.checkpoints.integer_words import groups_in, integer_refusal, is_asymmetric, ragged
 from explorer.checkpoints.model import ModelFolder
+from explorer.checkpoints.target import Export, ExportJob, Plan, Shape
 from explorer.core.lowering import raw_scales
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import E8M0, IntegerFormat, float_format
@@ -160,16 +160,20 @@ def _mx(q: QuantizedTensor, dtype: torch.dtype, weight: str = ".weight_packed") 
 
 
 def _scales(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
-    """float [grid]: in the model's dtype if that is exact, else float32."""
-    return q.scales.scale.to(_scale_dtype(q.scheme, dtype)).contiguous()
+    """[grid] in ``dtype``."""
+    return q.scales.scale.to(dtype).contiguous()
 
 
-def _scale_dtype(scheme: Scheme, dtype: torch.dtype) -> torch.dtype:
-    """``dtype`` if it holds every number of the format of the scales, else float32."""
-    assert scheme.scale is not None
-    fmt = scheme.scale.format
-    held = fmt.name == str(dtype).removeprefix("torch.") or (fmt.bits <= 8 and dtype is torch.bfloat16)
-    return dtype if held else torch.float32
+def stored(q: QuantizedTensor, dtype: torch.dtype) -> QuantizedTensor:
+    """The codes with scales that ``dtype`` holds, which moves weights by up to 2⁻⁹ of their size in bfloat16.
+    Scales of two levels, and powers of two, stay. ``ValueError`` for one that ``dtype`` rounds to 0."""
+    layout, scale = layout_of(q.scheme), q.scales.stored
+    if layout is None or layout.bfloat16 or q.scales.tensor_scale is not None:
+        return q
+    held = scale.to(dtype).float()
+    if bool(((held == 0) != (scale == 0)).any()) or not bool(held.isfinite().all()):
+        raise ValueError(f"scales of {q.scheme} lie beyond the numbers of the model's {dtype}")
+    return replace(q, scales=replace(q.scales, stored=held, raw=None))
 
 
 def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
@@ -184,7 +188,7 @@ def bits_of(layout: CompressedLayout, scheme: Scheme, shape: Shape, dtype: torch
     (rows, columns), bits, groups = shape, scheme.format.bits, groups_in(scheme, shape)
     if layout.bfloat16:
         return bits + (8 * groups + (32 if layout is _NVFP4 else 0)) / math.prod(shape)
-    total = groups * _scale_dtype(scheme, dtype).itemsize * 8.0
+    total = groups * dtype.itemsize * 8.0
     if layout.format == "pack-quantized":
         total += _whole_words(columns * bits) * rows + _SHAPE_BITS
         zeros = _whole_words(rows * bits) * (groups // rows)
@@ -416,23 +420,11 @@ def _ignored(plan: Plan) -> list[str]:
     return list(dict.fromkeys([*kept, *(module for module in linear if module not in coded)]))
 
 
-def _keeps_scales(plan: Plan) -> bool:
-    """True if the reader's default path, which casts scales to the model's dtype, changes no scale."""
-    wide = {torch.float32: ("float16", "bfloat16", "float32"), torch.float16: ("float16",)}
-    kept = wide.get(plan.model.dtype, ("bfloat16",))
-    layouts = [(scheme.scale, layout_of(scheme)) for scheme in plan.schemes]
-    return all(rule is None or rule.format.name in kept or (to and to.bfloat16) for rule, to in layouts)
-
-
 def load(plan: Plan) -> str:
     """Return the code that opens the folder."""
     auto = plan.model.auto_class
     lines = [f"from transformers import {auto}  # pip install compressed-tensors", ""]
-    # Weights that are decoded as they are loaded have exact scales; how inputs and a cache are quantized is
-    # left out then.
-    exact = len(plan.groups) == 1 and plan.cache is None and not plan.input_schemes
-    exact = exact and not _keeps_scales(plan)
-    if exact or _packed_zeros(plan):
+    if _packed_zeros(plan):
         lines[0] += "\nfrom transformers import CompressedTensorsConfig"
         argument = ", quantization_config=CompressedTensorsConfig(dequantize=True)"
     else:
@@ -457,9 +449,8 @@ EXPORT = Export(
     "compressed-tensors",
     "what transformers, vLLM and SGLang load: integers, FP8, MX and NVFP4, mixed by layer",
     f"transformers with compressed-tensors {VERSION}",
-    "equal in the model's dtype, MX and NVFP4 in bfloat16, which the reader restores them to; in a model of "
-    "16 bits engines and transformers' default path first round scales to the model's dtype, which changes "
-    "weights by up to 2⁻⁹ of their size unless the scheme's scales have that dtype",
+    "equal in the model's dtype, which scales have too, MX and NVFP4 in bfloat16, which the reader restores "
+    "them to",
     refuses,
     together,
     write,
@@ -473,5 +464,7 @@ EXPORT = Export(
     multiplies=product_refusal,
     as_read=_as_read,
     around=safetensors_folder.around,
+    joined=True,
+    stored=stored,
     against_cache=cache_scales.refusal,
 )

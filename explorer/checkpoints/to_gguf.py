@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from explorer.checkpoints import gguf_models
-from explorer.checkpoints.export import Export, ExportJob, Plan, Shape
 from explorer.checkpoints.gguf_model import ALIGNMENT, tensor_names
 from explorer.checkpoints.gguf_models import ARCHITECTURES, Architecture
 from explorer.checkpoints.gguf_vocabulary import vocabulary
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.packages import needed
+from explorer.checkpoints.target import Export, ExportJob, Plan, Shape
 from explorer.core.quantize import QuantizedTensor
 from explorer.export.ggml_blocks import ggml_type, row_bytes, row_multiple
 from explorer.models.skeleton import LayerPlace

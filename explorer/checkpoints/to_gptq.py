@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from explorer.checkpoints import integer_words, safetensors_folder
-from explorer.checkpoints.export import Export, Plan, Shape
 from explorer.checkpoints.integer_words import (
     groups_in,
     half_scales_refusal,
@@ -29,6 +28,7 @@ from explorer.checkpoints.integer_words import (
     is_asymmetric,
     ragged,
 )
+from explorer.checkpoints.target import Export, Plan, Shape
 from explorer.core.quantize import QuantizedTensor
 from explorer.models.kinds import depth_of
 from explorer.schemes import Scheme

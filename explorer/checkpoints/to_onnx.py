@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from explorer.checkpoints.export import Export, ExportJob, Plan, Shape, plain_dtype
 from explorer.checkpoints.onnx_graph import DATA, FILE, Graph, Put, StoredTensor
 from explorer.checkpoints.onnx_layers import (
     dequantized,
@@ -21,6 +20,7 @@ from explorer.checkpoints.onnx_layers import (
     stored_bits,
 )
 from explorer.checkpoints.onnx_models import MODELS
+from explorer.checkpoints.target import Export, ExportJob, Plan, Shape, plain_dtype
 from explorer.core.quantize import QuantizedTensor
 from explorer.schemes import Scheme
 

@@ -22,9 +22,9 @@ import torch
 
 from explorer.checkpoints import cache_scales, safetensors_folder
 from explorer.checkpoints import to_compressed_tensors as layouts
-from explorer.checkpoints.export import Export, ExportJob, Plan, Shape
 from explorer.checkpoints.inputs import product_refusal
 from explorer.checkpoints.integer_words import is_asymmetric
+from explorer.checkpoints.target import Export, ExportJob, Plan, Shape
 from explorer.checkpoints.to_compressed_tensors import CompressedLayout
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import IntegerFormat
@@ -148,7 +148,7 @@ EXPORT = Export(
     "vLLM",
     "compressed-tensors with only what vLLM loads and has kernels for",
     f"vLLM {VERSION} on a CPU",
-    "equal once scales are rounded to the model's dtype, as vLLM does; schemes with such scales are equal",
+    "equal in the model's dtype, which scales have too",
     refuses,
     together,
     write,
@@ -158,6 +158,8 @@ EXPORT = Export(
     expert_refusal=layouts.expert_refusal,
     bits=stored_bits,
     fused=True,
+    joined=True,
+    stored=layouts.stored,
     usual=("int4_group128", "int4_group64", "int4_group32"),
     multiplies=multiplies,
     around=safetensors_folder.around,

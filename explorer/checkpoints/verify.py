@@ -1,7 +1,10 @@
-"""A checkpoint is opened by the code on its card and compared with the weights it was made of."""
+"""A checkpoint is opened by the code on its card, compared with the weights it was made of, and run once
+beside the network of these."""
 
 from __future__ import annotations
 
+import copy
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,12 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from explorer.checkpoints import vllm_reader
-from explorer.checkpoints.export import Export, Plan
+from explorer.checkpoints.target import Export, Plan
 from explorer.core.backend import memory_bytes
+from explorer.core.quantize import QuantizedTensor
 from explorer.models.inputs import quantized_inputs
 from explorer.progress import checkpoint
 from explorer.sources import open_source
 from explorer.sources.base import first_line
+from explorer.sources.coded import SETTINGS
 
 FOLDER = '"this folder"'
 """What the code on a card calls the folder."""
@@ -34,6 +39,30 @@ reader computes in; bitsandbytes' product on a CPU rounds by 0.4 %."""
 
 
 @dataclass(frozen=True)
+class Forward:
+    """One forward of a checkpoint as its reader opened it, beside the network of the same rounded weights.
+
+    tokens      how many were run
+    what        of the outputs: "logits", "hidden states"
+    difference  ‖difference‖ / ‖outputs of the network‖
+    why         there is no difference; empty if there is one
+    """
+
+    tokens: int
+    what: str
+    difference: float
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.why:
+            return f"Its outputs were not compared: {self.why}."
+        return (
+            f"Run on {self.tokens} tokens, its {self.what} differ by {self.difference:.1e} (relative, in the "
+            "Euclidean norm) from those of a network of the same rounded weights."
+        )
+
+
+@dataclass(frozen=True)
 class Verified:
     """What a reader made of a checkpoint.
 
@@ -45,6 +74,7 @@ class Verified:
     kernels     of a reader in another process: what multiplied, in words
     inputs      whether the layers' inputs were quantized
     changed     those of ``tensors`` that methods changed (factors, biases): equal to the original after that
+    forward     what the checkpoint computes of a few tokens, beside the network of its weights
     """
 
     reader: str
@@ -55,6 +85,7 @@ class Verified:
     kernels: str = ""
     inputs: bool = False
     changed: int = 0
+    forward: Forward | None = None
 
     def __str__(self) -> str:
         experts = f"; {self.unseen} layers of experts were opened and not compared" if self.unseen else ""
@@ -68,8 +99,15 @@ class Verified:
         return (
             f"Opened by {self.reader}{by}: the outputs of all {self.layers} layers of codes "
             f"are those of the rounded weights{inputs} within {self.difference:.1e} of the largest{others}"
-            f"{experts}."
+            f"{experts}.{f' {self.forward}' if self.forward else ''}"
         )
+
+
+FEW = 8
+"""Tokens that a checkpoint is run on."""
+MOST_APART = 0.1
+"""The largest accepted difference of its outputs: in 16 bits readers round in another order, and a token near
+the border between two experts goes to another one."""
 
 
 def probe(layer: str, columns: int) -> Tensor:
@@ -106,15 +144,20 @@ def verify(
     export: Export,
     plan: Plan,
     folder: Path,
-    outputs: Mapping[str, Tensor],
+    codes: Mapping[str, QuantizedTensor],
     opened: Callable[[nn.Module], None] | None = None,
 ) -> Verified:
-    """Open ``folder`` as its card says and compare. ``outputs``: each layer's rounded weight times
-    ``seen_probe``. ``opened`` is given the network that the reader made, after it was compared; none by
-    another process.
+    """Open ``folder`` as its card says, compare, and run it. ``codes``: those of each layer as they were
+    written, casts included. ``opened`` is given the network that the reader made, after it was compared; none
+    by another process.
 
     ``ValueError`` where a package is missing, the reader fails, or something differs: names the first.
     """
+    outputs = {
+        name: q.dequantize() @ seen_probe(export, plan, name, q.shape[1])
+        for name, q in codes.items()
+        if name in plan.coded
+    }
     if export.name == VLLM:
         return _verify_by_vllm(export, plan, folder, outputs)
     network = _opened(export, plan, folder)
@@ -131,6 +174,7 @@ def verify(
                 )
                 _check_difference(export, name, differences[-1], accepted)
     same = _compare_plain(export, plan, network)
+    forward = run_once(export, plan, network, codes)
     if opened is not None:
         opened(network)
     left = len(experts.intersection(outputs))
@@ -144,7 +188,76 @@ def verify(
         left,
         inputs=bool(plan.input_schemes),
         changed=changed,
+        forward=forward,
     )
+
+
+def run_once(export: Export, plan: Plan, network: nn.Module, codes: Mapping[str, QuantizedTensor]) -> Forward:
+    """Run the opened ``network`` on a few tokens, and the network of the original's class whose weights are
+    those of ``codes``. ``ValueError`` where the first fails and the other does not, or their outputs differ
+    by more than ``MOST_APART``."""
+    tokens = _tokens(plan.model.settings)
+    try:
+        expected, what = _outputs(_described(export, plan, network, codes), tokens)
+    except Exception as error:  # the original may not run here for any reason
+        return Forward(len(tokens), "", math.nan, f"the original does not run here ({first_line(error)})")
+    try:
+        got, _ = _outputs(network, tokens)
+    except Exception as error:
+        raise ValueError(
+            f"{export.label}: its reader opens it and cannot run it, while the original runs: "
+            f"{first_line(error)}"
+        ) from error
+    apart = float((got - expected).norm() / expected.norm().clamp_min(1e-30))
+    if not apart <= MOST_APART:
+        raise ValueError(
+            f"{export.label}: as its reader runs it, its {what} differ by {apart:.2g} of their norm from "
+            "those of a network of the same weights"
+        )
+    return Forward(len(tokens), what, apart)
+
+
+def _described(
+    export: Export, plan: Plan, network: nn.Module, codes: Mapping[str, QuantizedTensor]
+) -> nn.Module:
+    """The network of the class and dtype of ``network`` that the plan describes."""
+    weights = {info.name: plan.model.read(info.name) for info in plan.model.infos}
+    weights |= {f"{name}.weight": q.dequantize() for name, q in codes.items()}
+    config: Any = copy.deepcopy(plan.model.settings)
+    if hasattr(config, SETTINGS):
+        del config.quantization_config
+    described: nn.Module = type(network).from_pretrained(  # type: ignore[attr-defined]
+        None, config=config, state_dict=weights, dtype=_dtype(network)
+    )
+    for name, scheme in plan.input_schemes.items():
+        seen = export.as_read(scheme, plan.model.dtype)
+        module = described.get_submodule(plan.model.place(name).module)
+        scale = plan.input_scales.get(name)
+        module.register_forward_pre_hook(
+            lambda _, x, seen=seen, scale=scale: (quantized_inputs(x[0], seen, scale).to(x[0].dtype), *x[1:])
+        )
+    return described.eval()
+
+
+def _outputs(network: nn.Module, tokens: Tensor) -> tuple[Tensor, str]:
+    """The outputs for ``tokens`` in float64, and what they are."""
+    asked = {"input_ids": tokens[None]}
+    if getattr(getattr(network, "config", None), "is_encoder_decoder", False):
+        asked["decoder_input_ids"] = tokens[None]
+    with torch.no_grad():
+        found = network(**asked)
+    logits = getattr(found, "logits", None)
+    return (found[0] if logits is None else logits).double(), "hidden states" if logits is None else "logits"
+
+
+def _tokens(config: Any) -> Tensor:
+    """A few tokens that stand for nothing but text."""
+    settings = [config.to_dict(), config.get_text_config().to_dict()]
+    named = [v for one in settings for key, v in one.items() if key.endswith(("token_id", "token_index"))]
+    special = {token for value in named for token in (value if isinstance(value, list) else [value])}
+    size = int(config.get_text_config().vocab_size)
+    plain = [token for token in range(min(size, 1000)) if token not in special]
+    return torch.tensor(plain[:: max(len(plain) // FEW, 1)][:FEW])
 
 
 def _verify_by_vllm(export: Export, plan: Plan, folder: Path, outputs: Mapping[str, Tensor]) -> Verified:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from torch import Tensor, nn
 
-from explorer.analysis.cache import CachePlan
-from explorer.checkpoints.card import least_bytes, model_card
-from explorer.checkpoints.export import SHARD_BYTES, Export, ExportJob, Plan, Quantized, on_cpu
-from explorer.checkpoints.folder import check_space, whole_folder, write_beside
+from explorer.checkpoints.card import least_bytes, model_card, restored_words
+from explorer.checkpoints.folder import whole_folder, write_beside
 from explorer.checkpoints.front_matter import CARD
-from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.table import EXPORTS, export_of
-from explorer.checkpoints.verify import Verified, obstacle, seen_probe, verify
+from explorer.checkpoints.target import Export, ExportJob, Plan, Quantized, on_cpu
+from explorer.checkpoints.verify import Verified, obstacle, verify
 from explorer.core.quantize import QuantizedTensor, quantize_weight
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
+from explorer.models.kinds import fused_groups, has_one_scale, sharing
 from explorer.models.quantize import rounding
 from explorer.progress import Progress
-from explorer.schemes import Scheme
 
 WEIGHT_FILES = (".safetensors", ".gguf", ".onnx", ".onnx_data")
 """Endings of files that hold weights."""
@@ -30,20 +28,21 @@ WEIGHT_FILES = (".safetensors", ".gguf", ".onnx", ".onnx_data")
 
 @dataclass(frozen=True)
 class Written:
-    """Result of an export: the folder, its files with their sizes in bytes, and the number of quantized
-    layers."""
+    """What an export did: the folder, its files with their sizes in bytes, the number of quantized layers,
+    what the reader made of them, and ``notes`` that the card has too."""
 
     folder: Path
     files: Mapping[str, int]
     layers: int
     verified: Verified | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, folder: Path, layers: int, verified: Verified | None) -> Self:
+    def of(cls, folder: Path, layers: int, verified: Verified | None, notes: tuple[str, ...] = ()) -> Self:
         """The result whose files are all those of ``folder``."""
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
         sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
-        return cls(Path(folder), sizes, layers, verified)
+        return cls(Path(folder), sizes, layers, verified, notes)
 
     @property
     def bytes(self) -> int:
@@ -59,61 +58,49 @@ def rounded(name: str, weight: Tensor, recipe: Recipe, importance: Tensor | None
     return quantize_weight(weight, recipe.scheme, importance)
 
 
-def write_checkpoint(
-    target: str,
-    model: Path,
-    layers: Mapping[str, Recipe],
-    out: Path,
-    *,
-    quantized: Quantized = rounded,
-    inputs: Scheme | Mapping[str, Scheme] | None = None,
-    input_scales: Mapping[str, float] | None = None,
-    card: str = "",
-    progress: Progress | None = None,
-    shard_bytes: float | None = None,
-    verified: bool | None = False,
-    beside: Mapping[str, str] | None = None,
-    measure: Callable[[nn.Module | None], str] | None = None,
-    changed: Mapping[str, Tensor] | None = None,
-    cache: CachePlan | None = None,
-    cache_scales: Mapping[str, float] | None = None,
-) -> Written:
-    """Write the folder ``model`` with ``layers`` quantized as a checkpoint in ``out``, whole or not at all.
+@dataclass(frozen=True)
+class Request:
+    """A checkpoint that is asked for.
 
-    Layers are named as their weights are, without ".weight"; what is not named stays as it is. ``quantized``
-    gives the codes of one layer; nothing is rounded after it. Rounding to nearest for an engine that
-    multiplies several layers as one matrix gives these one scale of the whole tensor. ``inputs`` says how the
-    layers' inputs are quantized when the model runs, of all layers or by layer, with the ``input_scales`` of
-    schemes that have fixed ones. ``cache`` says how keys and values are stored, with its fixed
-    ``cache_scales``. ``card`` is added to the model card: how the model measured. If ``verified``, the folder
-    is opened by the code on its card and compared before it is put in place (``verify``), and the card says
-    so; None does that where its reader is here and the model fits into memory (``obstacle``).
-    ``shard_bytes``: of a file of tensors, at most (5 GB if None). ``beside``: texts by the names of files
-    that they are written to. ``changed``: tensors in place of the model's own, by name: layers that took in
-    factors of the others, and corrected biases. ``measure`` gives more text for the card: it is asked after
-    the folder was verified, with the network that the reader opened, or None. ``progress`` counts tensors of
-    the model.
+    target     name of a row of ``EXPORTS``
+    plan       the model and what becomes of its layers; other tensors stay as they are
+    out        the folder to write; there must be none
+    quantized  gives the codes of one layer; nothing is rounded after it, but scales take the dtype that the
+               files hold them in. ``rounded`` gives layers that engines join one scale of the whole tensor
+    card       Markdown added to the model card: how the model measured
+    verified   whether the folder is opened by the code on its card, compared and run before it is put in
+               place (``verify``); None: where its reader is here and the model fits into memory
+    beside     texts by the names of files that they are written to
+    measure    gives more text for the card: it is asked after the folder was verified, with the network that
+               the reader opened, or None
+    notes      what is said of the codes, one sentence each
+    """
+
+    target: str
+    plan: Plan
+    out: Path
+    quantized: Quantized = rounded
+    card: str = ""
+    verified: bool | None = False
+    beside: Mapping[str, str] = field(default_factory=dict)
+    measure: Callable[[nn.Module | None], str] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def export(request: Request, progress: Progress | None = None) -> Written:
+    """Write a checkpoint, whole or not at all. ``progress`` counts tensors of the model.
 
     ``ValueError`` that names the first layer that the target can't carry and why, and ``SourceError`` for a
-    model that is broken, before anything is written; ``OSError`` where the folder can't be written. In every
-    case, and where ``progress`` stops the work, nothing is left of it.
+    model that is broken, before anything is written; ``ValueError`` where the written folder fails to open,
+    compare or run; ``OSError`` where the folder can't be written. In every case, and where ``progress`` stops
+    the work, nothing is left of it.
     """
-    check_shards(target, shard_bytes)
-    plan = Plan(
-        ModelFolder(model, changed),
-        dict(layers),
-        inputs,
-        dict(input_scales or {}),
-        shard_bytes or SHARD_BYTES,
-        cache,
-        cache_scales or {},
-    )
-    export = checked(target, plan, needs_inputs=quantized is rounded)
-    against = obstacle(export, plan) if verified is not False else ""
+    plan, out, verified, quantized = request.plan, request.out, request.verified, request.quantized
+    row = checked(request.target, plan, needs_inputs=quantized is rounded)
+    against = obstacle(row, plan) if verified is not False else ""
     if verified and against:
-        raise ValueError(f"{export.label} cannot be verified here: {against}. Leave --verify out")
+        raise ValueError(f"{row.label} cannot be verified here: {against}. Leave --verify out")
     verified = not against if verified is None else verified
-    check_space(out, least_bytes(plan))
     total, done = len(plan.model.infos), 0
 
     def step() -> None:
@@ -122,25 +109,43 @@ def write_checkpoint(
         if progress is not None:
             progress(done, total)
 
-    if export.fused and quantized is rounded:
+    if row.joined and quantized is rounded:
         quantized = _rounded_together(plan)
 
-    with whole_folder(out) as folder:
+    with whole_folder(out, least_bytes(plan)) as folder:
         plan.model.carry_over(folder)
-        outputs: dict[str, Tensor] = {}
+        codes: dict[str, QuantizedTensor] = {}
 
         def seen(name: str, q: QuantizedTensor) -> None:
-            if verified and name in plan.coded:
-                outputs[name] = q.dequantize() @ seen_probe(export, plan, name, q.shape[1])
+            if verified:
+                codes[name] = q
 
-        export.write(ExportJob(plan, folder, quantized, step, seen))
+        row.write(ExportJob(plan, folder, quantized, step, seen, row.stored))
         opened: list[nn.Module] = []
-        result = verify(export, plan, folder, outputs, opened.append) if verified else None
-        if measure is not None:
-            card = f"{card}\n\n{measure(opened[0] if opened else None)}"
+        result = verify(row, plan, folder, codes, opened.append) if verified else None
+        card = request.card
+        if request.measure is not None:
+            card = f"{card}\n\n{request.measure(opened[0] if opened else None)}"
         size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in WEIGHT_FILES)
-        write_beside(folder, {CARD: model_card(export, plan, card, result, size), **(beside or {})})
-    return Written.of(out, len(plan.coded), result)
+        notes = (*request.notes, *apart(row, plan), *restored_words(plan))
+        write_beside(folder, {CARD: model_card(row, plan, card, result, size, notes), **request.beside})
+    return Written.of(out, len(plan.coded), result, notes)
+
+
+def apart(row: Export, plan: Plan) -> Iterator[str]:
+    """Say which layers that engines join have tensor scales of their own, of a target that is not refused for
+    that."""
+    if not row.joined or row.fused:
+        return
+    alike = {name for group in sharing(plan.layers) for name in group}
+    for group in fused_groups(plan.coded):
+        own = [name for name in group if has_one_scale(plan.coded[name].scheme) and name not in alike]
+        if own and len(group) > 1:
+            yield (
+                f"{', '.join(group)} have tensor scales of their own, being of different schemes or by a "
+                "method: engines that multiply them as one matrix take the largest for all"
+            )
+            return
 
 
 def _rounded_together(plan: Plan) -> Quantized:
@@ -149,10 +154,9 @@ def _rounded_together(plan: Plan) -> Quantized:
     return lambda name, weight, recipe: shared(name)
 
 
-def check_shards(target: str, shard_bytes: float | None) -> None:
+def check_shards(export: Export, shard_bytes: float | None) -> None:
     """``ValueError`` if a size of files was given for a target whose tensors are in one file, or none is
     positive."""
-    export = export_of(target)
     if shard_bytes is None:
         return
     if not export.sharded:
@@ -165,6 +169,7 @@ def check_shards(target: str, shard_bytes: float | None) -> None:
 def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
     """The row of ``target``; ``ValueError`` if there is none, or it can't carry the plan."""
     export = export_of(target)
+    check_shards(export, plan.shard_bytes)
     if not plan.layers:
         raise ValueError("no layer is named: there is nothing to quantize")
     if plan.model.tied and (heads := [name for name in plan.layers if plan.model.is_head(name)]):

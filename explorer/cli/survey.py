@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from explorer.analysis.cache import CachePlan
     from explorer.checkpoints.write import Written
     from explorer.models.capture import Model
-    from explorer.models.texts import AnyTexts
     from explorer.survey import Choice, Frontier, ModelRecipe, Survey
     from explorer.survey.check import Check
     from explorer.survey.times import StepTimes
@@ -887,91 +886,36 @@ def apply(
         from explorer.checkpoints.push import check_push
 
         check_push(push)
-    from explorer.checkpoints.write import check_shards
-
     chosen = _load(recipe, cached)
-    check_shards(to, shard_bytes)
     if base is not None:
         written = _from_base(chosen, base, out, imatrix, verify, as_json)
     else:
-        on = texts if measure else None
-        more = (shard_bytes, verify, required or text is not None, device, as_json)
-        written = _from_folder(chosen, to, out, model, imatrix, seen, on, *more)
-    _print_written(written, push, private, as_json)
+        from explorer.survey.apply import against_cache, folder_of
+        from explorer.survey.export import Wanted, export
 
-
-def _from_folder(
-    chosen: ModelRecipe,
-    to: str,
-    out: str,
-    model: str | None,
-    imatrix: str | None,
-    seen: AnyTexts,
-    measured_on: AnyTexts | None,
-    shard_bytes: float | None,
-    verify: bool | None,
-    required: bool,
-    device: str | None,
-    as_json: bool,
-) -> Written:
-    """Write a recipe's layers into a checkpoint of its model's folder; with ``measured_on`` its card has the
-    loss on these texts, the built-in ones if empty, or unless ``required`` why it was not measured."""
-    from explorer.checkpoints import EXPORTS, write_checkpoint
-    from explorer.checkpoints.export import Plan
-    from explorer.checkpoints.model import ModelFolder
-    from explorer.checkpoints.write import check_schemes
-    from explorer.survey.apply import (
-        against_cache,
-        beside,
-        cache_scales_of,
-        card_of,
-        check_target_inputs,
-        check_weights,
-        codes_of,
-        folder_of,
-        input_scales_of,
-    )
-    from explorer.survey.importances import of_folder
-
-    folder = folder_of(model or chosen.model, chosen.revision)
-    check_weights(chosen, model or chosen.model)
-    check_target_inputs(chosen, to)
-    check_schemes(EXPORTS[to], Plan(ModelFolder(folder), dict(chosen.layers)))  # before the model is loaded
-    unsaid = against_cache(chosen, to, folder)
-    _say_unsaid(unsaid)
-    load = cache(lambda: _model(chosen, model, device))
-    with reporting("texts for scales of inputs", as_json) as progress:
-        scales = input_scales_of(chosen, load, seen, progress)
-    cached = None if unsaid else chosen.cache
-    cache_scales = cache_scales_of(chosen, load, seen) if cached else {}
-    with reporting("layers by methods", as_json) as progress:
-        weights = of_folder(imatrix, chosen.layers, folder) if imatrix else {}
-        codes = codes_of(chosen, load, seen, progress, folder, EXPORTS[to].fused, weights)
-    load.cache_clear()  # writing needs one tensor at a time
-    with reporting("tensors", as_json) as progress, reporting("texts", as_json, later=True) as measured:
-        measure = None
-        if measured_on is not None:
-            from explorer.survey.measured import measuring
-
-            measure = measuring(chosen, load, measured_on, seen, measured, required, to, weights)
-        return write_checkpoint(
+        _say_unsaid(against_cache(chosen, to, folder_of(model or chosen.model, chosen.revision)))
+        wanted = Wanted(
+            chosen,
             to,
-            folder,
-            chosen.layers,
             Path(out),
-            quantized=codes,
-            inputs=chosen.input_schemes,
-            input_scales=scales,
-            card=card_of(chosen, measure is not None, Path(imatrix).name if imatrix else "", unsaid),
-            progress=progress,
-            shard_bytes=shard_bytes,
+            place=model or "",
+            load=lambda: _model(chosen, model, device),
+            texts=seen,
+            importances=Path(imatrix) if imatrix else {},
+            measured_on=texts if measure else None,
+            required=required or text is not None,
             verified=verify,
-            beside=beside(chosen),
-            measure=measure,
-            changed=codes.changed,
-            cache=cached,
-            cache_scales=cache_scales,
+            shard_bytes=shard_bytes,
         )
+        with ExitStack() as bars:
+
+            def phases(what: str) -> Callable[[int, int], None]:
+                if what != "texts":  # those are run last
+                    bars.close()
+                return bars.enter_context(reporting(what, as_json, later=what == "texts"))
+
+            written = export(wanted, phases)
+    _print_written(written, push, private, as_json)
 
 
 def _say_unsaid(why: str) -> None:
@@ -1012,8 +956,8 @@ def _print_written(written: Written, to: str | None, private: bool, as_json: boo
 
     if not as_json:
         say(f"written: {written.folder}, {bytes_(written.bytes)} in all")
-        if written.verified:
-            say(str(written.verified))
+        for said in (*written.notes, *([written.verified] if written.verified else [])):
+            say(str(said))
     url = push(written.folder, to, private) if to else None
     if as_json:
         print_json({**vars(written), "folder": str(written.folder), "url": url})

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator
-from functools import cache
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,11 +17,11 @@ from typing import Any, Self
 
 import torch
 
-from explorer.checkpoints.export import Plan
 from explorer.checkpoints.gguf_model import open_gguf
 from explorer.checkpoints.model import ModelFolder
+from explorer.checkpoints.target import Plan
 from explorer.checkpoints.to_gguf import FILE, NAME
-from explorer.checkpoints.write import checked, write_checkpoint
+from explorer.checkpoints.write import checked
 from explorer.methods.recipe import Recipe
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress
@@ -39,7 +39,9 @@ from explorer.running.subject import Subject, SubjectKind
 from explorer.schemes import Scheme
 from explorer.sources import open_source
 from explorer.sources.base import SourceError
-from explorer.survey.apply import codes_of, folder_of
+from explorer.survey.apply import folder_of
+from explorer.survey.export import Wanted, export
+from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import linear_names
 from explorer.threads import usable_threads
 
@@ -220,12 +222,9 @@ def _written(
     subject: Subject, out: Path, device: torch.device, calibration: AnyTexts, progress: Progress | None
 ) -> Path:
     """The GGUF file of a subject's recipe, or of the model as it is, by this project's exporter."""
-    folder, recipe = folder_of(subject.place, subject.revision), subject.recipe
-    if recipe is None:
-        write_checkpoint(NAME, folder, _layers(subject), out)
-        return out / FILE
-    codes = codes_of(recipe, cache(lambda: subject.load(device)), calibration, progress, folder)
-    write_checkpoint(NAME, folder, recipe.layers, out, quantized=codes, changed=codes.changed)
+    recipe = subject.recipe or ModelRecipe(subject.place, subject.revision, "", _layers(subject))
+    load = partial(subject.load, device)
+    export(Wanted(recipe, NAME, out, subject.place, load, calibration), lambda what: progress)
     return out / FILE
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from explorer.analysis.cache import CachePlan
-from explorer.checkpoints.export import Export, Plan, Shape, own_bits, plain_dtype
 from explorer.checkpoints.inputs import is_fixed, label_of_inputs
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.table import EXPORTS, export_of
+from explorer.checkpoints.target import Export, Plan, Shape, own_bits, plain_dtype
 from explorer.core.quantize import QuantizedTensor, quantize_weight
 from explorer.methods import has_factor, label_of, names_in
 from explorer.methods.layer import QuantizedLayer
@@ -56,12 +56,14 @@ class LayerCodes:
     rounded  what rounds the others to nearest; None: each by itself
     changed  tensors of the files, by name, that took in factors of methods, and biases that they corrected
     importances  [K] of columns, by layer, of those that are rounded each by itself
+    tokens   that a method saw of each layer
     """
 
     chosen: Mapping[str, QuantizedTensor] = field(default_factory=dict)
     rounded: Callable[[str], QuantizedTensor] | None = None
     changed: Mapping[str, Tensor] = field(default_factory=dict)
     importances: Mapping[str, Tensor] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
         if name in self.chosen:
@@ -277,6 +279,7 @@ def codes_of(
             )
     layers: Mapping[str, QuantizedLayer] = {}
     changed: dict[str, Tensor] = {}
+    tokens: Mapping[str, int] = {}
     if by_method:
         loaded = load()
         texts = texts or built_in_texts(loaded.causal)
@@ -290,7 +293,7 @@ def codes_of(
             folded=True,
             importances=importances,
         )
-        layers = assembled.layers
+        layers, tokens = assembled.layers, assembled.tokens
         changed = _in_files(assembled.changed, loaded, recipe, folder)
     for name, layer in layers.items():
         if not layer.plain:
@@ -305,7 +308,7 @@ def codes_of(
             recipe.layers, True, lambda name: model.read(f"{name}.weight").float(), importances
         )
     chosen = {name: layer.q for name, layer in layers.items()}
-    return LayerCodes(chosen, rounded, changed, importances or {})
+    return LayerCodes(chosen, rounded, changed, importances or {}, tokens)
 
 
 def _unfolded(method: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from explorer.checkpoints.export import plain_dtype
+from explorer.checkpoints.target import plain_dtype
 from explorer.methods import BIAS_CORRECTION, corrects_bias, label_of, rounding_in
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
@@ -30,12 +30,14 @@ from explorer.survey.methods import FEW_TOKENS, tokens_for, widths_of
 class Assembled:
     """``network``: the quantized copy; ``layers``: of those by methods what the method left, by layer;
     ``bits``: mean bits per weight of all layers of the recipe; ``changed``: other parameters that took in
-    factors of methods (``Folding``), and biases that a method corrected, by name."""
+    factors of methods (``Folding``), and biases that a method corrected, by name; ``tokens`` that a method
+    saw of each layer."""
 
     network: nn.Module
     bits: float
     layers: Mapping[str, QuantizedLayer] = field(default_factory=dict)
     changed: Mapping[str, Tensor] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 def assemble(
@@ -87,14 +89,14 @@ def assemble(
         weights, done = weights + weight.numel(), done + 1
         if progress is not None:
             progress(done, len(recipes))
-    layers, corrected = {}, dict[str, Tensor]()
+    layers, corrected, seen_of = {}, dict[str, Tensor](), dict[str, int]()
     now = replace(model, network=network)
     for captured in capture(model, texts, list(by_method), tokens) if by_method else ():
         checkpoint()
         name, recipe = by_method[captured.name]
         if folded:
             captured = _folded(captured, network, folding)
-        seen = of_inputs.get(name)
+        seen, seen_of[name] = of_inputs.get(name), len(captured.activations)
         layers[name] = layer = _by_method(now, captured, recipe, texts, tokens, seen, folded)
         if corrects_bias(recipe.method):
             corrected |= _corrected_bias(now, captured.name, folded)
@@ -104,7 +106,7 @@ def assemble(
             progress(done, len(recipes))
     if inputs is not None:
         quantize_inputs(network, {name: modules[name] for name in _coded(recipes) if modules[name]}, inputs)
-    return Assembled(network, stored / weights, layers, {**folding.changed, **corrected})
+    return Assembled(network, stored / weights, layers, {**folding.changed, **corrected}, seen_of)
 
 
 def _check_biases(network: nn.Module, recipes: Mapping[str, Recipe]) -> None:

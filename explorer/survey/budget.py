@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from explorer import words
-from explorer.checkpoints.export import plain_dtype
+from explorer.checkpoints.target import plain_dtype
 from explorer.methods.recipe import Recipe
 from explorer.models.kinds import fused_groups, has_one_scale, scheme_groups
 from explorer.models.skeleton import is_expert

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from explorer.checkpoints.export import Shape
+from explorer.checkpoints.target import Shape
 from explorer.checkpoints.write import export_of
 from explorer.core.importances import takes_importance
 from explorer.methods.recipe import Recipe

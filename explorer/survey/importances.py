@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.checkpoints.export import Plan
 from explorer.checkpoints.gguf_model import name_in, tensor_names
 from explorer.checkpoints.gguf_models import architecture_of
 from explorer.checkpoints.imatrix import CHUNK, Imatrix, Squares, importances_of, read_imatrix
 from explorer.checkpoints.model import ModelFolder
+from explorer.checkpoints.target import Plan
 from explorer.core.importances import takes_importance
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe

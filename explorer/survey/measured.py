@@ -55,7 +55,7 @@ def measuring(
                 model,
                 recipe.layers,
                 seen,
-                fused=recipe.fused or bool(target and export_of(target).fused),
+                fused=recipe.fused or bool(target and export_of(target).joined),
                 inputs=inputs_of(recipe, model, calibration, target),
                 of_inputs=recipe.input_schemes,
                 folded=True,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from explorer.analysis.cache import CachePlan
-from explorer.checkpoints.export import plain_dtype
 from explorer.checkpoints.inputs import check_scheme
+from explorer.checkpoints.target import plain_dtype
 from explorer.export.files import replacing
 from explorer.methods.recipe import Recipe
 from explorer.schemes import Scheme

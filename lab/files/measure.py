@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from explorer.checkpoints import EXPORTS, write_checkpoint
+from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.imatrix import write_imatrix
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.to_gguf import FILE
@@ -44,7 +44,8 @@ from explorer.schemes import SCHEMES, Scheme
 from explorer.sources import open_source
 from explorer.sources.base import SourceError, TensorSource
 from explorer.survey import ModelRecipe, Survey, frontier, recipe_of
-from explorer.survey.apply import codes_of, constraints_of, folder_of, unplaced
+from explorer.survey.apply import constraints_of, folder_of, unplaced
+from explorer.survey.export import Wanted, export
 from explorer.survey.importances import imatrix_of, of_folder
 from explorer.survey.kinds import SUFFIX
 from explorer.survey.loss import Loss, LossReference, reference_for
@@ -146,7 +147,8 @@ class Workshop:
         """The GGUF file of the model as it is stored."""
         name = linear_names(self.source)[0]
         cast = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}[self.source.info(f"{name}{SUFFIX}").dtype]
-        write_checkpoint(GGUF, self.folder, {name: Recipe(Scheme.parse(cast))}, self.room / "base")
+        layers = {name: Recipe(Scheme.parse(cast))}
+        export(Wanted(ModelRecipe(self.where, None, "", layers), GGUF, self.room / "base"))
         return self.room / "base" / FILE
 
     @cached_property
@@ -245,8 +247,7 @@ class Workshop:
             for layer, one in recipe.layers.items()
             if layer in importances and takes_importance(one.scheme) and not one.method
         }
-        codes = codes_of(recipe, self._loaded, self.calibration, folder=self.folder, importances=taken)
-        write_checkpoint(GGUF, self.folder, recipe.layers, out, quantized=codes, changed=codes.changed)
+        export(Wanted(recipe, GGUF, out, self.where, self._loaded, self.calibration, taken))
         return Made(out / FILE, time.perf_counter() - start, _schemes_of(recipe))
 
     def file_of_llama(self, mixture: str, weighed: bool) -> Made:
@@ -281,8 +282,7 @@ class Workshop:
         return self._checkpoint("bitsandbytes", out, recipe, start)
 
     def _checkpoint(self, target: str, out: Path, recipe: ModelRecipe, start: float) -> Made:
-        codes = codes_of(recipe, self._loaded, self.calibration, folder=self.folder)
-        write_checkpoint(target, self.folder, recipe.layers, out, quantized=codes, changed=codes.changed)
+        export(Wanted(recipe, target, out, self.where, self._loaded, self.calibration))
         return Made(out, time.perf_counter() - start, _schemes_of(recipe))
 
     def checkpoint_of_peer(self, name: str) -> Made:

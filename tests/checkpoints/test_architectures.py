@@ -11,12 +11,13 @@ import transformers
 from torch import Tensor, nn
 
 from explorer import SCHEMES, quantize
-from explorer.checkpoints import EXPORTS, write_checkpoint
+from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.front_matter import CARD
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import Skeleton
 from tests.checkpoints.architectures import ARCHITECTURES
+from tests.checkpoints.writing import write_checkpoint
 from tests.covering import sampled
 
 SCHEME = SCHEMES["int4_group32"]

@@ -13,8 +13,8 @@ from bitsandbytes.functional import dequantize_4bit
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from explorer.checkpoints import write_checkpoint
 from tests.checkpoints.reading import Expected, uniform
+from tests.checkpoints.writing import write_checkpoint
 from tests.covering import sampled
 
 TARGET = "bitsandbytes"

@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from explorer import Scheme, SourceError, quantize
-from explorer.checkpoints import write_checkpoint
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import is_expert
 from tests.checkpoints.architectures import ARCHITECTURES
+from tests.checkpoints.writing import write_checkpoint
 from tests.sources.coded_models import tiles, to_fp8, to_mxfp4
 
 BY = Scheme.parse("int4~1x32~symmetric~bfloat16~minmax")

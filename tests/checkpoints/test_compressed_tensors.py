@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, LlamaForCausalLM
 
 from explorer import SCHEMES, quantize
-from explorer.checkpoints import write_checkpoint
 from explorer.methods.recipe import Recipe
 from tests.checkpoints.reading import Expected, compare, continuation, uniform
+from tests.checkpoints.writing import write_checkpoint
 from tests.covering import sampled
 
 TARGET = "compressed-tensors"

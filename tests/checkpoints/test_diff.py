@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from explorer import SCHEMES, Scheme, compare, quantize
-from explorer.checkpoints import EXPORTS, write_checkpoint, write_one
+from explorer.checkpoints import EXPORTS, write_one
 from explorer.checkpoints.diff import (
     Diff,
     LayerDiff,
@@ -45,6 +45,7 @@ from explorer.sources.gguf_file import GgufFile
 from explorer.sources.quantized_forms import Restored
 from explorer.sources.source_limits import LOCAL
 from tests.checkpoints.reading import NAME, finished, hard_weight, target_parts, uniform
+from tests.checkpoints.writing import write_checkpoint
 from tests.covering import by_pairs, sampled
 
 READ = [name for name, export in EXPORTS.items() if export.sharded or name == "gguf"]

@@ -13,7 +13,7 @@ import torch
 
 from explorer import SCHEMES, Scheme, quantize
 from explorer.checkpoints import EXPORTS, write_one
-from explorer.checkpoints.export import plain_dtype
+from explorer.checkpoints.target import plain_dtype
 from tests.checkpoints.reading import NAME, bytes_in, hard_weight, reader_of, target_parts
 from tests.covering import by_pairs
 

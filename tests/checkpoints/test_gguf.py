@@ -21,13 +21,14 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaFo
 from transformers import PreTrainedTokenizerFast as Fast
 
 from explorer import SCHEMES, load_matrix, quantize
-from explorer.checkpoints import gguf_models, write_checkpoint, write_one
+from explorer.checkpoints import gguf_models, write_one
 from explorer.checkpoints.gguf_models import in_pairs, rope_factors
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from explorer.sources import open_source
 from tests.checkpoints.conftest import TEXT
 from tests.checkpoints.reading import NAME, Expected, compare, continuation, uniform
+from tests.checkpoints.writing import write_checkpoint
 from tests.covering import sampled
 
 TARGET = "gguf"

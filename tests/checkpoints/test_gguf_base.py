@@ -20,12 +20,13 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from explorer import SCHEMES, Scheme, quantize
-from explorer.checkpoints import gguf_base, write_checkpoint
+from explorer.checkpoints import gguf_base
 from explorer.checkpoints.gguf_base import write_from_gguf
 from explorer.methods.recipe import Recipe
 from tests.checkpoints.conftest import TEXT
 from tests.checkpoints.reading import finished, uniform
 from tests.checkpoints.test_gguf import ask, mixed
+from tests.checkpoints.writing import write_checkpoint
 from tests.covering import sampled
 
 PART = {"gemma3": "language_model.model"} | dict.fromkeys(("lfm2", "olmo2", "qwen3", "smollm3"), "model")

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from explorer import SCHEMES
-from explorer.checkpoints import write_checkpoint
 from explorer.methods.recipe import Recipe
 from tests.checkpoints.readers.awq import awq_weight
 from tests.checkpoints.readers.gptq import gptq_weight
 from tests.checkpoints.reading import Expected, parts_of, uniform
+from tests.checkpoints.writing import write_checkpoint
 
 
 @pytest.mark.parametrize(("target", "scheme"), [("gptq", "int4_group128"), ("awq", "int4_group64_asym")])

@@ -17,7 +17,6 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from explorer import SCHEMES
-from explorer.checkpoints import write_checkpoint
 from explorer.checkpoints.gguf_models import in_pairs
 from explorer.checkpoints.imatrix import Imatrix, Squares, read_imatrix, write_imatrix
 from explorer.cli import main
@@ -27,6 +26,7 @@ from explorer.survey import ModelRecipe
 from explorer.survey.importances import imatrix_of
 from tests.checkpoints.conftest import TEXT
 from tests.checkpoints.reading import finished
+from tests.checkpoints.writing import write_checkpoint
 from tests.schemes.test_k_quants import by_ggml
 
 TEXTS = (TEXT, "Every model is rounded.", "a scheme of its own")

@@ -13,9 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from explorer import SCHEMES
-from explorer.checkpoints import EXPORTS, write_checkpoint
+from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.inputs import INPUTS, check_scheme, inputs_of, is_fixed, product_refusal
 from tests.checkpoints.reading import uniform
+from tests.checkpoints.writing import write_checkpoint
 from tests.covering import by_pairs, sampled
 
 W4A8 = {"int4_group128", "int4_group128_full", "int4_group128_vllm"}

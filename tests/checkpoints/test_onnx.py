@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer
 
 from explorer import SCHEMES, quantize
-from explorer.checkpoints import write_checkpoint, write_one
+from explorer.checkpoints import write_one
 from explorer.methods.recipe import Recipe
 from tests.checkpoints.readers.onnx import read, session
 from tests.checkpoints.reading import NAME, Expected, uniform
+from tests.checkpoints.writing import write_checkpoint
 
 BOUND = 2e-5
 """Of the largest logit: the same weights meet other orders of summation."""

@@ -17,11 +17,11 @@ import transformers
 from torch import Tensor, nn
 
 from explorer import quantize
-from explorer.checkpoints import write_checkpoint
 from explorer.checkpoints.onnx_models import MODELS
 from explorer.methods.recipe import Recipe
 from tests.checkpoints.readers.onnx import session
 from tests.checkpoints.reading import uniform
+from tests.checkpoints.writing import write_checkpoint
 from tests.covering import sampled
 
 BOUND = 1e-4

@@ -16,11 +16,12 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from explorer import SCHEMES, Scheme, quantize
-from explorer.checkpoints import EXPORTS, Plan, gguf_models, onnx_layers, write_checkpoint
+from explorer.checkpoints import EXPORTS, Plan, gguf_models, onnx_layers
 from explorer.checkpoints.held import OWN, held_by
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.to_compressed_tensors import expert_refusal, refuses
 from explorer.methods.recipe import Recipe
+from tests.checkpoints.writing import write_checkpoint
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 128,

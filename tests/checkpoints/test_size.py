@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from explorer.checkpoints import EXPORTS, write_checkpoint
-from explorer.checkpoints.export import Plan
+from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.model import ModelFolder
+from explorer.checkpoints.target import Plan
 from explorer.checkpoints.write import WEIGHT_FILES
 from explorer.methods.recipe import Recipe
 from explorer.schemes import Scheme
+from tests.checkpoints.writing import write_checkpoint
 
 SCHEMES = {
     "compressed-tensors": "int4_group128", "gptq": "int4_group128", "awq": "int4_group128_asym",

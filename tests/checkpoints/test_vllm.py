@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from explorer import SCHEMES
-from explorer.checkpoints import EXPORTS, write_checkpoint
-from explorer.checkpoints.export import plain_dtype
+from explorer.checkpoints import EXPORTS
+from explorer.checkpoints.target import plain_dtype
 from explorer.checkpoints.to_vllm import VERSION, layout_of
 from explorer.checkpoints.vllm_reader import VARIABLE, interpreter, read_by_vllm
 from explorer.methods.recipe import Recipe
 from lab.vllm import INPUTS, NOT_TRIED, recorded_vllm
 from tests.checkpoints.reading import uniform
+from tests.checkpoints.writing import write_checkpoint
 
 ROWS = recorded_vllm().rows
 NO_KERNEL = "its kernels take"

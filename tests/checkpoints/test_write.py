@@ -19,13 +19,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from explorer import SCHEMES, QuantizedTensor, quantize
-from explorer.checkpoints import EXPORTS, integer_words, write_checkpoint, write_one
+from explorer.checkpoints import EXPORTS, integer_words, write_one
 from explorer.checkpoints import folder as folders
 from explorer.checkpoints.folder import Shards
 from explorer.methods.recipe import Recipe
 from explorer.progress import StoppedError, checkpoint, stoppable
 from explorer.words import code
 from tests.checkpoints.reading import fitting, uniform
+from tests.checkpoints.writing import write_checkpoint
 from tests.covering import sampled
 
 TARGET = "compressed-tensors"

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from explorer.checkpoints import write_checkpoint
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import load_model
 from explorer.progress import StoppedError, stoppable
@@ -31,6 +30,7 @@ from explorer.survey import ModelRecipe
 from explorer.survey.check import check_recipe
 from explorer.survey.loss import reference_for
 from tests.checkpoints.reading import Expected
+from tests.checkpoints.writing import write_checkpoint
 from tests.covering import sampled
 from tests.running.conftest import PROMPT, recipe_of
 

@@ -11,7 +11,6 @@ import torch
 import transformers
 
 from explorer import SCHEMES as SCHEMES_BY_NAME
-from explorer.checkpoints import write_checkpoint
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import load_model
@@ -27,6 +26,7 @@ from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import SurveyPlan, survey_model
 from explorer.survey.verdict import FEW_TEXTS, about
 from tests.checkpoints.architectures import ARCHITECTURES
+from tests.checkpoints.writing import write_checkpoint
 from tests.covering import sampled
 from tests.survey.conftest import TEXTS, tokenizer_of
 

@@ -29,7 +29,7 @@ from explorer.analysis.cache import (
     CacheShape,
     check_scheme,
 )
-from explorer.checkpoints import EXPORTS, write_checkpoint
+from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.model import ModelFolder
 from explorer.cli import main
 from explorer.methods.recipe import Recipe
@@ -52,6 +52,7 @@ from explorer.survey.cache import (
 )
 from explorer.survey.check import RECIPE, WEIGHTS_ALONE, check_recipe
 from explorer.survey.loss import reference_for
+from tests.checkpoints.writing import write_checkpoint
 from tests.survey.conftest import HELD_OUT, tokenizer_of
 from tests.survey.conftest import SEEN as TEXTS
 

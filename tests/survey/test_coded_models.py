@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from explorer import SourceError, open_source
-from explorer.checkpoints import write_checkpoint
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import load_model
 from explorer.survey import Constraints, Role, Survey, frontier, recipe_of
@@ -22,6 +21,7 @@ from explorer.survey.kinds import itemsize
 from explorer.survey.run import SurveyPlan, linear_names, survey_model
 from explorer.survey.verdict import about
 from tests.checkpoints.architectures import ARCHITECTURES
+from tests.checkpoints.writing import write_checkpoint
 from tests.covering import sampled
 from tests.sources.coded_models import tiles, to_fp8, to_mxfp4
 

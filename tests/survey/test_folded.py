@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from explorer.checkpoints import write_checkpoint
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, load_model
 from explorer.survey import ModelRecipe
@@ -25,6 +24,7 @@ from explorer.survey.assemble import assemble
 from explorer.survey.check import check_recipe
 from explorer.survey.folding import fold_factors
 from explorer.survey.loss import reference_for
+from tests.checkpoints.writing import write_checkpoint
 from tests.covering import sampled
 from tests.survey.conftest import SEEN as TEXTS
 

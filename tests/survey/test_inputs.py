@@ -20,7 +20,6 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from explorer import SCHEMES, quantize
-from explorer.checkpoints import write_checkpoint
 from explorer.checkpoints.inputs import inputs_of, product_refusal
 from explorer.cli import main
 from explorer.methods.recipe import Recipe
@@ -37,6 +36,7 @@ from explorer.survey.evidence import gather, weights_of
 from explorer.survey.loss import LossReference, each_objective, reference_for
 from explorer.survey.times import StepTimes
 from explorer.survey.verdict import verdict
+from tests.checkpoints.writing import write_checkpoint
 from tests.survey.conftest import DOWN, HELD_OUT, QUERY, UP
 from tests.survey.conftest import SEEN as TEXTS
 from tests.survey.conftest import TEXTS as SENTENCES

@@ -37,7 +37,7 @@ class Plan:
     inputs        how the layers' inputs are quantized: one scheme for all layers of codes, or by layer, of
                   those that it names; None where they are not
     input_scales  layer -> the one scale of its inputs, where it is fixed (static); else found as they come
-    shard_bytes   of a file of tensors, at most (one tensor may be larger)
+    shard_bytes   of a file of tensors, at most (one tensor may be larger); None: 5 GB
     cache         how keys and values are stored; None where the files do not say it
     cache_scales  the fixed scales of ``cache``, "layers.0.keys" -> scale
     """
@@ -46,7 +46,7 @@ class Plan:
     layers: Mapping[str, Recipe]
     inputs: Scheme | Mapping[str, Scheme] | None = None
     input_scales: Mapping[str, float] = field(default_factory=dict)
-    shard_bytes: float = SHARD_BYTES
+    shard_bytes: float | None = None
     cache: CachePlan | None = None
     cache_scales: Mapping[str, float] = field(default_factory=dict)
 
@@ -56,6 +56,11 @@ class Plan:
         if len(shape) != 2:
             raise ValueError(f"{layer}.weight has the shape {list(shape)}; layers are matrices [N, K]")
         return shape[0], shape[1]
+
+    @property
+    def file_bytes(self) -> float:
+        """The most bytes of a file of tensors."""
+        return self.shard_bytes or SHARD_BYTES
 
     @cached_property
     def coded(self) -> dict[str, Recipe]:
@@ -92,7 +97,7 @@ class ExportJob:
     """One run of an export: the destination, the quantizer, and the progress callback.
 
     ``step`` is called once for each tensor of the model, when it is written, and ``seen`` with the name and
-    the codes of each layer.
+    the codes of each layer. ``stored``: that of the target.
     """
 
     plan: Plan
@@ -100,6 +105,7 @@ class ExportJob:
     quantized: Quantized
     step: Callable[[], None]
     seen: Callable[[str, QuantizedTensor], None] = lambda name, q: None
+    stored: Callable[[QuantizedTensor, torch.dtype], QuantizedTensor] = lambda q, dtype: q
 
     def layer(self, name: str) -> QuantizedTensor:
         """The codes of a layer; ``ValueError`` if they do not match the recipe."""
@@ -111,6 +117,8 @@ class ExportJob:
                 f"{list(weight.shape)} by {recipe.scheme}"
             )
         q = on_cpu(q)
+        if plain_dtype(q.scheme) is None:
+            q = self.stored(q, self.plan.model.dtype)
         self.seen(name, q)
         return q
 
@@ -138,7 +146,10 @@ class Export:
     expert_refusal  (scheme) -> why experts cannot have it; empty if they can
     family     (scheme) -> which schemes it can stand beside in one model: those of the same family
     bits       (scheme, [N, K], the model's dtype) -> bits per weight of a layer of codes in the file
-    fused      whether its engine multiplies query, key and value as one matrix, and gate and up
+    fused      whether its engine multiplies query, key and value as one matrix, and gate and up: they need
+               one scheme
+    joined     whether some engines that load it do that: layers of one scheme share its scale of the tensor
+    stored     (codes, the model's dtype) -> the codes with scales as the files hold them
     usual      schemes that its users take first; recipes are compared with the first that fits
     multiplies (scheme of inputs, scheme of weights) -> why its engines have no product of them; empty if
                they have
@@ -167,6 +178,8 @@ class Export:
     family: Callable[[Scheme], str] = lambda scheme: ""
     bits: Callable[[Scheme, Shape, torch.dtype], float] = lambda scheme, shape, dtype: own_bits(scheme, shape)
     fused: bool = False
+    joined: bool = False
+    stored: Callable[[QuantizedTensor, torch.dtype], QuantizedTensor] = lambda q, dtype: q
     usual: tuple[str, ...] = ()
     multiplies: Callable[[Scheme, Scheme], str] = lambda inputs, scheme: "its inputs are not quantized"
     as_read: Callable[[Scheme, torch.dtype], Scheme] = lambda inputs, dtype: inputs

@@ -1,0 +1,153 @@
+"""From a recipe to a checkpoint: what is wanted, what has to be run for it, and the request that is written.
+
+recipe -> weights and target are checked -> scales of inputs and cache, codes by methods -> ``export``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from torch import Tensor
+
+from explorer.checkpoints.model import ModelFolder
+from explorer.checkpoints.table import export_of
+from explorer.checkpoints.target import Plan
+from explorer.checkpoints.write import Request, Written, check_schemes, check_shards
+from explorer.checkpoints.write import export as write
+from explorer.core.backend import work_device
+from explorer.models.capture import Model, load_model
+from explorer.models.texts import AnyTexts, texts_of
+from explorer.progress import Progress
+from explorer.survey.apply import (
+    LayerCodes,
+    against_cache,
+    beside,
+    cache_scales_of,
+    card_of,
+    check_target_inputs,
+    check_weights,
+    codes_of,
+    folder_of,
+    input_scales_of,
+)
+from explorer.survey.importances import of_folder
+from explorer.survey.recipe import ModelRecipe
+from explorer.survey.run import built_in_texts
+
+FEW_TOKENS = 128
+"""A layer that a method saw fewer tokens of is named."""
+Phases = Callable[[str], Progress | None]
+"""What is counted next ("tensors") -> the progress of that."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A checkpoint that a recipe is to become.
+
+    place        the model's folder, where it is not where the recipe found it
+    load         gives the model; None: it is loaded from ``place``
+    texts        what methods and fixed scales see, built-in ones if empty
+    importances  [K] of columns, by layer, or an importance file, which weigh the rounding
+    measured_on  texts that the written checkpoint is run on, built-in ones if empty; None: it is not measured
+    required     a model that cannot be measured is an error; else its card says why
+    card         Markdown after what the card says of the recipe
+    shard_bytes, verified  as ``Plan`` and ``Request`` have them
+    """
+
+    recipe: ModelRecipe
+    target: str
+    out: Path
+    place: str = ""
+    load: Callable[[], Model] | None = None
+    texts: AnyTexts = ()
+    importances: Path | Mapping[str, Tensor] = field(default_factory=dict)
+    measured_on: AnyTexts | None = None
+    required: bool = False
+    verified: bool | None = False
+    card: str = ""
+    shard_bytes: float | None = None
+
+
+def export(wanted: Wanted, phases: Phases = lambda what: None) -> Written:
+    """Write the checkpoint: the one way from a recipe to files. ``phases`` is told what is counted next.
+
+    Errors are those of ``checkpoints.export``, and ``ValueError`` for weights that are not the recipe's, for
+    a target that carries no such layers or inputs, and where a method cannot serve a layer.
+    """
+    return write(request_of(wanted, phases), phases("tensors"))
+
+
+def request_of(wanted: Wanted, phases: Phases = lambda what: None) -> Request:
+    """Run what the recipe needs: texts for fixed scales, methods for codes."""
+    recipe, row = wanted.recipe, export_of(wanted.target)
+    place = wanted.place or recipe.model
+    folder = folder_of(place, recipe.revision)
+    check_weights(recipe, place)
+    check_target_inputs(recipe, wanted.target)
+    check_shards(row, wanted.shard_bytes)
+    check_schemes(row, Plan(ModelFolder(folder), dict(recipe.layers)))
+    load = cache(wanted.load or (lambda: load_model(place, recipe.revision, work_device(), head=True)))
+    unsaid = against_cache(recipe, wanted.target, folder)
+    scales = input_scales_of(recipe, load, wanted.texts, phases("texts for scales of inputs"))
+    cached = None if unsaid else recipe.cache
+    cache_scales = cache_scales_of(recipe, load, wanted.texts) if cached else {}
+    file = wanted.importances if isinstance(wanted.importances, Path) else None
+    weights = of_folder(file, recipe.layers, folder) if file else wanted.importances
+    assert isinstance(weights, Mapping)
+    codes = codes_of(recipe, load, wanted.texts, phases("layers by methods"), folder, row.joined, weights)
+    notes = (*_unlike(wanted, codes, load), *_few(codes))
+    load.cache_clear()  # writing needs one tensor at a time
+    measure = None
+    if wanted.measured_on is not None:
+        from explorer.survey.measured import measuring
+
+        measure = measuring(
+            recipe,
+            load,
+            wanted.measured_on,
+            wanted.texts,
+            phases("texts"),
+            wanted.required,
+            wanted.target,
+            weights,
+        )
+    card = card_of(recipe, measure is not None or bool(wanted.card), file.name if file else "", unsaid)
+    return Request(
+        wanted.target,
+        Plan(
+            ModelFolder(folder, codes.changed),
+            dict(recipe.layers),
+            recipe.input_schemes,
+            scales,
+            wanted.shard_bytes,
+            cached,
+            cache_scales,
+        ),
+        wanted.out,
+        codes,
+        "\n".join(filter(None, (card, wanted.card))),
+        wanted.verified,
+        beside(recipe),
+        measure,
+        notes,
+    )
+
+
+def _few(codes: LayerCodes) -> Iterator[str]:
+    """Say which layers a method saw few tokens of."""
+    few = {name: count for name, count in codes.tokens.items() if count < FEW_TOKENS}
+    if few:
+        named = ", ".join(f"{name} by {count or 'none'}" for name, count in sorted(few.items())[:4])
+        more = f" and {len(few) - 4} more" if len(few) > 4 else ""
+        yield f"Codes of few tokens, fewer than {FEW_TOKENS}: {named}{more}; more texts help"
+
+
+def _unlike(wanted: Wanted, codes: LayerCodes, load: Callable[[], Model]) -> Iterator[str]:
+    """Say that methods saw other texts than the survey."""
+    known = wanted.recipe.texts_sha256
+    if codes.tokens and known and known != texts_of(wanted.texts or built_in_texts(load().causal)).sha256:
+        which = "those given" if wanted.texts else "the built-in ones"
+        yield f"Methods saw other texts, {which}, than the survey that the recipe was chosen by"

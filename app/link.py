@@ -64,7 +64,6 @@ class Kept(View):
 
     range: Shown
     machine: Shown
-    beside: Shown
     shape: Shown
     m: Shown
     n: Shown

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.checkpoints import EXPORTS, Request
+from explorer.checkpoints import EXPORTS, Request, export
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.target import Plan, plain_dtype
 from explorer.checkpoints.verify import probe

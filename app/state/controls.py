@@ -19,6 +19,7 @@ from explorer.schemes.calibrators import calibrator_named
 from explorer.schemes.parts import NO_SCALE
 from explorer.schemes.rules import CODE_WORDS
 from explorer.schemes.text import ELEMENT_FORMATS
+from explorer.sources.coded import STORED
 from explorer.sources.tensors import TensorInfo
 
 CUSTOM = "custom"
@@ -306,9 +307,10 @@ def _side(field: str, value: Any, least: int) -> int:
     return int(value)
 
 
-def best_tensors(infos: Sequence[TensorInfo]) -> list[str]:
+def best_tensors(every: Sequence[TensorInfo]) -> list[str]:
     """The names of tensors, in the order in which a visitor would want to see them: weight matrices that are
-    no embeddings, other matrices, and all others."""
+    no embeddings, other matrices, and all others. Bare codes are none of them: they are chosen on purpose."""
+    infos = [info for info in every if not info.name.endswith(STORED)]
     matrix = [len(i.shape) >= 2 and min(i.shape) > 1 for i in infos]
     rank = [
         0 if m and "embed" not in i.name.lower() else 1 if m else 2

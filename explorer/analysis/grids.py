@@ -52,7 +52,9 @@ def grid_words(x: Tensor) -> str:
         return said
     if nvfp4_exactly(x) is None:
         return f"{said} NVFP4 cannot: their blocks span more than 17 binades."
-    return f"{said} So does NVFP4 with powers of two as scales, which checkpoints are then written with."
+    return (
+        f"{said} So does NVFP4 with powers of two as scales (explorer.nvfp4_exactly), which `apply` writes."
+    )
 
 
 def _restores(x: Tensor, scheme: Scheme) -> bool:

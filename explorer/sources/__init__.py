@@ -38,7 +38,7 @@ def load_matrix(
             raise SourceError(f"{where} is one tensor: no tensor of it can be named, nor a revision")
         return load_sample(where.removeprefix(SAMPLE_PREFIX))
     source = open_source(where, revision)
-    name = f"{source.info(tensor).name}{STORED}" if codes else tensor
+    name = f"{source.info(tensor).name.removesuffix(STORED)}{STORED}" if codes else tensor
     return source.matrix(name, max_elements, progress)
 
 

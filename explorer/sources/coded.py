@@ -42,13 +42,18 @@ _BITS = re.compile(r" · ([0-9.]+) bits$", re.ASCII)
 _CODES = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4", "I8", "U8")
 """Dtypes that mean nothing beside scales."""
 _ENDS = tuple(dict.fromkeys((*MAINS, *BESIDE)))
-_SCALES = re.compile(r"scale|absmax|[._]scb$|\.s$", re.IGNORECASE)
+_SCALES = re.compile(
+    r"scale|scaling|a(bs)?max|scl$|delta$|step_size$|alpha$|exponent|_exp$|[._]scb$|\.s$", re.IGNORECASE
+)
 """What names of scales hold, after the name of a layer or tensor."""
 _WORDS = ("I32", "U32", "I16", "U16")
 """Dtypes of words of codes; of names that codes have, they too mean nothing beside scales."""
-_OF_INPUTS = re.compile(r"(input|output|act|activation|[qkv])_(global_)?scale$", re.IGNORECASE)
+_CHANGES = re.compile(r"zero|zp$|offset|shift|pre_quant|weight_(min|bias)$", re.IGNORECASE)
+"""What names hold of tensors that change what codes stand for: one that a form does not know refuses it."""
+_OF_INPUTS = re.compile(r"(input|output|act|activation|[kv])_(global_)?(scale|zero_point)$", re.IGNORECASE)
 _CODES_END = re.compile(
-    r"(^|[._]_?)(weight|qweight|weight_packed|packed|qdata|data|codes|blocks|int|w_q|q|B)$", re.IGNORECASE
+    r"(^|[._]_?)(weight|qweight|weight_packed|packed|qdata|data|codes|blocks|int[48]?|fp8|w_q|q|B)$",
+    re.IGNORECASE,
 )
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions that the entries and numbers of a damaged layer raise."""
@@ -90,7 +95,8 @@ class CodedWeight:
             raise SourceError(self.problem)
         checkpoint()
         total, name = self.info.shape[0], plain(self.info.name, 80)
-        with refused(f"{name} cannot be restored"):
+        of = ", ".join(plain(part.name, 80) for part in self.parts.values())
+        with refused(f"{name}, of {of}, cannot be restored (its codes: {name}{STORED})"):
             parts = first_rows(self.form, self.parts, lambda i, n: read_rows(i, n, None), total, rows)
             found = self.form.restore(parts, self.parts, self.settings)
             if found.values.shape[1:] != self.info.shape[1:]:
@@ -121,11 +127,13 @@ class CodedWeights:
     ) -> None:
         raw = {info.name: _in_header_words(info) for info in infos}
         absent = (TensorInfo(name, (), "not in the files") for name in promised if name not in raw)
-        scales = {base: info for info in (*absent, *raw.values()) for base in _bases(info.name)}
+        every = (*absent, *raw.values())
+        scales = {base: info for info in every for base in _bases(info.name)}
+        changes = {base: info for info in every for base in _bases(info.name, _CHANGES)}
         self.by_name: dict[str, CodedWeight] = {}
         shown: dict[str, TensorInfo | None] = {}
         for info in raw.values():
-            weight = _weight(info, raw, settings, read) or _unknown(info, scales, settings)
+            weight = _weight(info, raw, changes, settings, read) or _unknown(info, scales, settings)
             if weight is not None:
                 shown |= {part.name: None for part in weight.parts.values() if weight.form}
                 shown[info.name] = weight.info
@@ -272,6 +280,7 @@ def _in_header_words(info: TensorInfo) -> TensorInfo:
 def _weight(
     info: TensorInfo,
     raw: Mapping[str, TensorInfo],
+    changes: Mapping[str, TensorInfo],
     settings: Mapping[str, Any],
     read: Callable[[TensorInfo], Tensor],
 ) -> CodedWeight | None:
@@ -296,6 +305,9 @@ def _weight(
                 continue
             parts = {end: part for end, part in beside.items() if end in (form.main, *form.others)}
             more = [layer + end[dot:] for end in EXTRA if end not in parts and layer + end[dot:] in raw]
+            known = {part.name for part in parts.values()}
+            near = {one.name for base in (layer, info.name, name) if (one := changes.get(base))}
+            more += sorted(near - {*known, *more})
             if more or sum(end in parts for end in (".weight_scale", ".weight_scale_inv", ".scale")) > 1:
                 raise ValueError(f"beside {', '.join(parts)} there are {', '.join(more) or 'two scales'}")
             shape = form.shape(parts, settings, read)
@@ -303,9 +315,18 @@ def _weight(
             label = f"{form.label(parts, settings)} · {bits:.7g} bits"
             return CodedWeight(TensorInfo(name, tuple(shape), label), parts, settings, form)
         except _UNREADABLE as error:
-            problem = f"{plain(name, 80)}: {plain(str(error) or type(error).__name__, 300)}"
+            problem = _refusal(name, beside, str(error) or type(error).__name__)
             return CodedWeight(replace(info, name=name), {main: info, **beside}, settings, form, problem)
     return None
+
+
+def _refusal(name: str, beside: Mapping[str, TensorInfo], why: str) -> str:
+    """Why codes of a form that is known are not restored, with the tensors beside them."""
+    there = ", ".join(plain(part.name, 80) for part in beside.values())
+    return (
+        f"{plain(name, 80)}: {plain(why, 300)}. It has {there}. To see the codes themselves, open "
+        f"{plain(name, 80)}{STORED} (on the command line, --codes)"
+    )
 
 
 def _unknown(
@@ -333,10 +354,13 @@ def _unknown(
     )  # fmt: skip
 
 
-def _bases(name: str) -> Iterator[str]:
-    """The names of layers and tensors that the tensor ``name`` may hold the scales of."""
+def _bases(name: str, holding: re.Pattern[str] = _SCALES) -> Iterator[str]:
+    """The names of layers and tensors that the tensor ``name`` may hold the scales of, or what else it is that
+    names of ``holding`` hold."""
     first = max(name.rfind("."), 0)
-    found = None if _OF_INPUTS.search(name) else _SCALES.search(name, first)
+    found = None if _OF_INPUTS.search(name) else holding.search(name, first)
+    if name.startswith(("scale.", "scales.")):
+        yield name.partition(".")[2]
     if found is None:
         return
     for place in range(first, found.start() + 1):

@@ -549,10 +549,16 @@ def _gptq_bits(infos: Infos) -> int:
 
 def _gptq_shape(infos: Infos, settings: Settings, read: Read) -> tuple[int, ...]:
     words, rows = infos[".qweight"].shape
+    if settings.get("quant_method") == "awq":
+        raise ValueError("its config says AWQ, and its tensors have the shapes of GPTQ")
+    if (stated := settings.get("bits")) not in (None, _gptq_bits(infos)) and not settings.get("dynamic"):
+        raise ValueError(f"its tensors hold codes of {_gptq_bits(infos)} bits, and its config says {stated}")
     return rows, _WORD * words // _gptq_bits(infos)
 
 
 def _awq_shape(infos: Infos, settings: Settings, read: Read) -> tuple[int, ...]:
+    if (version := str(settings.get("version") or "gemm").lower()) != "gemm":
+        raise ValueError(f"its codes lie in AWQ's order {version!r}; only 'gemm' is read")
     columns, words = infos[".qweight"].shape
     return 8 * words, columns
 

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from explorer import quantize
 from explorer.methods.recipe import Recipe
+from explorer.models.quantize import rounding
 from tests.checkpoints.reading import Expected
 
 TEXT = "Every layer of a model is rounded by a scheme of its own."
@@ -82,13 +82,16 @@ def tokens(llama: Path) -> Tensor:
 
 @pytest.fixture(scope="session")
 def expected(original: LlamaForCausalLM) -> Expected:
-    """(recipes of layers, dtype) -> the original with those layers' weights as our codes restore them."""
+    """(recipes of layers, dtype, whether layers are joined) -> the original with weights as our
+    codes restore them."""
 
-    def model(recipes: Mapping[str, Recipe], dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    def model(
+        recipes: Mapping[str, Recipe], dtype: torch.dtype = torch.float32, joined: bool = False
+    ) -> LlamaForCausalLM:
         made = copy.deepcopy(original)
-        for name, recipe in recipes.items():
-            weight = made.get_submodule(name).weight
-            weight.data = quantize(weight.data, recipe.scheme).dequantize()
+        rounded = rounding(recipes, joined, lambda name: original.get_submodule(name).weight.data)
+        for name in recipes:
+            made.get_submodule(name).weight.data = rounded(name).dequantize()
         for parameter in made.parameters():  # and no buffer: the rotation's frequencies stay float32
             parameter.data = parameter.data.to(dtype)
         return made

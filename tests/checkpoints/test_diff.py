@@ -40,6 +40,7 @@ from explorer.checkpoints.rescaled import find_factors, whole_factor
 from explorer.checkpoints.stored import GgufCheckpoint, gguf_of, open_checkpoint
 from explorer.cli import main
 from explorer.core.file import save_quantized
+from explorer.models.quantize import rounding
 from explorer.sources.base import SourceError
 from explorer.sources.gguf_file import GgufFile
 from explorer.sources.quantized_forms import Restored
@@ -75,10 +76,15 @@ def test_a_written_model_has_the_error_of_its_scheme(
     found = diff(open_pair(str(llama), str(written.folder)))
     assert not (found.missing or found.extra or found.unread or found.outliers or found.left_out)
     original, by_name = open_checkpoint(str(llama)), rows(found)
+    recipes = uniform(layers, scheme)
+    rounded = rounding(
+        recipes, EXPORTS[target].joined, lambda name: original.restore(f"{name}.weight").values
+    )
+    codes = {layer: rounded(layer) for layer in layers}
     assert {layer.name.removesuffix(".weight") for layer in found.coded} == set(layers)
     for layer in layers:
         row, weight = by_name[f"{layer}.weight"], original.restore(f"{layer}.weight").values
-        truth = compare(weight, quantize(weight, SCHEMES[scheme]))
+        truth = compare(weight, codes[layer])
         assert row.kind == kind and row.shape == tuple(weight.shape) and not row.note
         assert row.sqnr_db == pytest.approx(truth.sqnr_db, rel=1e-9)
         assert row.max_error == truth.max_error and row.cosine == pytest.approx(truth.cosine, rel=1e-12)

@@ -254,6 +254,10 @@ def test_first_rows_of_odd_widths(bits: int, tmp_path: Path) -> None:
         assert torch.equal(source.read(f"{LAYER}.weight", max_elements=rows * 64), whole[:rows])
 
 
+CHANGING = ("zero_point", "weight_zp", "weight_zeros", "offset", "weight_min", "pre_quant_scale")
+"""Of tensors that change what codes mean, names that no form has."""
+
+
 def test_an_unknown_form_is_refused_and_its_codes_are_shown_on_purpose(tmp_path: Path) -> None:
     """If this fails, codes are taken for weights. The scales of inputs are no scales of a weight."""
     ones, scale = full(1, 64, 64), torch.ones(5)
@@ -265,6 +269,10 @@ def test_an_unknown_form_is_refused_and_its_codes_are_shown_on_purpose(tmp_path:
         ("weight", "scales", u8(1, 64, 16).to(torch.int32).view(torch.uint32)),  # MLX
         ("weight._data", "weight._scale", ones.to(torch.int8)),  # quanto
         ("B", "s", u8(1, 64, 16).to(torch.int32)),  # Marlin
+        ("weight_int8", "weight_amax", ones.to(torch.int8)),
+        ("weight", "delta", ones.to(torch.int8)),
+        ("weight", "q_scale", ones.to(torch.int8)),
+        ("weight", "shared_exp", ones),
     ):
         tensors = {f"{LAYER}.{codes}": tensor, f"{LAYER}.{scales}": scale, "a.weight": torch.ones(2, 2)}
         folder = folder_of(tmp_path / "m", tensors, {})
@@ -280,6 +288,7 @@ def test_an_unknown_form_is_refused_and_its_codes_are_shown_on_purpose(tmp_path:
     more = {f"{LAYER}.weight_scale": torch.ones(64, 1), f"{LAYER}.weight_offset": scale}
     for lost in (
         more,
+        *({f"{LAYER}.weight_scale": torch.ones(64, 1), f"{LAYER}.{end}": scale} for end in CHANGING),
         {f"{LAYER}.weight_scale": None},
     ):  # a part that no form knows; scales that are not there
         kept = {name: tensor for name, tensor in lost.items() if tensor is not None}

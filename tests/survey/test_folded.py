@@ -107,7 +107,7 @@ def test_the_folder_is_the_network_that_was_checked(
     }
     opened = LlamaForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     expected = logits(assembled.network, llama)
-    bound = 1e-5 if llama.dtype is torch.float32 else 2e-2
+    bound = 1e-5 if llama.dtype is torch.float32 else 3e-2  # scales are rounded too
     assert float((logits(opened, llama) - expected).abs().max()) <= bound * float(expected.abs().max())
     assert "`model.layers.N.input_layernorm.weight`" in card
     for name, tensor in codes.changed.items():
@@ -227,7 +227,7 @@ def test_files_hold_corrected_biases(biased: Path, tmp_path: Path, method: str) 
     ids = llama.tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
     with torch.no_grad():
         got, expected = (n(input_ids=ids).logits[0].float() for n in (opened, assembled.network))
-    bound = 1e-5 if llama.dtype is torch.float32 else 2e-2
+    bound = 1e-5 if llama.dtype is torch.float32 else 3e-2
     assert float((got - expected).abs().max()) <= bound * float(expected.abs().max())
 
 

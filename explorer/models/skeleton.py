@@ -303,13 +303,13 @@ def build(config: Any, origin: str) -> Skeleton:
     auto = auto_class(config)
     try:
         with torch.device("meta"):
-            network = _class_of(config, auto)(config)
+            network = class_of(config, auto)(config)
     except Exception as error:  # transformers raises whatever a configuration makes it raise
         raise SourceError(f"{origin}: transformers cannot build its network: {first_line(error)}") from error
     return Skeleton(network.eval(), auto)
 
 
-def _class_of(config: Any, auto: str) -> Callable[[Any], nn.Module]:
+def class_of(config: Any, auto: str) -> Callable[[Any], nn.Module]:
     """The function that builds the network: of the class that opens it, or of the one that was trained where
     no class of transformers opens that kind."""
     import transformers

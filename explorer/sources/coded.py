@@ -355,8 +355,8 @@ def _unknown(
 
 
 def _bases(name: str, holding: re.Pattern[str] = _SCALES) -> Iterator[str]:
-    """The names of layers and tensors that the tensor ``name`` may hold the scales of, or what else it is that
-    names of ``holding`` hold."""
+    """The names of layers and tensors that the tensor ``name`` may hold the scales of, or what else names of
+    ``holding`` stand for."""
     first = max(name.rfind("."), 0)
     found = None if _OF_INPUTS.search(name) else holding.search(name, first)
     if name.startswith(("scale.", "scales.")):

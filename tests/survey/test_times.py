@@ -16,7 +16,7 @@ from explorer.methods.recipe import Recipe
 from explorer.products.shape_times import ShapeTime, product_time, with_quantized_x
 from explorer.schemes import Scheme
 from explorer.survey import Constraints, Frontier, Layer, Survey, frontier, recipe_of
-from explorer.survey.knapsack import least_within
+from explorer.survey.knapsack import HullPath, least_within
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.times import (
     UNQUANTIZED,
@@ -119,13 +119,13 @@ def test_many_layers_have_a_bound(share: float) -> None:
     bits = np.arange(2.0, 2 + schemes) * rng.uniform(1, 4, (units, 1))
     seconds = rng.uniform(1, 3, (units, schemes))
     limits = [(seconds, seconds.min(1).sum() * (1.2 + share)), (bits, bits.min(1).sum() * 2 * share)]
-    found = least_within(costs, limits)
+    found = least_within([(HullPath.of(sizes, costs), budget) for sizes, budget in limits])
     assert found is not None and found.cost == pytest.approx(costs[np.arange(units), found.chosen].sum())
     for sizes, budget in limits:
         assert sizes[np.arange(units), found.chosen].sum() <= budget * (1 + 1e-9)
     assert found.bound <= found.cost <= 1.01 * found.bound
-    assert least_within(costs, [(seconds, seconds.min(1).sum() * 0.999)]) is None
-    assert least_within(costs, [(seconds, 0.0)]) is None
+    path = HullPath.of(seconds, costs)
+    assert least_within([(path, path.least * 0.999)]) is None and least_within([(path, 0.0)]) is None
 
 
 def test_the_least_time_that_is_named_can_be_had(made_up: Survey) -> None:

@@ -21,11 +21,9 @@ from functools import lru_cache
 
 import numpy as np
 
-_HALVINGS = 24
-_MOST_STATES = (2_000, 20_000)
-"""Partial choices that are followed at once within one budget, and within two."""
-_ROUNDS = 3
-"""How often the states are followed anew after a better choice was found."""
+_HALVINGS = 12
+_WIDTHS = (30, 120, 480, 1_920)
+"""Partial choices that are followed at once: anew with more after a better choice was found."""
 _STEPS = 64
 """Steps between points of frontiers whose choices are remembered."""
 _EXACT = 1e-12
@@ -98,9 +96,9 @@ class HullPath:
         """The last point within ``budget``, -1 if there is none."""
         return int((self.size_at <= budget * _WHOLE).sum()) - 1
 
-    def bound(self, budget: float) -> float:
-        """What any choice within ``budget`` costs at least."""
-        return float(np.interp(budget, self.size_at, self.cost_at))
+    def bound(self, budgets: np.ndarray) -> np.ndarray:
+        """What any choice within each of ``budgets`` costs at least."""
+        return np.interp(budgets, self.size_at, self.cost_at)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,23 +122,31 @@ def least_within(limits: Sequence[tuple[HullPath, float]]) -> Solved | None:
     sizes, costs, chosen, unfollowed = _between(path, path.last(budget))
     at = max(int((sizes <= budget * _WHOLE).sum()) - 1, 0)
     cost = float(costs[at])
-    return Solved(chosen[at], cost, min(cost, path.bound(budget) + unfollowed))
+    return Solved(
+        chosen[at], cost, min(cost, float(np.interp(budget, path.size_at, path.cost_at)) + unfollowed)
+    )
 
 
 @lru_cache(_STEPS)
 def _between(path: HullPath, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """The best choices from point ``k`` to the next one: sizes, costs, the schemes of each unit; and the
     least reduced cost of those that were not followed."""
-    chosen, unfollowed = path.at(k)[None], np.inf
-    if k + 1 < len(path.size_at):
-        most = [path.size_at[k + 1] * _WHOLE, path.cost_at[k]]
-        room = path.cost_at[k] - path.cost_at[k + 1]
-        found, unfollowed = _followed([path.sizes, path.costs], most, path.reduced(k), room)
+    chosen, units, unfollowed = path.at(k)[None].astype(np.int16), np.arange(len(path.start)), np.inf
+    sizes, costs = path.size_at[[k]], path.cost_at[[k]]
+    if k + 1 == len(path.size_at):
+        return sizes, costs, chosen, unfollowed
+    end, tables, reduced = path.size_at[k + 1], [path.sizes, path.costs], path.reduced(k)
+    for width in _WIDTHS:
+        # What the best choice at hand costs more than the line, where the next one does not fit yet.
+        room = float((costs - path.bound(np.append(sizes[1:], end))).max())
+        found, unfollowed = _followed(tables, [end * _WHOLE, path.cost_at[k]], reduced, room, width)
         chosen = np.concatenate([chosen, found])
-    units = np.arange(len(path.start))
-    sizes, costs = path.sizes[units, chosen].sum(1), path.costs[units, chosen].sum(1)
-    best = _undominated(sizes, costs, 0.0)
-    return sizes[best], costs[best], chosen[best], unfollowed
+        sizes, costs = path.sizes[units, chosen].sum(1), path.costs[units, chosen].sum(1)
+        best = _undominated(sizes, costs)
+        sizes, costs, chosen = sizes[best], costs[best], chosen[best]
+        if unfollowed == np.inf:
+            break
+    return sizes, costs, chosen, unfollowed
 
 
 def _within_both(limits: Sequence[tuple[HullPath, float]]) -> Solved | None:
@@ -149,6 +155,10 @@ def _within_both(limits: Sequence[tuple[HullPath, float]]) -> Solved | None:
     shares = [path.sizes / budget for path, budget in limits]
     low, high, tightest, bound = 0.0, 1.0, limits[0][0], -np.inf
     best, cost, units = None, np.inf, np.arange(len(costs))
+    for one, (other, most) in zip(limits, limits[::-1], strict=True):
+        alone = least_within([one])
+        if alone is not None and other.sizes[units, alone.chosen].sum() <= most * _WHOLE:
+            return alone
     for step in range(_HALVINGS):
         weight = float(step) if step < 2 else (low + high) / 2
         path = HullPath.of(_mean(shares, weight), costs)
@@ -160,20 +170,21 @@ def _within_both(limits: Sequence[tuple[HullPath, float]]) -> Solved | None:
         within = np.flatnonzero((points <= _WHOLE).all(0))
         if len(within) and path.cost_at[within[-1]] < cost:
             best, cost = path.at(int(within[-1])), float(path.cost_at[within[-1]])
+        if cost * (1 - _EXACT) <= bound:
+            break
         if step >= 2 and np.interp(1.0, path.size_at, points[1]) > 1:
             low = weight
         elif step >= 2:
             high = weight
     reduced, unfollowed = tightest.reduced(tightest.last(1.0)), 0.0
-    for _ in range(_ROUNDS):
+    for width in _WIDTHS:
         room = cost * (1 - _EXACT) - bound
         if room <= 0:
             break
-        found, unfollowed = _followed([*shares, costs], [_WHOLE, _WHOLE, cost], reduced, room)
+        found, unfollowed = _followed([*shares, costs], [_WHOLE, _WHOLE, cost], reduced, room, 4 * width)
         sums = costs[units, found].sum(1)
-        if not len(found) or sums.min() >= cost:
-            break
-        best, cost = found[sums.argmin()], float(sums.min())
+        if len(found) and sums.min() < cost:
+            best, cost = found[sums.argmin()], float(sums.min())
         if unfollowed == np.inf:
             break
     if best is None and unfollowed < np.inf:
@@ -189,64 +200,66 @@ def _mean(shares: Sequence[np.ndarray], weight: float) -> np.ndarray:
 
 
 def _followed(
-    tables: Sequence[np.ndarray], most: Sequence[float], reduced: np.ndarray, room: float
+    tables: Sequence[np.ndarray], most: Sequence[float], reduced: np.ndarray, room: float, width: int
 ) -> tuple[np.ndarray, float]:
     """The choices [choices, units] of which each of ``tables``, sizes and last costs, sums to at most
     ``most``, and ``reduced`` costs to less than ``room``; and the least that the latter are for a choice that
     was not followed, infinite if none was left."""
-    width = _MOST_STATES[len(tables) > 2]
+    best, units = reduced.argmin(1), np.arange(len(reduced))
     options = [np.flatnonzero(row < room) for row in reduced]
-    order = sorted(range(len(reduced)), key=lambda u: len(options[u]))
+    order = sorted((u for u in units if len(options[u]) > 1), key=lambda u: len(options[u]))
+    sums = np.array([table[units, best].sum() - table[order, best[order]].sum() for table in tables])[:, None]
     least = np.array([[table[u, options[u]].min() for u in order] for table in tables])
-    rest = least.sum(1)
-    sums, gone, unfollowed = np.zeros((len(tables), 1)), np.zeros(1), np.inf
+    rest, gone, unfollowed = least.sum(1), np.zeros(1), np.inf
     steps: list[tuple[np.ndarray, np.ndarray]] = []
     for place, u in enumerate(order):
-        own = options[u]
+        own, before = options[u], len(gone)
         rest = rest - least[:, place]
         cells = np.array([table[u, own] for table in tables])
-        sums = (sums[:, :, None] + cells[:, None]).reshape(len(tables), -1)
-        gone = np.add.outer(gone, reduced[u, own]).ravel()
+        sums = (sums[:, None] + cells[:, :, None]).reshape(len(tables), -1)
+        gone = np.add.outer(reduced[u, own], gone).ravel()
         fits = (sums + rest[:, None] <= np.array(most)[:, None]).all(0)
         kept = np.flatnonzero(fits & (gone < room))
         if len(tables) == 2 and len(kept):
             kept = kept[_undominated(*sums[:, kept], most[0] * _EXACT)]
         if len(kept) > width:
             parts = np.argpartition(gone[kept], width)
-            unfollowed = min(unfollowed, float(gone[kept[parts[width]]]))
-            kept = kept[parts[:width]]
+            room = unfollowed = float(gone[kept[parts[width]]])
+            kept = kept[np.sort(parts[:width])]
+        steps.append((kept % before, own[kept // before]))
         sums, gone = sums[:, kept], gone[kept]
-        steps.append((kept // len(own), own[kept % len(own)]))
     at = np.arange(len(gone))
-    chosen = np.zeros((len(gone), len(reduced)), dtype=np.int16)
+    chosen = np.repeat(best[None].astype(np.int16), len(gone), 0)
     for u, (parents, schemes) in zip(order[::-1], steps[::-1], strict=True):
         chosen[:, u], at = schemes[at], parents[at]
     return chosen, unfollowed
 
 
-def _undominated(sizes: np.ndarray, costs: np.ndarray, step: float) -> np.ndarray:
+def _undominated(sizes: np.ndarray, costs: np.ndarray, step: float = 0.0) -> np.ndarray:
     """The indices of those that cost less than any other of their size, to ``step``, or a smaller one; by
     size."""
-    order = np.lexsort((costs, np.round(sizes / step) if step else sizes))
-    least = costs[order]
-    return order[np.r_[True, least[1:] < np.minimum.accumulate(least)[:-1]]]
+    sizes = np.round(sizes / step) if step else sizes
+    order = np.argsort(sizes, kind="stable")  # quick where parts are in order
+    least, best = costs[order], np.ones(len(order), dtype=bool)
+    best[1:] = least[1:] < np.minimum.accumulate(least)[:-1]
+    order = order[best]
+    last = np.ones(len(order), dtype=bool)
+    last[:-1] = sizes[order[1:]] > sizes[order[:-1]]
+    return order[last]
 
 
 def _hull(sizes: np.ndarray, costs: np.ndarray) -> list[int]:
     """Indices on the lower convex hull of (size, cost), from the smallest on, each cheaper than the last."""
-    order = sorted(
-        (i for i in range(len(sizes)) if np.isfinite(sizes[i])), key=lambda i: (sizes[i], costs[i])
-    )
     hull: list[int] = []
-    for i in order:
-        if hull and costs[i] >= costs[hull[-1]]:
-            continue
+    best = _undominated(sizes, costs)
+    points = dict(
+        zip(best.tolist(), zip(sizes[best].tolist(), costs[best].tolist(), strict=True), strict=True)
+    )
+    for i, (size, cost) in points.items():
         while len(hull) > 1:
-            a, b = hull[-2:]
-            if (costs[b] - costs[a]) * (sizes[i] - sizes[a]) < (costs[i] - costs[a]) * (sizes[b] - sizes[a]):
+            (size_a, cost_a), (size_b, cost_b) = points[hull[-2]], points[hull[-1]]
+            if (cost_b - cost_a) * (size - size_a) < (cost - cost_a) * (size_b - size_a):
                 break
-            hull.pop()
-        if hull and sizes[i] == sizes[hull[-1]]:
             hull.pop()
         hull.append(i)
     return hull

@@ -96,9 +96,9 @@ class HullPath:
         """The last point within ``budget``, -1 if there is none."""
         return int((self.size_at <= budget * _WHOLE).sum()) - 1
 
-    def bound(self, budgets: np.ndarray) -> np.ndarray:
-        """What any choice within each of ``budgets`` costs at least."""
-        return np.interp(budgets, self.size_at, self.cost_at)
+    def bound(self, budget: float) -> float:
+        """What any choice within ``budget`` costs at least."""
+        return float(np.interp(budget, self.size_at, self.cost_at))
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,43 +122,41 @@ def least_within(limits: Sequence[tuple[HullPath, float]]) -> Solved | None:
     sizes, costs, chosen, unfollowed = _between(path, path.last(budget))
     at = max(int((sizes <= budget * _WHOLE).sum()) - 1, 0)
     cost = float(costs[at])
-    return Solved(
-        chosen[at], cost, min(cost, float(np.interp(budget, path.size_at, path.cost_at)) + unfollowed)
-    )
+    return Solved(chosen[at], cost, min(cost, path.bound(budget) + unfollowed))
 
 
 @lru_cache(_STEPS)
 def _between(path: HullPath, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """The best choices from point ``k`` to the next one: sizes, costs, the schemes of each unit; and the
     least reduced cost of those that were not followed."""
-    chosen, units, unfollowed = path.at(k)[None].astype(np.int16), np.arange(len(path.start)), np.inf
+    chosen, units, unfollowed = path.at(k)[None].astype(np.int16), np.arange(len(path.start)), 0.0
     sizes, costs = path.size_at[[k]], path.cost_at[[k]]
     if k + 1 == len(path.size_at):
-        return sizes, costs, chosen, unfollowed
+        return sizes, costs, chosen, np.inf
     end, tables, reduced = path.size_at[k + 1], [path.sizes, path.costs], path.reduced(k)
     for width in _WIDTHS:
         # What the best choice at hand costs more than the line, where the next one does not fit yet.
-        room = float((costs - path.bound(np.append(sizes[1:], end))).max())
+        room = float((costs - np.interp(np.append(sizes[1:], end), path.size_at, path.cost_at)).max())
+        if unfollowed >= room:
+            break
         found, unfollowed = _followed(tables, [end * _WHOLE, path.cost_at[k]], reduced, room, width)
         chosen = np.concatenate([chosen, found])
         sizes, costs = path.sizes[units, chosen].sum(1), path.costs[units, chosen].sum(1)
         best = _undominated(sizes, costs)
         sizes, costs, chosen = sizes[best], costs[best], chosen[best]
-        if unfollowed == np.inf:
-            break
     return sizes, costs, chosen, unfollowed
 
 
 def _within_both(limits: Sequence[tuple[HullPath, float]]) -> Solved | None:
     """The choice of the least cost within two budgets."""
     costs = limits[0][0].costs
-    shares = [path.sizes / budget for path, budget in limits]
     low, high, tightest, bound = 0.0, 1.0, limits[0][0], -np.inf
     best, cost, units = None, np.inf, np.arange(len(costs))
     for one, (other, most) in zip(limits, limits[::-1], strict=True):
         alone = least_within([one])
         if alone is not None and other.sizes[units, alone.chosen].sum() <= most * _WHOLE:
             return alone
+    shares = [path.sizes / budget for path, budget in limits]
     for step in range(_HALVINGS):
         weight = float(step) if step < 2 else (low + high) / 2
         path = HullPath.of(_mean(shares, weight), costs)
@@ -179,14 +177,12 @@ def _within_both(limits: Sequence[tuple[HullPath, float]]) -> Solved | None:
     reduced, unfollowed = tightest.reduced(tightest.last(1.0)), 0.0
     for width in _WIDTHS:
         room = cost * (1 - _EXACT) - bound
-        if room <= 0:
+        if unfollowed >= room:
             break
         found, unfollowed = _followed([*shares, costs], [_WHOLE, _WHOLE, cost], reduced, room, 4 * width)
         sums = costs[units, found].sum(1)
         if len(found) and sums.min() < cost:
             best, cost = found[sums.argmin()], float(sums.min())
-        if unfollowed == np.inf:
-            break
     if best is None and unfollowed < np.inf:
         raise ValueError("no choice was found within both budgets; a little more of either gives one")
     return None if best is None else Solved(best, cost, min(cost, bound + unfollowed))
@@ -207,7 +203,7 @@ def _followed(
     was not followed, infinite if none was left."""
     best, units = reduced.argmin(1), np.arange(len(reduced))
     options = [np.flatnonzero(row < room) for row in reduced]
-    order = sorted((u for u in units if len(options[u]) > 1), key=lambda u: len(options[u]))
+    order = sorted((u for u in units if len(options[u]) > 1), key=lambda u: len(options[u])) or [0]
     sums = np.array([table[units, best].sum() - table[order, best[order]].sum() for table in tables])[:, None]
     least = np.array([[table[u, options[u]].min() for u in order] for table in tables])
     rest, gone, unfollowed = least.sum(1), np.zeros(1), np.inf
@@ -221,7 +217,7 @@ def _followed(
         fits = (sums + rest[:, None] <= np.array(most)[:, None]).all(0)
         kept = np.flatnonzero(fits & (gone < room))
         if len(tables) == 2 and len(kept):
-            kept = kept[_undominated(*sums[:, kept], most[0] * _EXACT)]
+            kept = kept[_undominated(sums[0, kept], sums[1, kept], most[0] * _EXACT)]
         if len(kept) > width:
             parts = np.argpartition(gone[kept], width)
             room = unfollowed = float(gone[kept[parts[width]]])

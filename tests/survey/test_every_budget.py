@@ -78,6 +78,11 @@ def test_no_assignment_within_a_budget_is_better(made_up: Survey, seed: int) -> 
         assert choice.loss <= before and choice.time and choice.time.seconds <= (rest + seconds) * (1 + 1e-9)
         before, bits = choice.loss, float(rng.uniform(front.least, front.most))
         both = loss[(took <= seconds) & (size <= (bits + 1e-6) * front.weights)]
-        if len(both):
+        if not len(both):
+            with pytest.raises(ValueError, match=f"at {bits:g} bits"):
+                front.at_time(rest + seconds, bits)
+        else:
             choice = front.at_time(rest + seconds, bits)
             assert choice.loss == pytest.approx(both.min(), rel=1e-9) and choice.gap <= 1e-9 * choice.loss
+            assert choice.time and choice.time.seconds <= (rest + seconds) * (1 + 1e-9)
+            assert choice.bits <= bits + 1e-6

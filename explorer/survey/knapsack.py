@@ -201,7 +201,7 @@ def _followed(
     """The choices [choices, units] of which each of ``tables``, sizes and last costs, sums to at most
     ``most``, and ``reduced`` costs to less than ``room``; and the least that the latter are for a choice that
     was not followed, infinite if none was left."""
-    best, units = reduced.argmin(1), np.arange(len(reduced))
+    best, units = reduced.argmin(1), range(len(reduced))
     options = [np.flatnonzero(row < room) for row in reduced]
     order = sorted((u for u in units if len(options[u]) > 1), key=lambda u: len(options[u])) or [0]
     sums = np.array([table[units, best].sum() - table[order, best[order]].sum() for table in tables])[:, None]

@@ -66,6 +66,10 @@ def test_many_layers_have_a_bound(share: float) -> None:
     assert found.bound <= found.cost <= 1.01 * found.bound
     path = HullPath.of(seconds, costs)
     assert least_within([(path, path.least * 0.999)]) is None and least_within([(path, 0.0)]) is None
+    steps = [least_within([(path, path.least * (1 + more / 8))]) for more in range(9)]
+    costs_of, bounds = zip(*((one.cost, one.bound) for one in steps if one is not None), strict=True)
+    assert len(costs_of) == 9 and list(costs_of) == sorted(costs_of, reverse=True)
+    assert all(bound <= cost <= 1.001 * bound for cost, bound in zip(costs_of, bounds, strict=True))
 
 
 def test_the_least_time_that_is_named_can_be_had(made_up: Survey) -> None:

@@ -2,7 +2,7 @@
 
     survey = load_survey(SURVEYS / "all-MiniLM-L6-v2.jsonl")  # .head, .layers, .linear, .complete
     front = frontier(survey)     # by the survey's default signal: .bits, .loss; .uniform, single schemes
-    choice = front.at(4.5)       # about a millisecond: .schemes, .bits, .bytes, .loss, .gap
+    choice = front.at(4.5)       # about 0.1 s: .schemes, .bits, .bytes, .loss, .gap
     recipe = recipe_of(survey, choice)                        # a ModelRecipe: .save(path), .load(path)
     front = frontier(survey, "weight", Constraints(refusal=EXPORTS["gguf"].refusal, fuse=True))
 

@@ -1,14 +1,10 @@
 """What a budget buys: a scheme for each layer, and a method if the survey has any, of all choices of a size
 the one with the least predicted loss.
 
-Losses of layers add up, so that this is a multiple-choice knapsack over (layer, scheme). A Lagrange
-multiplier solves it for every budget at once: of each layer the schemes on the lower convex hull of (bits,
-cost) remain; the steps along all hulls, the one that saves most per bit first, are the whole frontier.
-Between two of its points what is left of a budget goes where it saves most. The multiplier also bounds what
-any choice can reach (Everett 1963), so that every ``Choice`` says by how much it could be beaten at most.
-
-A budget of time is the same knapsack, with the seconds of each layer's product in place of its bits, alone or
-beside a budget of bits (``knapsack.least_within``).
+Losses of layers add up, so that this is a multiple-choice knapsack over (layer, scheme): of bits, of the
+seconds of each layer's product, or of both (``knapsack.least_within``). A Lagrange multiplier draws the whole
+frontier; between two of its points partial choices are enumerated. Every ``Choice`` says by how much it could
+be beaten at most: by nothing, where all of them were followed.
 
 Methods change neither: their codes take the bits and the time of those of rounding. So the cost of a scheme
 is that by the layer's best method, whatever else is chosen.
@@ -190,7 +186,7 @@ class Frontier:
     ``uniform``: single schemes that all layers can have; ``refused``: schemes that a layer cannot have ->
     why; ``left``: layers that no scheme serves, and that stay as they are -> why; ``kept_bytes``: of all
     tensors that no scheme is chosen for, as they are stored, or ``in_files`` all that the target's files take
-    beside the codes. ``at`` answers in about a millisecond. Of schemes that may not stand side by side each
+    beside the codes. Of schemes that may not stand side by side each
     family has a table. ``inputs``: every way in which layers' inputs may be quantized; ``weights_alone``:
     there is one, and losses are without it. ``by_time``: the same for budgets of time, where the constraints
     have times. ``methods``: layer -> scheme -> the method with the least predicted loss, where that is not
@@ -230,11 +226,10 @@ class Frontier:
 
     def at(self, bits: float) -> Choice:
         """The best choice of at most ``bits`` a weight; ``ValueError`` below ``least``."""
-        budget = (bits + _SLACK) * self.weights
-        within = [table for table in self._tables if budget >= table.by_bits.least]
-        if not within:
+        found = self._best((bits + _SLACK) * self.weights)
+        if found is None:
             raise ValueError(too_few_bits(bits, self.least))
-        return self._best([table.choose(table.by_bits, budget) for table in within])
+        return found
 
     def at_time(self, seconds: float, bits: float | None = None) -> Choice:
         """The best choice whose linear layers take at most ``seconds`` in a step, and at most ``bits`` a
@@ -244,11 +239,9 @@ class Frontier:
             raise ValueError("a budget of time needs times of products: constraints with times")
         if bits is not None and bits < self.least - _SLACK:
             return self.at(bits)
-        budget = seconds - front.rest
         size = None if bits is None else (bits + _SLACK) * self.weights
-        solved = (table.within(budget, size) for table in self._tables)
-        found = [choice for choice in solved if choice is not None]
-        if not found:
+        found = self._best(size, seconds - front.rest)
+        if found is None:
             least = front.rest + min(table.least_seconds(size) for table in self._tables)
             beside = "" if bits is None else f" at {bits:g} bits per weight"
             stays = f", {words.duration(front.rest)} of it of layers left as they are" if front.rest else ""
@@ -257,13 +250,17 @@ class Frontier:
                 f"{words.duration(_rounded_up(least), 4)} at least{stays} (batch {front.times.batch:,} on "
                 f"{front.times.machine})"
             )
-        return self._best(found)
+        return found
 
-    def _best(self, found: Sequence[tuple[Choice, float]]) -> Choice:
-        """The choice of the least loss, of one or more families each with its bound."""
+    def _best(self, size: float | None, seconds: float | None = None) -> Choice | None:
+        """The choice of the least loss within budgets of all units, of one or more families each with its
+        bound; None if there is none."""
+        solved = (table.within(size, seconds) for table in self._tables)
+        found = [one for one in solved if one is not None]
+        if not found:
+            return None
         best = min((choice for choice, _ in found), key=lambda choice: choice.loss)
-        gap = max(best.loss - min(bound for _, bound in found), 0.0)
-        return self._completed(best, gap)
+        return self._completed(best, max(best.loss - min(bound for _, bound in found), 0.0))
 
     def _completed(self, choice: Choice, gap: float) -> Choice:
         """``choice`` with its gap, its time and its methods."""
@@ -868,33 +865,18 @@ class _Table:
         assert self.by_time is not None
         return self.by_time
 
-    def choose(self, front: HullPath, budget: float) -> tuple[Choice, float]:
-        """The last point of ``front`` within ``budget``, and then single changes that save most; with what
-        any choice costs at least."""
-        chosen = front.point(budget)
-        every = np.arange(len(chosen))
-        while True:
-            now = front.sizes[every, chosen]
-            left = budget - now.sum()
-            more = front.sizes - now[:, None]
-            saved = np.where(more <= left, self.costs[every, chosen][:, None] - self.costs, -np.inf)
-            unit, scheme = np.unravel_index(int(saved.argmax()), saved.shape)
-            if not saved[unit, scheme] > 0:
-                return self._choice(chosen), front.bound(budget)
-            chosen[unit] = scheme
-
-    def within(self, seconds: float, size: float | None) -> tuple[Choice, float] | None:
-        """The best choice of at most ``seconds``, and of ``size`` bits if given, and what any such costs at
-        least; None if there is none."""
-        limits = [(self.timed.sizes, seconds)] + ([] if size is None else [(self.sizes, size)])
-        found = least_within(self.costs, limits)
+    def within(self, size: float | None, seconds: float | None = None) -> tuple[Choice, float] | None:
+        """The best choice within those budgets that are given, in bits and seconds, and what any such costs
+        at least; None if there is none."""
+        limits = [] if seconds is None else [(self.timed, seconds)]
+        found = least_within(limits if size is None else [*limits, (self.by_bits, size)])
         return None if found is None else (self._choice(found.chosen), found.bound)
 
     def least_seconds(self, size: float | None) -> float:
         """The shortest time of all units, of at most ``size`` bits; infinite if they take more bits."""
         if size is None:
             return self.timed.least
-        found = least_within(self.timed.sizes, [(self.sizes, size)])
+        found = least_within([(HullPath.of(self.sizes, self.timed.sizes), size)])
         return np.inf if found is None else found.cost
 
     def of(self, schemes: Mapping[str, str]) -> tuple[Choice, float]:
@@ -909,7 +891,8 @@ class _Table:
             chosen.append(min(alike, key=lambda i: self.costs[u, i]))
         indices = np.array(chosen)
         size = float(self.sizes[np.arange(len(chosen)), indices].sum())
-        return self._choice(indices), self.by_bits.bound(size)
+        best = least_within([(self.by_bits, size)])
+        return self._choice(indices), 0.0 if best is None else best.bound
 
     def _choice(self, chosen: np.ndarray) -> Choice:
         every = np.arange(len(chosen))

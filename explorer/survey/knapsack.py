@@ -1,10 +1,15 @@
-"""The multiple-choice knapsack: of each unit one scheme, of the least cost, within one budget or several.
+"""The multiple-choice knapsack: of each unit one scheme, of the least cost, within one budget or two.
 
-One budget: the steps along the lower convex hulls of all units, the one that saves most first, are the
-frontier (``HullPath``). Several: a mean of their sizes, each as a share of its budget, is one budget that
-every choice within all of them keeps to (Glover, "Surrogate constraints", 1968), so that its frontier is a
-bound; the mean that bounds best is found by halving. What the bound allows beside the best choice is then
-enumerated: schemes whose reduced costs exceed the gap are in no better choice.
+The steps along the lower convex hulls of all units, the one that saves most first, are the frontier of one
+budget (``HullPath``): its points are the best of their sizes, and the line between two of them is a bound
+(Everett, "Generalized Lagrange multiplier method", 1963). What that leaves open is enumerated unit by unit.
+By the multiplier of the line every scheme has a reduced cost; those that sum to more than the step saves are
+in no better choice. Of partial choices none is followed that is as large as another and costs as much. Where
+too many are left, those of the least reduced cost are followed, and the least of the others is the bound.
+What is found serves every budget between the two points, so that more never buys less.
+
+Two budgets: a mean of the sizes, each as a share of its budget, is one budget that every choice within both
+keeps to (Glover, "Surrogate constraints", 1968); the mean that bounds best is found by halving.
 """
 
 from __future__ import annotations
@@ -12,16 +17,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-Limits = Sequence[tuple[np.ndarray, float]]
-"""Sizes [units, schemes], infinite where a unit cannot have a scheme, and the budget of their sum."""
-_HALVINGS = 24
-_MOST_STATES = 20_000
-"""Partial choices that are followed at once; of more the most promising."""
-_ROUNDS = 3
-"""How often the states are followed anew after a better choice was found."""
+_HALVINGS = 12
+_WIDTHS = (30, 120, 480, 1_920)
+"""Partial choices that are followed at once: anew with more after a better choice was found."""
+_STEPS = 64
+"""Steps between points of frontiers whose choices are remembered."""
 _EXACT = 1e-12
 """Share of a cost, or of a budget, that is no difference."""
 _WHOLE = 1 + _EXACT
@@ -29,10 +33,12 @@ _WHOLE = 1 + _EXACT
 
 @dataclass(frozen=True, eq=False)
 class HullPath:
-    """The frontier of one budget over units × schemes, whose ``sizes`` are bits or seconds: at point k
-    ``path[:k]`` of the steps are taken from ``start``, each (unit, new scheme)."""
+    """The frontier of one budget over units × schemes, whose ``sizes`` are bits or seconds, infinite where a
+    unit cannot have a scheme: at point k ``path[:k]`` of the steps are taken from ``start``, each (unit, new
+    scheme)."""
 
     sizes: np.ndarray
+    costs: np.ndarray
     start: np.ndarray
     path: np.ndarray
     size_at: np.ndarray
@@ -54,7 +60,7 @@ class HullPath:
             cost.append(cost[-1] + costs[u, b] - costs[u, now[u]])
             now[u] = b
         path = np.array([(u, b) for *_, u, b in steps], dtype=int).reshape(-1, 2)
-        return cls(sizes, start, path, np.array(size), np.array(cost))
+        return cls(sizes, costs, start, path, np.array(size), np.array(cost))
 
     @property
     def least(self) -> float:
@@ -68,10 +74,6 @@ class HullPath:
             chosen[u] = b
         return chosen
 
-    def point(self, budget: float) -> np.ndarray:
-        """The scheme of each unit at the last point within ``budget``."""
-        return self.at(max(int(np.searchsorted(self.size_at, budget, side="right")) - 1, 0))
-
     def used(self, sizes: Sequence[np.ndarray]) -> np.ndarray:
         """The sums of other ``sizes`` [units, schemes] at every point: [of each, points]."""
         now, units = self.start.copy(), np.arange(len(self.start))
@@ -82,13 +84,17 @@ class HullPath:
             now[u] = b
         return steps.cumsum(1)
 
-    def slope(self, budget: float) -> float:
-        """What a unit of size saves at ``budget``."""
-        k = int(np.searchsorted(self.size_at, budget, side="right"))
-        if not 0 < k < len(self.size_at):
-            return 0.0
-        size, cost = self.size_at[k] - self.size_at[k - 1], self.cost_at[k - 1] - self.cost_at[k]
-        return float(cost / size)
+    def reduced(self, k: int) -> np.ndarray:
+        """What each scheme costs more than the best of its unit by the multiplier of the step from ``k``."""
+        can, slope = np.isfinite(self.sizes), 0.0
+        if k + 1 < len(self.size_at):
+            slope = (self.cost_at[k] - self.cost_at[k + 1]) / (self.size_at[k + 1] - self.size_at[k])
+        cost = np.where(can, self.costs + slope * np.where(can, self.sizes, 0.0), np.inf)
+        return np.asarray(cost - cost.min(1)[:, None])
+
+    def last(self, budget: float) -> int:
+        """The last point within ``budget``, -1 if there is none."""
+        return int((self.size_at <= budget * _WHOLE).sum()) - 1
 
     def bound(self, budget: float) -> float:
         """What any choice within ``budget`` costs at least."""
@@ -98,160 +104,158 @@ class HullPath:
 @dataclass(frozen=True, eq=False)
 class Solved:
     """The scheme of each unit, the sum of their costs, and what any choice within the budgets costs at
-    least."""
+    least: as much, where the choice is proved to be the best."""
 
     chosen: np.ndarray
     cost: float
     bound: float
 
 
-def least_within(costs: np.ndarray, limits: Limits) -> Solved | None:
-    """The choice of the least cost within all of one or two ``limits``; None if there is none.
-
-    It is the best one if ``bound`` is its cost. With many units it may be another, which costs at most the
-    difference less. ``ValueError`` where neither a choice is found nor that there is none.
-    """
-    if any(budget <= 0 for _, budget in limits):
+def least_within(limits: Sequence[tuple[HullPath, float]]) -> Solved | None:
+    """The choice of the least cost within one budget, or within two of the same costs; None if there is none.
+    ``ValueError`` where neither a choice within two is found nor that there is none."""
+    if not all(budget > 0 and path.last(budget) >= 0 for path, budget in limits):
         return None
-    shares = [sizes / budget for sizes, budget in limits]
-    low, high, best = 0.0, 1.0, None
-    tightest: tuple[float, HullPath] | None = None
-    for step in range(1 if len(shares) == 1 else _HALVINGS):
+    if len(limits) > 1:
+        return _within_both(limits)
+    [(path, budget)] = limits
+    sizes, costs, chosen, unfollowed = _between(path, path.last(budget))
+    at = max(int((sizes <= budget * _WHOLE).sum()) - 1, 0)
+    cost = float(costs[at])
+    return Solved(chosen[at], cost, min(cost, path.bound(budget) + unfollowed))
+
+
+@lru_cache(_STEPS)
+def _between(path: HullPath, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """The best choices from point ``k`` to the next one: sizes, costs, the schemes of each unit; and the
+    least reduced cost of those that were not followed."""
+    chosen, units, unfollowed = path.at(k)[None].astype(np.int16), np.arange(len(path.start)), 0.0
+    sizes, costs = path.size_at[[k]], path.cost_at[[k]]
+    if k + 1 == len(path.size_at):
+        return sizes, costs, chosen, np.inf
+    end, tables, reduced = path.size_at[k + 1], [path.sizes, path.costs], path.reduced(k)
+    for width in _WIDTHS:
+        # What the best choice at hand costs more than the line, where the next one does not fit yet.
+        room = float((costs - np.interp(np.append(sizes[1:], end), path.size_at, path.cost_at)).max())
+        if unfollowed >= room:
+            break
+        found, unfollowed = _followed(tables, [end * _WHOLE, path.cost_at[k]], reduced, room, width)
+        chosen = np.concatenate([chosen, found])
+        sizes, costs = path.sizes[units, chosen].sum(1), path.costs[units, chosen].sum(1)
+        best = _undominated(sizes, costs)
+        sizes, costs, chosen = sizes[best], costs[best], chosen[best]
+    return sizes, costs, chosen, unfollowed
+
+
+def _within_both(limits: Sequence[tuple[HullPath, float]]) -> Solved | None:
+    """The choice of the least cost within two budgets."""
+    costs = limits[0][0].costs
+    low, high, tightest, bound = 0.0, 1.0, limits[0][0], -np.inf
+    best, cost, units = None, np.inf, np.arange(len(costs))
+    for one, (other, most) in zip(limits, limits[::-1], strict=True):
+        alone = least_within([one])
+        if alone is not None and other.sizes[units, alone.chosen].sum() <= most * _WHOLE:
+            return alone
+    shares = [path.sizes / budget for path, budget in limits]
+    for step in range(_HALVINGS):
         weight = float(step) if step < 2 else (low + high) / 2
         path = HullPath.of(_mean(shares, weight), costs)
         if path.least > _WHOLE:
             return None
-        bound = path.bound(1.0)
-        if tightest is None or bound > tightest[0]:
-            tightest = bound, path
+        if path.bound(1.0) > bound:
+            bound, tightest = path.bound(1.0), path
         points = path.used(shares)
-        best = _better(costs, best, _filled(costs, shares, path, points))
-        if step < 2:
-            continue
-        if np.interp(1.0, path.size_at, points[1]) > 1:
+        within = np.flatnonzero((points <= _WHOLE).all(0))
+        if len(within) and path.cost_at[within[-1]] < cost:
+            best, cost = path.at(int(within[-1])), float(path.cost_at[within[-1]])
+        if cost * (1 - _EXACT) <= bound:
+            break
+        if step >= 2 and np.interp(1.0, path.size_at, points[1]) > 1:
             low = weight
-        else:
+        elif step >= 2:
             high = weight
-    assert tightest is not None
-    return _closed(costs, shares, tightest[1], best)
+    reduced, unfollowed = tightest.reduced(tightest.last(1.0)), 0.0
+    for width in _WIDTHS:
+        room = cost * (1 - _EXACT) - bound
+        if unfollowed >= room:
+            break
+        found, unfollowed = _followed([*shares, costs], [_WHOLE, _WHOLE, cost], reduced, room, 4 * width)
+        sums = costs[units, found].sum(1)
+        if len(found) and sums.min() < cost:
+            best, cost = found[sums.argmin()], float(sums.min())
+    if best is None and unfollowed < np.inf:
+        raise ValueError("no choice was found within both budgets; a little more of either gives one")
+    return None if best is None else Solved(best, cost, min(cost, bound + unfollowed))
 
 
 def _mean(shares: Sequence[np.ndarray], weight: float) -> np.ndarray:
-    """One size for several: ``weight`` is of the second."""
-    if len(shares) == 1:
-        return shares[0]
+    """One size for two: ``weight`` is of the second."""
     can = np.isfinite(shares[0]) & np.isfinite(shares[1])
     first, second = (np.where(can, share, 0.0) for share in shares)
     return np.where(can, (1 - weight) * first + weight * second, np.inf)
 
 
-def _cost(costs: np.ndarray, chosen: np.ndarray) -> float:
-    return float(costs[np.arange(len(chosen)), chosen].sum())
-
-
-def _better(costs: np.ndarray, one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return other if _cost(costs, other) < _cost(costs, one) else one
-
-
-def _filled(
-    costs: np.ndarray, shares: Sequence[np.ndarray], path: HullPath, points: np.ndarray
-) -> np.ndarray | None:
-    """The last point of ``path`` within all budgets, and then single changes that save most; None without
-    such a point."""
-    within = np.flatnonzero((points <= _WHOLE).all(0))
-    if not len(within):
-        return None
-    chosen, every = path.at(int(within[-1])), np.arange(len(costs))
-    while True:
-        fits = np.ones(costs.shape, dtype=bool)
-        for share in shares:
-            now = share[every, chosen]
-            fits &= share - now[:, None] <= _WHOLE - now.sum()
-        saved = np.where(fits, costs[every, chosen][:, None] - costs, -np.inf)
-        unit, scheme = np.unravel_index(int(saved.argmax()), saved.shape)
-        if not saved[unit, scheme] > 0:
-            return chosen
-        chosen[unit] = scheme
-
-
-def _closed(
-    costs: np.ndarray, shares: Sequence[np.ndarray], path: HullPath, best: np.ndarray | None
-) -> Solved | None:
-    """``best``, or a better choice among those that the bound by ``path`` does not rule out."""
-    slope, bound = path.slope(1.0), path.bound(1.0)
-    reduced = costs + slope * np.where(np.isfinite(path.sizes), path.sizes, 0.0)
-    reduced = np.where(np.isfinite(path.sizes), reduced, np.inf)
-    reduced = reduced - reduced.min(1)[:, None]
-    for _ in range(_ROUNDS):
-        room = np.inf if best is None else _cost(costs, best) * (1 - _EXACT) - bound
-        if room <= 0:
-            break
-        found, whole = _enumerated(costs, shares, reduced, room)
-        before, best = best, _better(costs, best, found)
-        if whole:
-            return None if best is None else Solved(best, _cost(costs, best), _cost(costs, best))
-        if best is before:
-            break
-    if best is None:
-        raise ValueError("no choice was found within both budgets; a little more of either gives one")
-    return Solved(best, _cost(costs, best), min(bound, _cost(costs, best)))
-
-
-def _enumerated(
-    costs: np.ndarray, shares: Sequence[np.ndarray], reduced: np.ndarray, room: float
-) -> tuple[np.ndarray | None, bool]:
-    """Among the choices within all budgets whose ``reduced`` costs sum to less than ``room`` the one of the
-    least cost, None if there is none; and whether all of them were followed."""
+def _followed(
+    tables: Sequence[np.ndarray], most: Sequence[float], reduced: np.ndarray, room: float, width: int
+) -> tuple[np.ndarray, float]:
+    """The choices [choices, units] of which each of ``tables``, sizes and last costs, sums to at most
+    ``most``, and ``reduced`` costs to less than ``room``; and the least that the latter are for a choice that
+    was not followed, infinite if none was left."""
+    best, units = reduced.argmin(1), range(len(reduced))
     options = [np.flatnonzero(row < room) for row in reduced]
-    order = sorted(range(len(costs)), key=lambda u: len(options[u]))
-    after = [[0.0] for _ in shares]
-    for u in order[:0:-1]:
-        for rest, share in zip(after, shares, strict=True):
-            rest.append(rest[-1] + float(share[u, options[u]].min()))
-    used, gone, cost = [np.zeros(1) for _ in shares], np.zeros(1), np.zeros(1)
+    order = sorted((u for u in units if len(options[u]) > 1), key=lambda u: len(options[u])) or [0]
+    sums = np.array([table[units, best].sum() - table[order, best[order]].sum() for table in tables])[:, None]
+    least = np.array([[table[u, options[u]].min() for u in order] for table in tables])
+    rest, gone, unfollowed = least.sum(1), np.zeros(1), np.inf
     steps: list[tuple[np.ndarray, np.ndarray]] = []
-    whole = True
     for place, u in enumerate(order):
-        own = options[u]
-        next_used = [
-            np.add.outer(now, share[u, own]).ravel() for now, share in zip(used, shares, strict=True)
-        ]
-        next_gone = np.add.outer(gone, reduced[u, own]).ravel()
-        keep = next_gone < room
-        for now, rest in zip(next_used, after, strict=True):
-            keep &= now + rest[len(order) - 1 - place] <= _WHOLE
-        kept = np.flatnonzero(keep)
-        if len(kept) > _MOST_STATES:
-            whole = False
-            kept = kept[np.argpartition(next_gone[kept], _MOST_STATES)[:_MOST_STATES]]
-        if not len(kept):
-            return None, whole
-        used, gone = [now[kept] for now in next_used], next_gone[kept]
-        cost = np.add.outer(cost, costs[u, own]).ravel()[kept]
-        steps.append((kept // len(own), own[kept % len(own)]))
-    chosen, at = np.zeros(len(costs), dtype=int), int(cost.argmin())
+        own, before = options[u], len(gone)
+        rest = rest - least[:, place]
+        cells = np.array([table[u, own] for table in tables])
+        sums = (sums[:, None] + cells[:, :, None]).reshape(len(tables), -1)
+        gone = np.add.outer(reduced[u, own], gone).ravel()
+        fits = (sums + rest[:, None] <= np.array(most)[:, None]).all(0)
+        kept = np.flatnonzero(fits & (gone < room))
+        if len(tables) == 2 and len(kept):
+            kept = kept[_undominated(sums[0, kept], sums[1, kept], most[0] * _EXACT)]
+        if len(kept) > width:
+            parts = np.argpartition(gone[kept], width)
+            room = unfollowed = float(gone[kept[parts[width]]])
+            kept = kept[np.sort(parts[:width])]
+        steps.append((kept % before, own[kept // before]))
+        sums, gone = sums[:, kept], gone[kept]
+    at = np.arange(len(gone))
+    chosen = np.repeat(best[None].astype(np.int16), len(gone), 0)
     for u, (parents, schemes) in zip(order[::-1], steps[::-1], strict=True):
-        chosen[u], at = schemes[at], int(parents[at])
-    return chosen, whole
+        chosen[:, u], at = schemes[at], parents[at]
+    return chosen, unfollowed
+
+
+def _undominated(sizes: np.ndarray, costs: np.ndarray, step: float = 0.0) -> np.ndarray:
+    """The indices of those that cost less than any other of their size, to ``step``, or a smaller one; by
+    size."""
+    sizes = np.round(sizes / step) if step else sizes
+    order = np.argsort(sizes, kind="stable")  # quick where parts are in order
+    least, best = costs[order], np.ones(len(order), dtype=bool)
+    best[1:] = least[1:] < np.minimum.accumulate(least)[:-1]
+    order = order[best]
+    last = np.ones(len(order), dtype=bool)
+    last[:-1] = sizes[order[1:]] > sizes[order[:-1]]
+    return order[last]
 
 
 def _hull(sizes: np.ndarray, costs: np.ndarray) -> list[int]:
     """Indices on the lower convex hull of (size, cost), from the smallest on, each cheaper than the last."""
-    order = sorted(
-        (i for i in range(len(sizes)) if np.isfinite(sizes[i])), key=lambda i: (sizes[i], costs[i])
-    )
     hull: list[int] = []
-    for i in order:
-        if hull and costs[i] >= costs[hull[-1]]:
-            continue
+    best = _undominated(sizes, costs)
+    points = dict(
+        zip(best.tolist(), zip(sizes[best].tolist(), costs[best].tolist(), strict=True), strict=True)
+    )
+    for i, (size, cost) in points.items():
         while len(hull) > 1:
-            a, b = hull[-2:]
-            if (costs[b] - costs[a]) * (sizes[i] - sizes[a]) < (costs[i] - costs[a]) * (sizes[b] - sizes[a]):
+            (size_a, cost_a), (size_b, cost_b) = points[hull[-2]], points[hull[-1]]
+            if (cost_b - cost_a) * (size - size_a) < (cost - cost_a) * (size_b - size_a):
                 break
-            hull.pop()
-        if hull and sizes[i] == sizes[hull[-1]]:
             hull.pop()
         hull.append(i)
     return hull

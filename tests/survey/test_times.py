@@ -6,7 +6,6 @@ If these fail, a recipe is slower than its budget, not the best within it, or sa
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
 
 import numpy as np
@@ -16,7 +15,7 @@ from explorer.methods.recipe import Recipe
 from explorer.products.shape_times import ShapeTime, product_time, with_quantized_x
 from explorer.schemes import Scheme
 from explorer.survey import Constraints, Frontier, Layer, Survey, frontier, recipe_of
-from explorer.survey.knapsack import least_within
+from explorer.survey.knapsack import HullPath, least_within
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.times import (
     UNQUANTIZED,
@@ -28,15 +27,12 @@ from explorer.survey.times import (
     recorded_times,
     seconds_of,
 )
-from tests.covering import sampled
 
 FEW = ("int3_group64_asym", "int4_group128_asym", "nvfp4", "int8_row")
-SEEDS = sampled(range(12), range(5))
-Cells = dict[tuple[str, str], tuple[float, float, float]]
 
 
-def drawn(survey: Survey, seed: int) -> tuple[Survey, Cells, Frontier]:
-    """Four layers × four schemes with drawn costs and times; (layer, scheme) -> bits, seconds, loss."""
+def drawn(survey: Survey, seed: int) -> Frontier:
+    """Four layers × four schemes with drawn costs and times."""
     draw = random.Random(seed)
     layers, times = list[Layer](), dict[tuple[Scheme, tuple[int, int]], float]()
     for index, layer in enumerate(survey.linear[:4]):
@@ -49,63 +45,7 @@ def drawn(survey: Survey, seed: int) -> tuple[Survey, Cells, Frontier]:
         return ShapeTime((1, *shape), "measured", seconds=times[scheme, shape])
 
     found = Survey(dataclasses.replace(survey.head, layers=4, kept_bytes=0), tuple(layers))
-    cells = {
-        (x.name, s): (x.bits[s] * x.weights, times[Scheme.parse(s), x.shape], x.costs["fisher"][s])
-        for x in layers
-        for s in FEW
-    }
-    made = StepTimes("a GPU", 1, product)
-    return found, cells, frontier(found, "fisher", Constraints(schemes=FEW, times=made))
-
-
-def every(cells: Cells) -> list[tuple[float, float, float]]:
-    """Bits, seconds and loss of all combinations."""
-    names = dict.fromkeys(name for name, _ in cells)
-    rows = itertools.product(*([cells[name, s] for s in FEW] for name in names))
-    return [tuple(map(sum, zip(*row, strict=True))) for row in rows]  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_no_combination_within_the_time_is_better(made_up: Survey, seed: int) -> None:
-    """Never above the budget, and the best of all combinations that keep to it."""
-    _, cells, front = drawn(made_up, seed)
-    combinations = every(cells)
-    shortest = min(seconds for _, seconds, _ in combinations)
-    assert front.by_time is not None and front.by_time.least == pytest.approx(shortest)
-    for share in (1.0, 1.1, 1.3, 1.7, 3.0):
-        budget = shortest * share * (1 + 1e-9)
-        choice = front.at_time(budget)
-        best = min(loss for _, seconds, loss in combinations if seconds <= budget)
-        assert choice.time is not None and choice.time.seconds <= budget
-        assert choice.loss == pytest.approx(best, rel=1e-9) and choice.gap <= 1e-9 * best
-        own = [cells[name, scheme] for name, scheme in choice.schemes.items()]
-        assert choice.time.seconds == pytest.approx(sum(seconds for _, seconds, _ in own))
-        assert choice.loss == pytest.approx(sum(loss for *_, loss in own))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_two_budgets_are_solved_exactly(made_up: Survey, seed: int) -> None:
-    """The choice is the best of all combinations within both, or there is none and the least time is said."""
-    survey, cells, front = drawn(made_up, seed)
-    combinations = every(cells)
-    weights = sum(layer.weights for layer in survey.linear)
-    shortest = min(seconds for _, seconds, _ in combinations)
-    refused = 0
-    for bits, share in itertools.product((3.31, 3.9, 4.2, 4.5, 6.0), (1.01, 1.15, 1.4, 2.0)):
-        within = [c for c in combinations if c[0] <= (bits + 1e-6) * weights]
-        both = [loss for _, seconds, loss in within if seconds <= shortest * share]
-        if not both:
-            refused += 1
-            with pytest.raises(ValueError, match=rf"at {bits:g} bits"):
-                front.at_time(shortest * share, bits)
-            least = min(seconds for _, seconds, _ in within)
-            assert front.at_time(least * (1 + 1e-9), bits).time.seconds == pytest.approx(least)  # type: ignore[union-attr]
-            continue
-        choice = front.at_time(shortest * share, bits)
-        assert choice.time is not None and choice.time.seconds <= shortest * share
-        assert choice.bits <= bits + 1e-6
-        assert choice.loss == pytest.approx(min(both), rel=1e-9) and choice.gap <= 1e-9 * choice.loss
-    assert refused < 20
+    return frontier(found, "fisher", Constraints(schemes=FEW, times=StepTimes("a GPU", 1, product)))
 
 
 @pytest.mark.parametrize("share", [1.01, 1.1, 1.3])
@@ -119,18 +59,22 @@ def test_many_layers_have_a_bound(share: float) -> None:
     bits = np.arange(2.0, 2 + schemes) * rng.uniform(1, 4, (units, 1))
     seconds = rng.uniform(1, 3, (units, schemes))
     limits = [(seconds, seconds.min(1).sum() * (1.2 + share)), (bits, bits.min(1).sum() * 2 * share)]
-    found = least_within(costs, limits)
+    found = least_within([(HullPath.of(sizes, costs), budget) for sizes, budget in limits])
     assert found is not None and found.cost == pytest.approx(costs[np.arange(units), found.chosen].sum())
     for sizes, budget in limits:
         assert sizes[np.arange(units), found.chosen].sum() <= budget * (1 + 1e-9)
     assert found.bound <= found.cost <= 1.01 * found.bound
-    assert least_within(costs, [(seconds, seconds.min(1).sum() * 0.999)]) is None
-    assert least_within(costs, [(seconds, 0.0)]) is None
+    path = HullPath.of(seconds, costs)
+    assert least_within([(path, path.least * 0.999)]) is None and least_within([(path, 0.0)]) is None
+    steps = [least_within([(path, path.least * (1 + more / 8))]) for more in range(9)]
+    costs_of, bounds = zip(*((one.cost, one.bound) for one in steps if one is not None), strict=True)
+    assert len(costs_of) == 9 and list(costs_of) == sorted(costs_of, reverse=True)
+    assert all(bound <= cost <= 1.001 * bound for cost, bound in zip(costs_of, bounds, strict=True))
 
 
 def test_the_least_time_that_is_named_can_be_had(made_up: Survey) -> None:
     """An error that rounds it down sends its reader back with a budget that is refused again."""
-    front = drawn(made_up, 3)[2]
+    front = drawn(made_up, 3)
     with pytest.raises(ValueError, match=r"schemes: (\S+ µs) at least") as error:
         front.at_time(1e-6)
     named = str(error.value).partition("schemes: ")[2].partition(" at least")[0]

@@ -7,8 +7,13 @@ configuration -> the same kind of network, a few layers of a few channels, rando
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +21,25 @@ import torch
 
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.table import export_of
-from explorer.checkpoints.target import Export, Plan
-from explorer.checkpoints.verify import obstacle
+from explorer.checkpoints.target import SAFETENSORS, Export, Plan
+from explorer.checkpoints.verify import PACKAGES, obstacle
 from explorer.checkpoints.write import Request, checked, export
+from explorer.gpu.compile import cache_folder
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import class_of
 from explorer.schemes import SCHEMES
+from explorer.sources import open_source
 from explorer.sources.base import SourceError, first_line
 from explorer.sources.coded import SETTINGS
+from explorer.version import __version__
 
+USUAL = "compressed-tensors"
+"""The target that is tried before a survey."""
 _SMALL: Mapping[str, int] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "lru_width", "word_embed_proj_dim"), 128),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size"), 256),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size", "intermediate_size_mlp"), 256
+    ),
     **dict.fromkeys(
         ("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 128
     ),
@@ -47,8 +59,40 @@ _MOST_LAYERS = 12
 
 
 def reader_refusal(target: str, model: ModelFolder) -> str:
-    """Why the reader of ``target`` cannot open or run such a model with codes, in the reader's words; empty if
-    it can, and where that is not known: no reader here, or a configuration that no small copy is made of."""
+    """Why the reader of ``target`` cannot open or run such a model with codes, in the reader's words; empty
+    if it can, and where that is not known: no reader here, or a configuration that no small copy is made of.
+    What a configuration gave is kept in the user's cache folder."""
+    if model.settings is None or export_of(target).name not in PACKAGES:
+        return ""
+    packages = ("transformers", "torch", *PACKAGES)
+    versions = [metadata.version(one) for one in packages if find_spec(one.replace("-", "_"))]
+    told = json.dumps([target, __version__, versions, model.settings.to_dict()], sort_keys=True, default=str)
+    kept = cache_folder().with_name("readers") / f"{hashlib.sha256(told.encode()).hexdigest()}.txt"
+    with suppress(OSError):
+        return kept.read_text(encoding="utf-8")
+    found = tried(target, model)
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(found, encoding="utf-8")
+    return found
+
+
+def check_reader(target: str, model: ModelFolder) -> None:
+    """``ValueError`` for a kind of model that the target's reader does not open, or not run."""
+    if why := reader_refusal(target, model):
+        raise ValueError(f"{export_of(target).label} cannot carry this model: {why}")
+
+
+def note_of(place: str, revision: str | None = None) -> Iterator[str]:
+    """Say before a survey of the model at ``place`` that its usual target cannot carry it."""
+    paths = open_source(place, revision).paths
+    with suppress(ValueError, SourceError, IndexError):
+        if paths[0].suffix == SAFETENSORS and (why := reader_refusal(USUAL, ModelFolder(paths[0].parent))):
+            yield f"{USUAL} cannot carry this model, so that no recipe --for it is made: {why}"
+
+
+def tried(target: str, model: ModelFolder) -> str:
+    """``reader_refusal`` of a copy that is made, written, opened and run now: some seconds."""
     row = export_of(target)
     with tempfile.TemporaryDirectory() as room:
         try:
@@ -70,7 +114,7 @@ def tiny_copy(model: ModelFolder, out: Path) -> Path:
     once. Raises what transformers does where that fails."""
     config = shrunk(model.settings)
     torch.manual_seed(0)
-    network = class_of(config, model.auto_class)(config).to(model.dtype).eval()
+    network: Any = class_of(config, model.auto_class)(config).to(model.dtype).eval()
     ids = torch.arange(100, 108)[None]
     asked = {"decoder_input_ids": ids} if getattr(config, "is_encoder_decoder", False) else {}
     with torch.no_grad():
@@ -91,10 +135,15 @@ def shrunk(config: Any) -> Any:
 
 def _shrink(part: Any) -> None:
     """Make the settings of one part small, in place."""
+    heads, groups = getattr(part, "num_attention_heads", 0), getattr(part, "num_key_value_heads", None)
     for key, most in _SMALL.items():
         value = getattr(part, key, None)
         if isinstance(value, int) and not isinstance(value, bool):
             setattr(part, key, min(value, most))
+    if groups == heads:
+        part.num_key_value_heads = part.num_attention_heads
+    if isinstance(getattr(part, "qk_head_dim", None), int):
+        part.qk_head_dim = part.qk_nope_head_dim + part.qk_rope_head_dim
     for key, value in list(part.to_dict().items()):
         if key.endswith("token_id") and isinstance(value, int) and value >= _SMALL["vocab_size"]:
             setattr(part, key, 0)
@@ -103,7 +152,7 @@ def _shrink(part: Any) -> None:
         return
     whole = getattr(part, name)
     kinds = [value for key, value in vars(part).items() if isinstance(value, list) and len(value) == whole]
-    count = min(whole, 2)
+    count = min(whole, 4)
     while count < min(whole, _MOST_LAYERS) and any(
         set(map(str, k[:count])) < set(map(str, k)) for k in kinds
     ):
@@ -117,9 +166,9 @@ def _shrink(part: Any) -> None:
 
 
 def _plan(row: Export, model: ModelFolder) -> Plan | None:
-    """All layers that the target can hold codes of, by the first of its schemes that serves all; None if there
-    is none."""
-    for scheme in (*row.usual, "int4_group32", "nf4_block64", "q4_0", *SCHEMES):
+    """All layers that the target can hold codes of, by the first of its usual schemes that serves all; None
+    if there is none."""
+    for scheme in (*row.usual, "nf4_block64", "q4_0"):
         recipe = Recipe(SCHEMES[scheme])
         names = [
             name

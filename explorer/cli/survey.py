@@ -186,6 +186,7 @@ def survey(
     check_readable(text)
     (texts,) = read_files(text, column=column, sequence_length=sequence_length, samples=samples)
     hide_bars_of_transformers(as_json)
+    from explorer.checkpoints.tiny import note_of
     from explorer.survey.cluster import on_ray
     from explorer.survey.run import SCHEMES, SurveyPlan, in_this_process, survey_model
 
@@ -201,6 +202,7 @@ def survey(
         tuple(split(methods)) if methods else (),
         tuple(split(inputs)) if inputs else (),
     )
+    say(*note_of(model, revision), error=True)
     use_device(device)
     rows = on_ray(ray) if ray else in_this_process
     try:

@@ -18,6 +18,7 @@ from explorer.checkpoints.inputs import is_fixed, label_of_inputs
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.table import EXPORTS, export_of
 from explorer.checkpoints.target import Export, Plan, Shape, own_bits, plain_dtype
+from explorer.checkpoints.tiny import check_reader
 from explorer.core.quantize import QuantizedTensor, quantize_weight
 from explorer.methods import has_factor, label_of, names_in
 from explorer.methods.layer import QuantizedLayer
@@ -210,12 +211,14 @@ def stored_bits(target: str, model: str, revision: str | None, dtype: torch.dtyp
 
 def unplaced(target: str, survey: Survey) -> dict[str, str]:
     """The surveyed layers whose codes the reader of ``target`` could not use, each with the reason; none
-    where the model's files are not on this machine."""
+    where the model's files are not on this machine. ``ValueError`` where it cannot open such a model at
+    all."""
     export, model = export_of(target), survey.head.model
     try:
         folder = ModelFolder(folder_of(model, survey.head.revision))
     except (ValueError, SourceError):
         return {}
+    check_reader(target, folder)
     schemes = [Scheme.parse(text) for text in survey.head.schemes]
     found = {}
     for layer in survey.linear:

@@ -15,6 +15,7 @@ from torch import Tensor
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.table import export_of
 from explorer.checkpoints.target import Plan
+from explorer.checkpoints.tiny import check_reader
 from explorer.checkpoints.write import Request, Written, check_schemes, check_shards
 from explorer.checkpoints.write import export as write
 from explorer.core.backend import work_device
@@ -89,6 +90,8 @@ def request_of(wanted: Wanted, phases: Phases = lambda what: None) -> Request:
     check_target_inputs(recipe, wanted.target)
     check_shards(row, wanted.shard_bytes)
     check_schemes(row, Plan(ModelFolder(folder), dict(recipe.layers)))
+    if any(one.method for one in recipe.layers.values()):  # before the long work
+        check_reader(wanted.target, ModelFolder(folder))
     load = cache(wanted.load or (lambda: load_model(place, recipe.revision, work_device(), head=True)))
     unsaid = against_cache(recipe, wanted.target, folder)
     scales = input_scales_of(recipe, load, wanted.texts, phases("texts for scales of inputs"))

@@ -45,6 +45,8 @@ class Role(StrEnum):
 _TOKENS = re.compile(r"(^|\.)(embed_tokens|word_embeddings|wte|token_embd|tok_embeddings|embed_in|shared)$")
 _EMBEDDINGS = re.compile(r"embed|_embd\b|\bwte\b|\bwpe\b|relative_attention_bias|rotary")
 _HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier)$|^output$")
+_ROUTERS = re.compile(r"\.(router|gate)(\.classifier)?$")
+"""Layers that choose experts: engines keep them as they are."""
 _NOT_LINEAR = re.compile(r"norm|\bln_|conv", re.IGNORECASE)
 _STACKED = re.compile(r"\.experts\.[^.]+$|_exps(\.weight)?$")
 
@@ -90,6 +92,8 @@ def _role_in(network: Skeleton, name: str, shape: tuple[int, ...]) -> Role | Non
         return Role.OTHER_EMBEDDING if network.is_embedding(name) else None
     if network.tied and place.module == network.head:
         return None  # in its place readers use the embeddings
-    if _HEADS.search(name):
+    if place.module == network.head or (_HEADS.search(name) and "." not in place.module):
         return Role.HEAD
+    if _ROUTERS.search(name):
+        return None
     return Role.LINEAR if place.module.startswith(network.language) else None

@@ -158,6 +158,15 @@ class ModelFolder:
         named = network is not None and network.head and network.place(layer).module == network.head
         return layer == "lm_head" or bool(named)
 
+    @property
+    def lacks_head(self) -> bool:
+        """True if the network has a head of its own, and the files hold no weight of it."""
+        network = self.skeleton
+        if network is None or not network.head or self.tied:
+            return False
+        parameter = f"{network.head}.weight"
+        return not any(network.parameter(info.name)[0] == parameter for info in self.infos)
+
     def is_table(self, layer: str) -> bool:
         """True for the table of tokens' embeddings."""
         return self.skeleton is not None and self.skeleton.is_table(layer)

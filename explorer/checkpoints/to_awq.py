@@ -67,10 +67,12 @@ def _interleaved(codes: Tensor) -> Tensor:
 
 
 def _place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:
-    """Where the reader has the layer; readers build the head as it is, and would leave it random."""
+    """Where the reader has the layer; readers build the head as it is, and would leave it random, and
+    transformers finds no experts whose codes are apart."""
     if model.is_head(layer):
         return LayerPlace("", "readers of this layout have no codes in the head")
-    return model.apart(layer)
+    found = model.place(layer)
+    return LayerPlace("", "transformers finds no codes of experts in this layout") if found.experts else found
 
 
 def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:

@@ -176,6 +176,11 @@ def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
         raise ValueError(
             f"{heads[0]}: config.json ties the head to the embeddings, and readers use those in its place"
         )
+    if plan.model.lacks_head:
+        raise ValueError(
+            f"{plan.model.type}: config.json ties no head to the embeddings, and the files have none: "
+            "readers would draw it at random"
+        )
     if plan.model.transposed and plan.coded:
         raise ValueError(f"{plan.model.type} stores its layers [K, N]: no target carries those")
     if plan.cache is not None and (why := export.against_cache(plan.model, plan.cache)):

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
-from transformers import LlamaForCausalLM
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from explorer import SCHEMES, Scheme, quantize
 from explorer.checkpoints import EXPORTS, Plan, gguf_models, onnx_layers
@@ -21,6 +25,7 @@ from explorer.checkpoints.held import OWN, held_by
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.to_compressed_tensors import expert_refusal, refuses
 from explorer.methods.recipe import Recipe
+from tests.checkpoints.architectures import ARCHITECTURES
 from tests.checkpoints.writing import write_checkpoint
 
 LLAMA: dict[str, Any] = {
@@ -227,3 +232,34 @@ def test_schemes_of_experts() -> None:
     others = ("int4_group128_asym", "fp8_e4m3_tensor", "fp8_e4m3_128x128", "int8_tensor", "nvfp4", "q4_k")
     assert not any(expert_refusal(SCHEMES[name]) for name in carried)
     assert all(expert_refusal(SCHEMES[name]) for name in (*others, "mxfp8_e4m3"))
+
+
+def test_a_head_that_no_file_holds_is_refused(tmp_path: Path) -> None:
+    """If this fails, readers draw the head at random."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA))
+    model.save_pretrained(
+        tmp_path / "model",
+        state_dict={name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"},
+    )
+    layers = {"model.layers.0.mlp.up_proj": Recipe(SCHEMES["int4_group32"])}
+    with pytest.raises(ValueError, match="at random"):
+        write_checkpoint("compressed-tensors", tmp_path / "model", layers, tmp_path / "out")
+    config = json.loads((tmp_path / "model" / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True)
+    left = tmp_path / f".out.{int(dead.stdout)}.partial"
+    kept = tmp_path / f".out.{os.getppid()}.partial"
+    for folder in (left, kept):
+        folder.mkdir()
+    assert write_checkpoint("compressed-tensors", tmp_path / "model", layers, tmp_path / "out").layers == 1
+    assert kept.exists() and not left.exists(), "what a killed process left goes; that of a running one stays"
+
+
+def test_awq_holds_no_experts(tmp_path: Path) -> None:
+    """transformers finds no codes of experts that lie apart in this layout: 8 keys missing, 144 left over."""
+    model = ModelFolder(ARCHITECTURES["mixtral"].save(tmp_path / "moe"))
+    scheme = SCHEMES["int4_group32_asym"]
+    for name in model.matrices:
+        if name != "lm_head":
+            assert bool(EXPORTS["awq"].place(model, name, scheme).refusal) == (".experts." in name)

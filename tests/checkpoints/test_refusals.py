@@ -261,5 +261,5 @@ def test_awq_holds_no_experts(tmp_path: Path) -> None:
     model = ModelFolder(ARCHITECTURES["mixtral"].save(tmp_path / "moe"))
     scheme = SCHEMES["int4_group32_asym"]
     for name in model.matrices:
-        if name != "lm_head":
+        if name != "lm_head" and not name.endswith(".gate"):
             assert bool(EXPORTS["awq"].place(model, name, scheme).refusal) == (".experts." in name)

@@ -291,6 +291,7 @@ def ranges(page: Page, name: str) -> list[float]:
     return [float(end) for end in page.evaluate(axis % name)]
 
 
+@THOROUGH
 @pytest.mark.shared_page
 def test_a_figure_under_the_hand(page: Page, url: str) -> None:
     """Saved as SVG and PNG under a name that says what it shows. A drag zooms, another scheme leaves the

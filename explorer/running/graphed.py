@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explorer.core.backend import synchronize
+from explorer.core.backend import CPU, synchronize
 from explorer.gpu.runtime import on_device_of
 from explorer.gpu.zero_words import reserve
 from explorer.running.attention import COUNTER
@@ -104,7 +104,7 @@ class CompiledBlocks:
         self._numbered = [m for m in network.modules() if hasattr(m, "layer_idx")]
         self._blocks = blocks_of(network)
         _check_cache(network)
-        if len({part.device for part in (*network.parameters(), *network.buffers())}) > 1:
+        if len({part.device for part in (*network.parameters(), *network.buffers())} - {CPU}) > 1:
             raise ValueError("it lies on several devices")
         compiler = compiler or _launched_early()
         if any(_replaced(block) for block in self._blocks):

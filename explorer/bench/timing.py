@@ -49,8 +49,9 @@ def graph_of(calls: Sequence[Call], separate_outputs: bool = True) -> Replay:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     outputs = []
-    # thread_local: another visitor's thread may synchronize during the capture.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    # thread_local: another visitor's thread may synchronize during the capture. A stream of this device:
+    # torch's own for captures lies on that of the first capture.
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
         for call in calls:
             output = call()
             if separate_outputs:

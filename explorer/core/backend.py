@@ -23,7 +23,7 @@ from explorer.core.cuda import Cuda
 from explorer.core.reference import Reference
 from explorer.error_sums import ErrorSums
 from explorer.formats import Format
-from explorer.gpu.runtime import Availability, arch_of, is_capturing
+from explorer.gpu.runtime import Availability, arch_of
 from explorer.schemes import Scales, Scheme
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -105,11 +105,6 @@ def kernel_capability(device: torch.device) -> tuple[int, int] | None:
     if device.type != "cuda" or not gpu.available().ok:
         return None
     return torch.cuda.get_device_capability(device)
-
-
-def is_capturing_on(device: torch.device) -> bool:
-    """Whether torch's current stream is being captured into a CUDA graph, where the device is a GPU."""
-    return device.type == "cuda" and is_capturing()
 
 
 _chosen: str | None = None

@@ -38,12 +38,9 @@ from explorer.schemes import Scales, Scheme, fit_scales
 class Cuda(Reference):
     """See ``Backend`` for what each operation takes and gives."""
 
+    @runtime.on_device_of("x")
     def quantize(self, x: Tensor, scheme: Scheme, check: bool = True) -> tuple[Tensor, Scales, Tensor | None]:
-        index = x.get_device()
-        if not runtime.is_current(index):
-            with torch.cuda.device(x.device):
-                return self.quantize(x, scheme, check)
-        capturing, kept = runtime.is_capturing(), lowered(scheme)
+        capturing, kept = runtime.is_capturing(x.device), lowered(scheme)
         if kept is None:
             if capturing:
                 raise ValueError(
@@ -57,7 +54,7 @@ class Cuda(Reference):
         flag = flag_of_thread()
         try:
             packed, scales, _ = _by_plan(x, kept, flag.address)
-            runtime.wait(index)
+            runtime.wait(x.get_device())
         except BaseException:
             abandon_flag()
             raise
@@ -67,11 +64,13 @@ class Cuda(Reference):
             raise ValueError("values were NaN or Inf when they were quantized, and are others now")
         return packed, scales, None
 
+    @runtime.on_device_of("x")
     def encode(self, x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Scales]:
         if scheme.least_squares_scale or not has_kernels(scheme) or not bool(torch.isfinite(x).all()):
             return super().encode(x, scales, scheme)
         return quantize_on_device(x, scheme, scales)[:2]
 
+    @runtime.on_device_of("packed")
     def dequantize(
         self, packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype
     ) -> Tensor:
@@ -81,6 +80,7 @@ class Cuda(Reference):
         zeros, tensor_scale = scales.zero_points, scales.tensor_scale
         return dequantize_kernel(packed, raw, zeros, tensor_scale, config, layout, dtype)[0]
 
+    @runtime.on_device_of("x")
     def fake_quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
         # The kernel's mask has one threshold for both signs; fixed-point numbers reach farther below zero.
         two_ends = isinstance(scheme.format, FixedPointFormat)
@@ -88,6 +88,7 @@ class Cuda(Reference):
             return super().fake_quantize(x, scheme)
         return fake_quantize_on_device(x.contiguous(), self.quantize(x, scheme)[1], scheme)
 
+    @runtime.on_device_of("x")
     def learned_quantize(self, x: Tensor, step_size: Tensor, scheme: Scheme) -> Tensor:
         if x.dtype not in ELEMENTS or not has_kernels(scheme):
             return super().learned_quantize(x, step_size, scheme)
@@ -95,6 +96,7 @@ class Cuda(Reference):
             x.contiguous(), step_size.contiguous(), _config(scheme), _layout(x, scheme)
         )
 
+    @runtime.on_device_of("x")
     def learned_gradients(
         self, x: Tensor, upstream: Tensor, step_size: Tensor, scheme: Scheme
     ) -> tuple[Tensor, Tensor]:
@@ -134,6 +136,7 @@ class Cuda(Reference):
         return statistics.tile_maximum(x, tall, wide)
 
 
+@runtime.on_device_of("x")
 def quantize_on_device(
     x: Tensor, scheme: Scheme, scales: Scales | None = None
 ) -> tuple[Tensor, Scales, Output]:
@@ -143,9 +146,6 @@ def quantize_on_device(
     float32, bfloat16 and float16 are read as they are; other dtypes are converted to float32 first. Whether
     the input held NaN or Inf stands in ``Output.bad``, which the caller has to read.
     """
-    if not runtime.is_current(x.get_device()):
-        with torch.cuda.device(x.device):
-            return quantize_on_device(x, scheme, scales)
     kept = lowered(scheme)
     if scales is None and kept is not None:
         return _by_plan(x, kept)

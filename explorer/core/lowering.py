@@ -147,7 +147,7 @@ class CodedScales(Scales):
         assert self.raw is not None
         stored = self._format.from_stored(self.raw)
         # What a graph's capture computes is there after a replay only, and in the graph's memory.
-        if not runtime.is_capturing():
+        if not runtime.is_capturing(self.raw.device):
             vars(self)["stored"] = stored
         return stored
 
@@ -165,7 +165,7 @@ def scales_from(out: Output, scheme: Scheme) -> Scales:
     raw, fmt = out.scales, scheme.scale.format
     if raw.dtype == torch.float32:
         return Scales(raw, out.zeros, tensor_scale, raw=raw)
-    if runtime.is_capturing():  # each replay converts its own
+    if runtime.is_capturing(raw.device):  # each replay converts its own
         return Scales(fmt.from_stored(raw), out.zeros, tensor_scale, raw=raw)
     return CodedScales.of_codes(raw, fmt, out.zeros, tensor_scale)
 

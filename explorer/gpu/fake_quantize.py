@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from explorer.gpu.config import BLOCKS, ELEMENTS, Config, Launch, Layout, multiprocessors
-from explorer.gpu.runtime import Build
+from explorer.gpu.runtime import Build, on_device_of
 
 THREADS = 256
 
@@ -86,6 +86,6 @@ def _check(x: Tensor, steps: Tensor) -> None:
         raise ValueError("expected contiguous float32 steps on the tensor's device")
 
 
+@on_device_of("x")
 def _start(launch: Launch, x: Tensor) -> None:
-    with torch.cuda.device(x.device):
-        launch.start(x.device)
+    launch.start(x.device)

@@ -9,12 +9,13 @@ launch and none ends with a context on its stack. torch owns all memory. Launche
 from __future__ import annotations
 
 import functools
+import inspect
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -50,9 +51,13 @@ __all__ = [
     "multiprocessors",
     "native_formats",
     "occupancy",
+    "on_device_of",
     "resources",
     "wait",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 ACCELERATED = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a", (12, 0): "sm_120a"}
 """Chips whose own instructions need the architecture-specific target."""
@@ -144,14 +149,43 @@ def entered(index: int) -> Any | None:
     return held
 
 
-def is_current(index: int) -> bool:
-    """Whether a device is torch's current one."""
-    return index == torch.cuda.current_device()
+def is_current(device: torch.device) -> bool:
+    """Whether a device is torch's current GPU, or none."""
+    return device.type != "cuda" or device.index == torch._C._cuda_getDevice()
 
 
-def is_capturing() -> bool:
-    """Whether torch's current stream is being captured into a CUDA graph: nothing may wait for it then."""
-    return torch.cuda.is_current_stream_capturing()
+def on_device_of(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: the device of the argument ``name`` is torch's current one while the function runs.
+
+    Streams, captures, and some of torch's operations are those of the current device, wherever tensors lie.
+    """
+
+    def decorate(called: Callable[P, R]) -> Callable[P, R]:
+        at = list(inspect.signature(called).parameters).index(name)
+
+        @functools.wraps(called)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+            given: Any = args[at] if len(args) > at else kwargs.get(name)
+            if isinstance(given, list) and given:
+                given = given[0]
+            device = getattr(given, "device", None)
+            if not isinstance(device, torch.device) or is_current(device):
+                return called(*args, **kwargs)
+            with torch.cuda.device(device):
+                return called(*args, **kwargs)
+
+        return guarded
+
+    return decorate
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether torch's current stream of a GPU is being captured into a CUDA graph: nothing may wait for it
+    then. False for other devices."""
+    if is_current(device):
+        return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def stream_of(index: int) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from explorer.error_sums import ErrorSums
 from explorer.gpu.config import BLOCKS, Launch, Layout, multiprocessors
-from explorer.gpu.runtime import Build
+from explorer.gpu.runtime import Build, on_device_of
 
 BUILD = Build("statistics.cu", ())
 THREADS = 256
@@ -91,6 +91,6 @@ def _blocks(elements: int, device: torch.device) -> int:
     return max(1, min(multiprocessors(device) * 8, math.ceil(elements / THREADS)))
 
 
+@on_device_of("x")
 def _start(name: str, x: Tensor, blocks: int, types: str, *arguments: object) -> None:
-    with torch.cuda.device(x.device):
-        Launch(BUILD, name, (blocks,), THREADS, types, arguments).start(x.device)
+    Launch(BUILD, name, (blocks,), THREADS, types, arguments).start(x.device)

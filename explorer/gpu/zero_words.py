@@ -7,6 +7,8 @@ import threading
 import torch
 from torch import Tensor
 
+from explorer.gpu.runtime import is_capturing
+
 AT_ONCE = 1 << 20
 """Words that are filled with zeros by one launch."""
 
@@ -23,7 +25,7 @@ def zero_words(device: torch.device, count: int) -> Tensor:
     if device.type != "cuda":
         return torch.zeros(count, dtype=torch.int32, device=device)
     index, taken = device.index or 0, -(-count // 4) * 4  # 16 bytes, as doubles and vectors need
-    capturing = torch.cuda.is_current_stream_capturing()
+    capturing = is_capturing(device)
     with _LOCK:
         all_words, at = _LEFT.get(index, (None, 0))
         if all_words is None or at + taken > all_words.numel():

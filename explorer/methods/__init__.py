@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.hadamard import Rotation
+from explorer.gpu.runtime import on_device_of
 from explorer.methods.autoround import autoround
 from explorer.methods.awq import ALPHAS, awq, awq_factor, clipped
 from explorer.methods.bias_correction import BiasCorrection, bias_correction
@@ -218,6 +219,7 @@ def factor_of(name: str, readers: Readers) -> Tensor:
     return factor
 
 
+@on_device_of("weight")
 def apply(
     name: str,
     weight: Tensor,

@@ -29,7 +29,7 @@ from explorer.gpu.gemm import (
     two_bit_rows,
 )
 from explorer.gpu.quantize import builds as quantize_builds
-from explorer.gpu.runtime import Build
+from explorer.gpu.runtime import Build, on_device_of
 from explorer.products.operands import Operand
 from explorer.schemes import Scheme
 
@@ -247,8 +247,19 @@ def tiled_weights(q: QuantizedTensor, tiles: Tiles) -> Tensor:
         return repack(packed, None, None, tiles, k, k)
     scales = weight_scales(q).to(_tile_scale_dtype(q.scheme, tiles.scales))
     if isinstance(q.scheme.format, FloatFormat) and tiles.scales is ScalePlace.WEIGHT:
-        scales = torch.ldexp(scales, folded_exponent(q))
+        scales = times_power(scales, folded_exponent(q))
     return repack(packed, scales, weight_zeros(q), tiles, k, group or k)
+
+
+@on_device_of("x")
+def times_power(x: Tensor, exponent: Tensor) -> Tensor:
+    """``x`` · 2^``exponent``, of int32."""
+    # With an integer exponent torch 2.11 launches on the current GPU, wherever the tensors lie:
+    #   torch.cuda.set_device(0)
+    #   x = torch.ones(4).to("cuda:1")
+    #   torch.ldexp(x, x.to(torch.int32))
+    #   torch.cuda.synchronize(0)  # an illegal memory access
+    return torch.ldexp(x, exponent)
 
 
 def folded_exponent(q: QuantizedTensor) -> Tensor:
@@ -266,7 +277,7 @@ def folded_scale(q: QuantizedTensor) -> Tensor:
     assert isinstance(fmt, FloatFormat)
     whole = tensor_scale(q)
     one = torch.ones(1, device=q.packed.device) if whole is None else whole
-    return torch.ldexp(one, 127 - fmt.bias - folded_exponent(q))
+    return times_power(one, 127 - fmt.bias - folded_exponent(q))
 
 
 def weight_scales(q: QuantizedTensor) -> Tensor:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.core.backend import is_capturing_on, kernel_capability
+from explorer.core.backend import kernel_capability
 from explorer.core.quantize import QuantizedTensor
+from explorer.gpu.runtime import is_capturing, on_device_of
 from explorer.products.calls import OUTPUTS, call_of
 from explorer.products.weights import LoadedWeight, RestoredForm, form_called, form_of
 from explorer.schemes import Scheme
@@ -34,6 +35,7 @@ _LIBRARY.define(
 # torch.library.custom_op costs some 36 µs a call, define and impl about 10 (PyTorch issue 139500).
 
 
+@on_device_of("x")
 def _linear(x: Tensor, weight: Sequence[Tensor], bias: Tensor | None, form: str) -> Tensor:
     call, shape = call_of(form), x.shape
     if x.device != weight[0].device or not x.is_floating_point():
@@ -57,6 +59,7 @@ def _linear_fake(x: Tensor, weight: Sequence[Tensor], bias: Tensor | None, form:
     return x.new_empty((*x.shape[:-1], shape[0]))
 
 
+@on_device_of("weight")
 def _held_weight(weight: Sequence[Tensor], form: str, dtype: torch.dtype) -> Tensor:
     return call_of(form).weight(weight, dtype)
 
@@ -114,7 +117,7 @@ def held(w: QuantizedTensor, x_scheme: Scheme | None, kernels: bool = True) -> L
         object.__setattr__(w, _HELD, every)
     key = (x_scheme, kernels)
     if key not in every:
-        if is_capturing_on(w.device):
+        if is_capturing(w.device):
             raise ValueError(
                 "W is laid out at its first call, which cannot be captured: call linear once before"
             )

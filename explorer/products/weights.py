@@ -29,6 +29,7 @@ from explorer.formats import FloatFormat, IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes
 from explorer.gpu.gemm import OperandType, ScaleK, ScalePlace, padded_columns, unpack_codes
 from explorer.gpu.gemm import Tiles as TileLayout
+from explorer.gpu.runtime import is_capturing, on_device_of
 from explorer.products import layouts
 from explorer.schemes import Scales, Scheme
 
@@ -329,6 +330,7 @@ class LoadedWeight:
     why: str = ""
 
     @classmethod
+    @on_device_of("q")
     def of(cls, q: QuantizedTensor, x: Scheme | None, form: type[WeightForm] | None = None) -> Self:
         """``q`` laid out on its device, in the form that is fastest there or the one given."""
         if form is not None:
@@ -336,7 +338,7 @@ class LoadedWeight:
         capability = kernel_capability(q.device)
         found, why = form_of(q.scheme, x, q.shape, capability)
         tensors = found.load(q)
-        if capability is not None and not torch.cuda.is_current_stream_capturing():
+        if capability is not None and not is_capturing(q.device):
             # Products are launched early: layouts of W are in memory before the first.
             torch.cuda.current_stream(q.device).synchronize()
         return cls(found, tensors, why)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.gpu import attend as kernel
+from explorer.gpu.runtime import on_device_of
 
 NAME, COUNTER = "explorer_decode", "tokens_before"
 """The attention's name, and the attribute by which a block's attention knows the tokens before a step."""
@@ -40,7 +41,7 @@ def _attend_fake(q: Tensor, keys: Tensor, values: Tensor, before: Tensor, scale:
 
 
 _LIBRARY.impl("attend", attend_reference, "CPU")
-_LIBRARY.impl("attend", kernel.attend, "CUDA")
+_LIBRARY.impl("attend", on_device_of("q")(kernel.attend), "CUDA")
 torch.library.register_fake("explorer::attend", _attend_fake, lib=_LIBRARY)
 
 

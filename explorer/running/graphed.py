@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explorer.core.backend import synchronize
+from explorer.core.backend import CPU, synchronize
+from explorer.gpu.runtime import on_device_of
 from explorer.gpu.zero_words import reserve
 from explorer.running.attention import COUNTER
 
@@ -96,12 +97,15 @@ class CompiledBlocks:
     """
 
     def __init__(self, network: nn.Module, **compiler: Any) -> None:
-        """``ValueError`` for a network whose blocks or cache are of another kind, or compiled already."""
+        """``ValueError`` for a network whose blocks or cache are of another kind, compiled already, or
+        on several devices."""
         self.lock = threading.RLock()
         self._now = threading.local()
         self._numbered = [m for m in network.modules() if hasattr(m, "layer_idx")]
         self._blocks = blocks_of(network)
         _check_cache(network)
+        if len({part.device for part in (*network.parameters(), *network.buffers())} - {CPU}) > 1:
+            raise ValueError("it lies on several devices")
         compiler = compiler or _launched_early()
         if any(_replaced(block) for block in self._blocks):
             raise ValueError("its blocks' forward was replaced before")
@@ -250,6 +254,7 @@ class GraphedNetwork:
         self.prefill(ids)
         self.step(ids[:, :1])
 
+    @on_device_of("ids")
     def run(self, ids: Tensor) -> Tensor:
         """Logits [batch, vocabulary] after ``ids`` [batch, tokens], which follow those before, uncaptured."""
         with torch.no_grad(), self._compiled.using(self._cache, self._parts):
@@ -278,7 +283,8 @@ class GraphedNetwork:
             synchronize(self.device)
             reserve(self.device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            # A stream of this device: torch's own for captures lies on that of the first capture.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._logits = self.run(self._ids)
             self._graph = graph
             self.back_to(used)

@@ -67,6 +67,8 @@ def test_clipped_share_counts_what_rounding_alone_would_not_keep() -> None:
     x = torch.tensor([[1.0, 127.4 * step, 127.6 * step, -2.0]])
     q = quantize(x, SCHEMES["int8_tensor"], clip_range=Range(-torch.ones(1, 1), torch.ones(1, 1)))
     assert compare(x, q).clipped == 0.5
+    shifted = torch.rand(4, 256) + 1
+    assert compare(shifted, quantize(shifted, SCHEMES["int4_group128_asym"])).clipped == 0
 
 
 def test_exact_and_zero_tensors() -> None:

@@ -359,6 +359,7 @@ def test_joined_and_renamed_layers_find_their_parts(tmp_path: Path) -> None:
         found = diff(open_pair(str(first), str(second)))
         (row,) = found.layers
         assert row.equal and row.shape == (24, 4) and not (found.missing or found.extra)
+        assert row.bits == 32, "the bytes of all parts"
     (row,) = diff(open_pair(str(as_one), str(whole))).layers
     assert row.equal and row.stored_as == "layers.0.attn.qkv_proj.weight"
     (row,) = diff(open_pair(str(apart), str(as_one))).layers

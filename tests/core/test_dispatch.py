@@ -52,8 +52,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for place, name in KERNELS.items():
         monkeypatch.setattr(f"explorer.core.cuda.{place}", launcher(name))
     monkeypatch.setattr(Lowered, "plan", lambda self, x: SimpleNamespace(start=launcher("plan")))
-    monkeypatch.setattr(cuda.runtime, "is_current", lambda index: True)
-    monkeypatch.setattr(cuda.runtime, "is_capturing", lambda: False)
+    monkeypatch.setattr(cuda.runtime, "is_current", lambda device: True)
+    monkeypatch.setattr(cuda.runtime, "is_capturing", lambda device: False)
     monkeypatch.setattr(cuda.runtime, "wait", lambda index: None)
     monkeypatch.setattr(cuda, "flag_of_thread", lambda: SimpleNamespace(address=5, lower=lambda: False))
     monkeypatch.setattr(cuda, "abandon_flag", lambda: None)
@@ -191,7 +191,7 @@ def test_blocks_of_the_flattened_tensor_are_rows_of_the_kernel() -> None:
 def test_a_graph_captures_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch operations that the host waits for are refused while a graph is captured; kernels are launched,
     and no flag is waited for."""
-    monkeypatch.setattr(cuda.runtime, "is_capturing", lambda: True)
+    monkeypatch.setattr(cuda.runtime, "is_capturing", lambda device: True)
     with pytest.raises(ValueError, match=f"{OTHER} is not quantized by kernels"):
         Cuda().quantize(X, SCHEMES[OTHER])
     with pytest.raises(LaunchedError, match="plan") as launched:
@@ -245,7 +245,7 @@ def test_work_runs_on_the_device_of_its_tensor(monkeypatch: pytest.MonkeyPatch) 
         entered.append(which)
         yield
 
-    monkeypatch.setattr(cuda.runtime, "is_current", lambda index: bool(entered))
+    monkeypatch.setattr(cuda.runtime, "is_current", lambda device: bool(entered))
     monkeypatch.setattr(torch.cuda, "device", device)
     with pytest.raises(LaunchedError):
         Cuda().quantize(X, SCHEMES[PLAIN])

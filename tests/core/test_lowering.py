@@ -136,7 +136,7 @@ WRITTEN = ("nvfp4", "mxfp4", "int4_group128", "int4_group128_asym", "fp8_e4m3_ro
 def test_scales_of_a_kernel_are_those_of_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Converted from their codes when they are asked for, kept then, and copied as plain scales; under a
     graph's capture nothing is kept, for each replay writes its own."""
-    monkeypatch.setattr(lowering.runtime, "is_capturing", lambda: False)
+    monkeypatch.setattr(lowering.runtime, "is_capturing", lambda device: False)
     q = quantize(torch.randn(8, 256, generator=torch.Generator().manual_seed(4)), SCHEMES[name])
     raw, zeros = raw_scales(q.scales, q.scheme), q.scales.zero_points
     over = q.scales.tensor_scale
@@ -152,7 +152,7 @@ def test_scales_of_a_kernel_are_those_of_the_reference(name: str, monkeypatch: p
     with pytest.raises(AttributeError, match="nothing"):
         scales.nothing  # noqa: B018
     kept = scales_from(output, q.scheme)
-    monkeypatch.setattr(lowering.runtime, "is_capturing", lambda: True)
+    monkeypatch.setattr(lowering.runtime, "is_capturing", lambda device: True)
     captured = scales_from(output, q.scheme)
     assert type(captured) is Scales and torch.equal(captured.stored, q.scales.stored)
     if type(kept) is CodedScales:
@@ -161,7 +161,7 @@ def test_scales_of_a_kernel_are_those_of_the_reference(name: str, monkeypatch: p
 
 def test_an_empty_matrix_has_the_tensor_scale_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel ran that would have made it."""
-    monkeypatch.setattr(lowering.runtime, "is_capturing", lambda: False)
+    monkeypatch.setattr(lowering.runtime, "is_capturing", lambda device: False)
     scheme = SCHEMES["nvfp4"]
     q = quantize(torch.zeros(0, 32), scheme)
     output = Output(q.packed, raw_scales(q.scales, scheme), None, torch.zeros(4), None, None, ())

@@ -371,16 +371,6 @@ def test_nan_from_a_slow_producer_is_noticed() -> None:
             quantize(late, SCHEMES["int8_row"])
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_a_tensor_on_another_gpu() -> None:
-    """Kernels run where the tensor lies, whatever device is current."""
-    x = draw(64, 512, torch.bfloat16)
-    for name in ("int4_group128", "nvfp4", "int8_tensor", "bf16"):
-        q = quantize(x.to("cuda:1"), SCHEMES[name])
-        assert q.device.index == 1 and torch.equal(q.packed.cpu(), quantize(x.float(), SCHEMES[name]).packed)
-        assert torch.equal(q.dequantize().cpu(), quantize(x.float(), SCHEMES[name]).dequantize())
-
-
 @pytest.mark.parametrize("name", KERNEL_SCHEMES)
 def test_the_call_is_captured_and_replayed(name: str) -> None:
     """``quantize`` as anyone calls it, in a graph, on five inputs: the bits of a call outside, larger and

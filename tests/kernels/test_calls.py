@@ -63,8 +63,8 @@ def flag(library: Any, on_stub: StubContext, monkeypatch: pytest.MonkeyPatch) ->
     library.stub_current(HANDLE)
     for place, name, value in (
         (backend.gpu, "available", lambda: runtime.Availability(True, "a GPU")),
-        (runtime, "is_current", lambda index: True),
-        (runtime, "is_capturing", lambda: False),
+        (runtime, "is_current", lambda device: True),
+        (runtime, "is_capturing", lambda device: False),
         (cuda, "flag_of_thread", lambda: flag),
         (cuda, "abandon_flag", flag.abandon),
         (lowering, "_LOWERED", {}),
@@ -142,7 +142,7 @@ def test_nothing_waits_unasked(
 ) -> None:
     """Without ``check`` and in a graph: the flag lies on the device, and is read when ``check``, a file or a
     report asks."""
-    monkeypatch.setattr(runtime, "is_capturing", lambda: capturing)
+    monkeypatch.setattr(runtime, "is_capturing", lambda device: capturing)
     x = torch.randn(8, 256).bfloat16()
     q = quantize(x, SCHEMES["int4_group128"], check=capturing)
     assert library.stub_waited() == 0 and q.unchecked is not None
@@ -169,11 +169,11 @@ def test_stored_scales_are_converted_when_they_are_asked_for(
     assert raw is not None and "stored" not in vars(q.scales)
     raw.fill_(0.37)
     want = raw.float()
-    monkeypatch.setattr(runtime, "is_capturing", lambda: True)
+    monkeypatch.setattr(runtime, "is_capturing", lambda device: True)
     assert torch.equal(q.scales.stored, want) and q.scales.stored is not q.scales.stored
     captured = quantize(x, SCHEMES["int4_group128"])
     assert "stored" in vars(captured.scales), "each replay converts its own scales"
-    monkeypatch.setattr(runtime, "is_capturing", lambda: False)
+    monkeypatch.setattr(runtime, "is_capturing", lambda device: False)
     file = io.BytesIO()
     torch.save(q, file)
     file.seek(0)
@@ -188,7 +188,7 @@ def test_stored_scales_are_converted_when_they_are_asked_for(
 
 def test_a_graph_of_what_has_no_kernels_is_refused(flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else CUDA says only that the stream is being captured, and the capture is lost."""
-    monkeypatch.setattr(runtime, "is_capturing", lambda: True)
+    monkeypatch.setattr(runtime, "is_capturing", lambda device: True)
     for name in ("q4_k", "nf4_block64_double", "int4~1x48~asymmetric~bfloat16~mse",
                  "float4_e2m1fn~1x16~symmetric~nvfp4~absmean"):  # fmt: skip
         with pytest.raises(ValueError, match="graph"):

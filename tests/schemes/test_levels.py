@@ -175,6 +175,13 @@ def test_the_map_of_doubly_quantized_scales_is_bitsandbytes(layer: Tensor) -> No
     assert 0 < float(worst) < 0.01
 
 
+def test_a_scale_at_the_mean_lies_above_the_middle() -> None:
+    """Of 65536 even steps none is 0: bitsandbytes rounds it up, to 1 / 65535."""
+    x = torch.tensor([0.0, 1.0, 2.0]).repeat_interleave(64).view(1, -1)
+    nearest = DYNAMIC_MAP[(DYNAMIC_MAP - 1 / 65535).abs().argmin()]
+    assert float(quantize(x, SCHEMES[DOUBLE]).scales.stored.flatten()[1]) == float(nearest)
+
+
 def test_a_scale_that_rounds_to_zero_is_the_format_s_eps() -> None:
     """compressed-tensors' rule: 0 alone is replaced, by eps; a 1 stays."""
     rule = SCHEMES["nvfp4_vllm"].scale

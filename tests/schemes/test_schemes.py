@@ -32,6 +32,7 @@ from explorer import (
 )
 from explorer.core.ranges import find_scales
 from explorer.formats import E4M3, E8M0, CodebookFormat, IntegerFormat
+from explorer.formats.rounding import philox_uniform, round_stochastic
 from explorer.schemes import through_bfloat16
 from explorer.schemes.rules import SUPER_BLOCK
 from explorer.schemes.scales import _nearest_power_of_two
@@ -166,6 +167,15 @@ def test_asymmetric_ranges_contain_zero() -> None:
         assert q.scales.zero_points is not None
         assert float(q.scales.stored) == pytest.approx(scale, rel=1e-6)
         assert int(q.scales.zero_points) + 128 == zero
+
+
+@pytest.mark.parametrize("least", [-1.33e-6, -1.5e6])
+def test_a_zero_point_is_a_code(least: float) -> None:
+    """Where the float16 scale is rounded far down, at either end of its range, it ends at the last code."""
+    x = torch.zeros(1, 32)
+    x[0, 0] = least
+    zeros = quantize(x, SCHEMES["int4_group32_asym"]).scales.zero_points
+    assert zeros is not None and int(zeros) == 7
 
 
 def matrices() -> st.SearchStrategy[Tensor]:
@@ -386,6 +396,16 @@ def test_stochastic_rounding_is_reproducible_and_unbiased(gaussian: Tensor) -> N
     assert torch.equal(one, same) and not torch.equal(one, other)
     assert abs(float((one - gaussian).mean())) < 5 * float((one - gaussian).std()) / 1024
     assert torch.equal(quantize(gaussian[:300], dataclasses.replace(base, seed=1)).dequantize(), one[:300])
+
+
+def test_each_element_has_its_own_noise() -> None:
+    """Rows in different chunks agree by chance alone, and a value as far above a code as its noise stays."""
+    scheme, unit = dataclasses.replace(SCHEMES["int8_tensor"], seed=1), torch.full((1, 1), 127.0)
+    codes = quantize(torch.full((1024, 1024), 0.5), scheme, clip_range=Range(-unit, unit)).codes
+    assert all(0.45 < float((codes[:256] == part).float().mean()) < 0.55 for part in codes.split(256)[1:])
+    noise = philox_uniform(1, 0, 256)
+    assert not quantize(noise.view(1, -1), scheme, clip_range=Range(-unit, unit)).codes.any()
+    assert not round_stochastic(noise, noise).any()
 
 
 def test_given_ranges_are_used() -> None:

@@ -126,6 +126,22 @@ def test_fused_layers_are_kept_together(made_up: Survey) -> None:
     assert all(front.left[name] for name in beside)
 
 
+def test_fused_layers_have_what_each_of_them_can(made_up: Survey) -> None:
+    """A scheme that one of them is refused is taken by none."""
+    together = [f"model.layers.1.self_attn.{part}_proj" for part in "qkv"]
+    layers = [dataclasses.replace(x, shape=(96, 64)) if x.name in together[2:] else x for x in made_up.layers]
+    refused = ("int3_group64_asym", "nvfp4", "int8_row")
+
+    def refusal(scheme: Scheme, shape: tuple[int, int]) -> str:
+        return "no such scale" if shape == (96, 64) and scheme.name in refused else ""
+
+    constraints = Constraints(refusal=refusal, fuse=True)
+    front = frontier(Survey(made_up.head, tuple(layers)), constraints=constraints)
+    for bits in BUDGETS:
+        [scheme] = {front.at(bits).schemes[name] for name in together}
+        assert scheme not in refused
+
+
 def test_a_family_that_serves_more_layers_is_taken(made_up: Survey) -> None:
     """Where each kind of schemes leaves out some layers, the one that leaves fewer weights."""
 

@@ -16,7 +16,7 @@ from explorer.gpu.gemm.names import CodeOrder, OperandType, ScaleK, ScalePlace, 
 from explorer.gpu.gemm.rows import padded_pair, padded_rows
 from explorer.gpu.gemm.tensor_cores import MOST_SHARED_BYTES, scales_along_k
 from explorer.gpu.ready import Ready
-from explorer.gpu.runtime import Build, launch, multiprocessors
+from explorer.gpu.runtime import Build, is_capturing, launch, multiprocessors
 from explorer.gpu.tma import encoded_map
 from explorer.gpu.zero_words import zero_words
 
@@ -458,7 +458,7 @@ _PARTIAL_SUMS: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
 def _partial_sums(device: torch.device, ctas: int, sums: int) -> tuple[Tensor, Tensor]:
     """Room for the sums of tiles that CTAs share, and a flag for each CTA, which is 0 between launches. A
     graph's products have their own, as it may be replayed on any stream."""
-    if torch.cuda.is_current_stream_capturing():
+    if is_capturing(device):
         return torch.empty(sums, device=device), zero_words(device, ctas)
     key = (device, torch.cuda.current_stream(device).cuda_stream)
     held = _PARTIAL_SUMS.get(key)

@@ -149,13 +149,14 @@ def entered(index: int) -> Any | None:
     return held
 
 
-def is_current(device: torch.device) -> bool:
-    """Whether a device is torch's current GPU, or none."""
-    return device.type != "cuda" or device.index == torch._C._cuda_getDevice()
+def is_current(index: int) -> bool:
+    """Whether a device is torch's current GPU, or none (-1)."""
+    return index < 0 or index == torch._C._cuda_getDevice()
 
 
 def on_device_of(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: the device of the argument ``name`` is torch's current one while the function runs.
+    """A decorator: the device of the argument ``name`` is torch's current one while the function runs. The
+    argument is a tensor, a list of them or a ``QuantizedTensor``.
 
     Streams, captures, and some of torch's operations are those of the current device, wherever tensors lie.
     """
@@ -166,12 +167,11 @@ def on_device_of(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @functools.wraps(called)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
             given: Any = args[at] if len(args) > at else kwargs.get(name)
-            if isinstance(given, list) and given:
-                given = given[0]
-            device = getattr(given, "device", None)
-            if not isinstance(device, torch.device) or is_current(device):
+            if not isinstance(given, torch.Tensor):
+                given = given[0] if isinstance(given, list) else getattr(given, "packed", None)
+            if given is None or is_current(given.get_device()):
                 return called(*args, **kwargs)
-            with torch.cuda.device(device):
+            with torch.cuda.device(given.device):
                 return called(*args, **kwargs)
 
         return guarded
@@ -182,8 +182,10 @@ def on_device_of(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def is_capturing(device: torch.device) -> bool:
     """Whether torch's current stream of a GPU is being captured into a CUDA graph: nothing may wait for it
     then. False for other devices."""
-    if is_current(device):
-        return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if device.type != "cuda":
+        return False
+    if device.index is None or is_current(device.index):
+        return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
 

@@ -52,7 +52,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for place, name in KERNELS.items():
         monkeypatch.setattr(f"explorer.core.cuda.{place}", launcher(name))
     monkeypatch.setattr(Lowered, "plan", lambda self, x: SimpleNamespace(start=launcher("plan")))
-    monkeypatch.setattr(cuda.runtime, "is_current", lambda device: True)
+    monkeypatch.setattr(cuda.runtime, "is_current", lambda index: True)
     monkeypatch.setattr(cuda.runtime, "is_capturing", lambda device: False)
     monkeypatch.setattr(cuda.runtime, "wait", lambda index: None)
     monkeypatch.setattr(cuda, "flag_of_thread", lambda: SimpleNamespace(address=5, lower=lambda: False))
@@ -245,7 +245,7 @@ def test_work_runs_on_the_device_of_its_tensor(monkeypatch: pytest.MonkeyPatch) 
         entered.append(which)
         yield
 
-    monkeypatch.setattr(cuda.runtime, "is_current", lambda device: bool(entered))
+    monkeypatch.setattr(cuda.runtime, "is_current", lambda index: bool(entered))
     monkeypatch.setattr(torch.cuda, "device", device)
     with pytest.raises(LaunchedError):
         Cuda().quantize(X, SCHEMES[PLAIN])

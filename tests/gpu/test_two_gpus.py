@@ -15,22 +15,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from explorer import (
-    SCHEMES,
-    QuantizedLinear,
-    Scheme,
-    compare,
-    fake_quantize,
-    linear,
-    quantize,
-    quantize_model,
-)
+from explorer import SCHEMES, QuantizedLinear, Scheme, fake_quantize, linear, quantize, quantize_model
+from explorer.analysis.report import compare
 from explorer.methods import apply
 from explorer.running.attention import choose
 from explorer.running.graphed import GraphedNetwork
 
-few = torch.cuda.device_count() < 2
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(few, reason="needs two GPUs")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
 FIRST, SECOND = "cuda:0", "cuda:1"
 NAMES = ("nvfp4", "mxfp4", "mxfp8_e4m3", "int4_group128_asym", "int8_tensor")
 DRAW = torch.Generator().manual_seed(0)
@@ -80,13 +71,13 @@ def test_each_door_is_the_cpus(door: str, name: str, current: int) -> None:
 
 def test_threads_on_both() -> None:
     """Each with the other GPU current."""
-    want = [linear(FEW.to(where), quantize(W.to(where), SCHEMES["nvfp4"])) for where in (FIRST, SECOND)]
+    scheme, call = SCHEMES["nvfp4"], DOORS["linear"]
+    want = [call(W.to(where), scheme) for where in (FIRST, SECOND)]
 
     def work(index: int) -> bool:
         own = want[index % 2]
         with torch.cuda.device(1 - index % 2):
-            every = [DOORS["linear"](W.to(own.device), SCHEMES["nvfp4"]) for _ in range(30)]
-            return all(torch.equal(one, own) for one in every)
+            return all(torch.equal(call(W.to(own.device), scheme), own) for _ in range(30))
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(8)))
@@ -104,31 +95,25 @@ def test_a_graph_of_the_other_gpu(name: str) -> None:
     assert all(map(torch.equal, captured, (layer(x), quantize(w, SCHEMES[name]).dequantize())))
 
 
-def llama() -> Any:
+@torch.no_grad()
+def test_a_model_on_either_and_on_both() -> None:
+    """Its captured step, one after another with the first GPU current; then all but its embeddings and first
+    block on the other, as accelerate places them."""
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3}
     config = LlamaConfig(vocab_size=256, num_attention_heads=8, num_key_value_heads=4, **sizes)
-    return quantize_model(LlamaForCausalLM(config).bfloat16().eval(), "nvfp4")
-
-
-@torch.no_grad()
-def test_a_model_that_is_spread_over_both() -> None:
-    """Its embeddings and first block on one, all else on the other, as accelerate places them."""
-    network, ids = llama(), torch.arange(9).view(1, 9)
-    want, moved = network(ids, use_cache=False).logits, partial(tree_map_only, Tensor, lambda t: t.to(SECOND))
-    network.to(FIRST)
-    for part in (*network.model.layers[1:], network.model.norm, network.lm_head):
-        part.to(SECOND).register_forward_pre_hook(lambda _, *given: moved(given), with_kwargs=True)
-    assert apart(network(ids.to(FIRST), use_cache=False).logits, want) < 0.05
-    with pytest.raises(ValueError, match="several devices"):
-        GraphedNetwork(network, 64)
-
-
-def test_a_captured_step_on_either() -> None:
-    """One after another, the first GPU current: the graph lies where its network does."""
-    network, ids, steps = llama(), torch.arange(9).view(1, 9), []
+    network: Any = quantize_model(LlamaForCausalLM(config).bfloat16().eval(), "nvfp4")
+    ids, steps = torch.arange(9).view(1, 9), []
+    want = network(ids, use_cache=False).logits
     choose(network)
     for where in (FIRST, SECOND):
         graphed = GraphedNetwork(copy.deepcopy(network).to(where), 64)
         graphed.prefill(ids.to(where))
         steps.append(graphed.step(ids[:, :1].to(where)))
     assert apart(*steps) < 0.03
+    network.to(FIRST)
+    moved = partial(tree_map_only, Tensor, lambda tensor: tensor.to(SECOND))
+    for part in (*network.model.layers[1:], network.model.norm, network.lm_head):
+        part.to(SECOND).register_forward_pre_hook(lambda _, *given: moved(given), with_kwargs=True)
+    assert apart(network(ids.to(FIRST), use_cache=False).logits, want) < 0.05
+    with pytest.raises(ValueError, match="several devices"):
+        GraphedNetwork(network, 64)

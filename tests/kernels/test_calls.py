@@ -63,7 +63,7 @@ def flag(library: Any, on_stub: StubContext, monkeypatch: pytest.MonkeyPatch) ->
     library.stub_current(HANDLE)
     for place, name, value in (
         (backend.gpu, "available", lambda: runtime.Availability(True, "a GPU")),
-        (runtime, "is_current", lambda device: True),
+        (runtime, "is_current", lambda index: True),
         (runtime, "is_capturing", lambda device: False),
         (cuda, "flag_of_thread", lambda: flag),
         (cuda, "abandon_flag", flag.abandon),

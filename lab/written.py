@@ -128,7 +128,7 @@ def written_table(runs: Sequence[WrittenRun]) -> str:
             if run.single
             else "–",
             _loss(run, run.loss),
-            f"{100 * (1 - run.loss / run.single_loss):.0f} %" if run.single else "–",
+            f"{100 * (1 - run.loss / run.single_loss):.1f} %" if run.single else "–",
             _loss(run, run.bound),
         ]
         for run in runs

@@ -214,7 +214,8 @@ def _clause(grid: Grid, side: Analysis) -> str:
     if isinstance(fmt, FloatFormat):
         small = _subnormal_share(side)
         text = f"has steps of at most 1/{2**fmt.mantissa} of the value ({sharing})"
-        text += f", except for the {percent(small)} of values that are subnormal" if small >= FEW else ""
+        if small >= FEW:
+            text += f", except for the {percent(small)} of values that are subnormal or became 0"
     elif not grid.uniform:
         text = f"has {grid.steps + 1} {'uneven ' if grid.steps > 2 else ''}levels {over}"
     else:

@@ -710,13 +710,15 @@ def check(
     )
     hide_bars_of_transformers(as_json)
     from explorer.survey import load_survey
-    from explorer.survey.check import check_recipe
+    from explorer.survey.check import check_recipe, other_texts
 
     chosen = _load(recipe, cached)
     of = load_survey(survey) if survey else None
     loaded = _model(chosen, model, device)
     with reporting("models", as_json) as progress:
         checked = check_recipe(chosen, loaded, texts, of, seen, progress, imatrix)
+    if unlike := other_texts(chosen, seen, loaded.causal):
+        say(unlike, error=True)
     if chosen.predicted_time is not None:
         from explorer.bench.layers import checked_time
 

@@ -14,11 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from explorer.checkpoints.inputs import is_fixed
 from explorer.checkpoints.target import Shape
 from explorer.checkpoints.write import export_of
 from explorer.core.importances import takes_importance
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model
+from explorer.models.evaluate import needs_inputs
 from explorer.models.inputs import QuantizedInputs
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress, checkpoint
@@ -238,6 +240,18 @@ def calibrated_by(recipe: ModelRecipe, texts: AnyTexts, calibration: AnyTexts) -
         return False
     used = {recipe.texts_sha256, hash_of(calibration) if calibration else ""} - {""}
     return hash_of(texts) in used
+
+
+def other_texts(recipe: ModelRecipe, calibration: AnyTexts, causal: bool) -> str:
+    """Say that methods, or fixed scales, see other texts than the recipe's survey did; empty if they do not,
+    and if nothing sees any."""
+    sees = any(one.method and needs_inputs(one.method) for one in recipe.layers.values())
+    fixed = any(map(is_fixed, recipe.input_schemes.values())) or (recipe.cache and recipe.cache.is_fixed)
+    known = recipe.texts_sha256
+    if not (sees or fixed) or not known or known == hash_of(calibration or built_in_texts(causal)):
+        return ""
+    which = "those given" if calibration else "the built-in ones: --calibration names the survey's"
+    return f"Methods and fixed scales see other texts than the recipe's survey did, {which}"
 
 
 def inputs_of(

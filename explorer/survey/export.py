@@ -20,7 +20,7 @@ from explorer.checkpoints.write import Request, Written, check_schemes, check_sh
 from explorer.checkpoints.write import export as write
 from explorer.core.backend import work_device
 from explorer.models.capture import Model, load_model
-from explorer.models.texts import AnyTexts, texts_of
+from explorer.models.texts import AnyTexts
 from explorer.progress import Progress
 from explorer.survey.apply import (
     LayerCodes,
@@ -34,9 +34,9 @@ from explorer.survey.apply import (
     folder_of,
     input_scales_of,
 )
+from explorer.survey.check import other_texts
 from explorer.survey.importances import of_folder
 from explorer.survey.recipe import ModelRecipe
-from explorer.survey.run import built_in_texts
 
 FEW_TOKENS = 128
 """A layer that a method saw fewer tokens of is named."""
@@ -101,7 +101,8 @@ def request_of(wanted: Wanted, phases: Phases = lambda what: None) -> Request:
     weights = of_folder(file, recipe.layers, folder) if file else wanted.importances
     assert isinstance(weights, Mapping)
     codes = codes_of(recipe, load, wanted.texts, phases("layers by methods"), folder, row.joined, weights)
-    notes = (*_unlike(wanted, codes, load), *_few(codes))
+    unlike = other_texts(recipe, wanted.texts, load().causal) if codes.tokens or scales else ""
+    notes = tuple(filter(None, (unlike, *_few(codes))))
     load.cache_clear()  # writing needs one tensor at a time
     measure = None
     if wanted.measured_on is not None:
@@ -146,11 +147,3 @@ def _few(codes: LayerCodes) -> Iterator[str]:
         named = ", ".join(f"{name} by {count or 'none'}" for name, count in sorted(few.items())[:4])
         more = f" and {len(few) - 4} more" if len(few) > 4 else ""
         yield f"Codes of few tokens, fewer than {FEW_TOKENS}: {named}{more}; more texts help"
-
-
-def _unlike(wanted: Wanted, codes: LayerCodes, load: Callable[[], Model]) -> Iterator[str]:
-    """Say that methods saw other texts than the survey."""
-    known = wanted.recipe.texts_sha256
-    if codes.tokens and known and known != texts_of(wanted.texts or built_in_texts(load().causal)).sha256:
-        which = "those given" if wanted.texts else "the built-in ones"
-        yield f"Methods saw other texts, {which}, than the survey that the recipe was chosen by"

@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from explorer import SCHEMES, QuantizedTensor, quantize
-from explorer.checkpoints import EXPORTS, integer_words, write_one
+from explorer.checkpoints import EXPORTS, integer_words, verify, write_one
 from explorer.checkpoints import folder as folders
 from explorer.checkpoints.folder import Shards
 from explorer.methods.recipe import Recipe
@@ -272,6 +273,35 @@ def test_a_wrong_checkpoint_is_not_put_in_place(
         write_checkpoint("compressed-tensors", llama, plan, out, verified=True)
     assert not list(tmp_path.iterdir())
     assert write_checkpoint("compressed-tensors", llama, plan, out).layers == len(layers)
+
+
+def test_what_was_written_is_run_once(
+    llama: Path, layers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card has the difference of the logits. A network that fails, or says something else though all its
+    layers are right, is not put in place."""
+    plan = uniform(layers, "int4_group32")
+    written = write_checkpoint("compressed-tensors", llama, plan, tmp_path / "right", verified=True)
+    assert written.verified and written.verified.forward and written.verified.forward.difference < 1e-5
+    card = (written.folder / "README.md").read_text()
+    assert f"logits differ by {written.verified.forward.difference:.1e}" in card
+    opened = verify._opened
+
+    def other_norms(*asked: Any) -> Any:
+        network = opened(*asked)
+        network.model.norm.register_forward_hook(lambda *given: given[2].flip(-1))
+        return network
+
+    def fails(*asked: Any) -> Any:
+        network = opened(*asked)
+        network.model.norm.register_forward_hook(lambda *given: given[2].double())
+        return network
+
+    for broken, words in ((other_norms, "logits differ"), (fails, "cannot run it")):
+        monkeypatch.setattr(verify, "_opened", broken)
+        with pytest.raises(ValueError, match=words):
+            write_checkpoint("compressed-tensors", llama, plan, tmp_path / "wrong", verified=True)
+        assert not (tmp_path / "wrong").exists()
 
 
 def test_a_target_without_a_reader_is_not_verified(llama: Path, layers: list[str], tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from explorer.survey import Constraints, ModelRecipe, Survey, frontier, recipe_o
 from explorer.survey import check as checking
 from explorer.survey.apply import codes_of, constraints_of
 from explorer.survey.assemble import assemble
-from explorer.survey.check import BY_SIGNAL, ONE_SCHEME, RECIPE, Checked, check_recipe
-from explorer.survey.loss import reference_for
+from explorer.survey.check import BY_SIGNAL, ONE_SCHEME, RECIPE, Checked, check_recipe, other_texts
+from explorer.survey.loss import hash_of, reference_for
 from explorer.survey.times import StepTimes
 from explorer.survey.verdict import truth
 from tests.survey.conftest import HELD_OUT, QUERY, UP
@@ -241,6 +241,9 @@ def test_exports_get_the_codes_of_the_method(llama: Model) -> None:
     recipe = recipe_for({UP: "int4_group64+gptq"})
     q = codes_of(recipe, lambda: llama, TEXTS)(UP, weight, recipe.layers[UP])
     assert torch.equal(q.packed, assemble(llama, recipe.layers, TEXTS).layers[UP].q.packed)
+    seen = replace(recipe, texts_sha256=hash_of(TEXTS))
+    assert not other_texts(seen, TEXTS, True) and not other_texts(replace(plain, texts_sha256="x"), (), True)
+    assert "built-in" in other_texts(seen, (), True) and "given" in other_texts(seen, HELD_OUT, True)
     for method in ("smoothquant+rotation", "hqq"):
         with pytest.raises(ValueError, match="more than codes"):
             codes_of(recipe_for({UP: f"int4_group64_asym+{method}"}), lambda: llama, TEXTS)

@@ -27,16 +27,14 @@ from explorer.methods.evaluate import evaluate_all
 from explorer.methods.recipe import Recipe
 from explorer.recordings.files import recording_json
 from explorer.recordings.machine import Machine
-from explorer.reports import Where, again, as_html, command_of, survey_report, tensor_report
-from explorer.reports.again import KINDS
-from explorer.reports.check import read_record
-from explorer.reports.content import Content
+from explorer.reports import as_html, command_of, survey_report, tensor_report
 from explorer.reports.survey import Asked, bought, find_survey
 from explorer.sources.tensors import Matrix
 from explorer.survey.check import Check, Checked
 from explorer.survey.loss import Loss
 from tests.covering import sampled
 from tests.page.acts import new_context
+from tests.records import read_record
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +64,8 @@ def test_the_file_works_from_disk_and_asks_for_nothing(folder: Path, browser: Br
     assert [url.split(":")[0] for url in asked] == ["file"]
 
 
-def test_numbers_are_the_librarys_and_figures_are_files(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Figures and tables have the names that they have in the report; another tensor is noticed."""
+def test_numbers_are_the_librarys_and_figures_are_files(folder: Path) -> None:
+    """Figures and tables have the names that they have in the report."""
     x, text, files = load_matrix("sample:mlp_up"), (folder / "r.html").read_text(), folder / "files"
     recipes = [Recipe(SCHEMES[name]) for name in ("int4_group128_asym", "nvfp4")]
     computed = tensor_report(x, recipes, {"file": "sample:mlp_up"})
@@ -84,11 +80,6 @@ def test_numbers_are_the_librarys_and_figures_are_files(
         assert len(pandas.read_csv(files / f"{name}.csv")) > 0
         assert "\\toprule" in (files / f"{name}.tex").read_text()
     assert (folder / "r.pdf").read_bytes().startswith(b"%PDF")
-    other = x.values.numpy().copy()
-    other[3, 5] += 0.001
-    np.save(tmp_path / "w.npy", other)
-    assert main(["report", str(tmp_path / "w.npy"), "--check", str(folder / "r.html")]) == 1
-    assert "another one" in capsys.readouterr().out
 
 
 WEIGHT = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).numpy()
@@ -111,79 +102,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(made / "x.npy", INPUTS)
     timing = next(time_on_cpu(plan_on_cpu(["bf16"], [(8, 16, 32)], "torch"), repeats=2))
     (made / "t.json").write_text(json.dumps(recording_json(Machine(cpu="a CPU"), [timing])))
-    assert set(OF_ALL) == set(KINDS), "every kind is tried here"
     with contextlib.chdir(made):
         for kind, command in OF_ALL.items():
             assert main(["report", *command.split(), "--out", f"{kind}.html"]) == 0
     return made
 
 
-COMPUTED: dict[str, Content] = {}
-
-
 @pytest.fixture
 def reports(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of reports, to stand in. Checks of one recipe compute it once, and compare each time."""
-
-    def recalled(recipe: dict[str, object], where: Where, progress: object) -> Content:
-        key = json.dumps([recipe, vars(where)])
-        if key not in COMPUTED:
-            COMPUTED[key] = again(recipe, where, None)
-        return COMPUTED[key]
-
-    monkeypatch.setattr("explorer.reports.again", recalled)
+    """The folder of reports, to stand in."""
     monkeypatch.chdir(made)
     return made
-
-
-@pytest.mark.parametrize("kind", OF_ALL)
-def test_every_kind_is_checked(kind: str, reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """If this fails, ``--check`` cannot compute a report again, or lets an edited number or table pass."""
-    path = reports / f"{kind}.html"
-    assert main(["report", "--check", path.name]) == 0
-    text, record = path.read_text(), read_record(path)
-    name = next(name for name, value in record["numbers"].items() if value)
-    other = text.replace(f'"{name}": {record["numbers"][name]!r}', f'"{name}": 123.25', 1)
-    (reports / "moved.html").write_text(other)
-    capsys.readouterr()
-    assert main(["report", "--check", "moved.html", "--json"]) == 1
-    (number,) = json.loads(capsys.readouterr().out)["moved"]
-    assert (number["name"], number["said"]) == (name, 123.25)
-    cell = re.search(r'<td class="number">([\d.,e+-]+)</td>', text)
-    assert cell
-    (reports / "edited.html").write_text(text.replace(cell[0], '<td class="number">77</td>', 1))
-    assert main(["report", "--check", "edited.html"]) == 1
-
-
-EDITS = [
-    ("tensor", r'(?s)(id="table-methods".*?<td>INT)4 ', r"\g<1>2 "),
-    ("tensor", r'(?s)(id="table-methods".*?)GPTQ', r"\g<1>AWQ"),
-    ("tensor", r'(?s)(id="table-numbers".*?by )GPTQ', r"\g<1>AWQ"),
-    ("tensor", r'(?s)(id="table-element-b".*?<th[^>]*>)quantity', r"\g<1>size"),
-    ("survey", r"predicted loss 0\.\d+", "predicted loss 0.0142"),
-    ("survey", r"<h1>(.*?)4 bits", r"<h1>\g<1>2 bits"),
-    ("survey", r"--bits 4\.0", "--bits 3.5"),
-    ("survey", r"<td>[0-9a-f]{8}", "<td>00000000"),
-    ("survey", r"</section>", "<table><tr><td>99</td></tr></table></section>"),
-    ("survey", r"<h2>Every budget", "<h2>Any budget"),
-    ("survey", r'"z":\{"dtype":"u1","bdata":".{8}', '"z":{"dtype":"u1","bdata":"AAAAAAAA'),
-]
-"""Words and figures, and what is changed in them: of a tensor where numbers may end elsewhere."""
-
-
-def test_edited_texts_and_figures_are_noticed(reports: Path) -> None:
-    """If this fails, a report whose sentences or figures were altered, or that names another method than it
-    tried, passes its check. Those of another version are not compared: they may be worded otherwise."""
-    for kind, *edit in EDITS:
-        text = (reports / f"{kind}.html").read_text()
-        other, changed = re.subn(*edit, text, count=1)
-        assert changed and other != text, edit
-        (reports / "edited.html").write_text(other)
-        assert main(["report", "--check", "edited.html"]) == 1, edit
-    text, versions = (reports / "survey.html").read_text(), read_record(reports / "survey.html")["versions"]
-    older = text.replace("Every budget", "Each budget").replace(f'"{versions["commit"]}"', '"1234567"')
-    (reports / "older.html").write_text(older)
-    assert main(["report", "--check", "older.html"]) == 0
 
 
 @pytest.mark.parametrize("kind", sampled(OF_ALL, ["tensor", "survey"]))
@@ -216,7 +145,7 @@ def test_a_survey_by_time_and_with_its_check() -> None:
     one = bought(find_survey("all-MiniLM-L6-v2"), Asked(seconds=155e-6, batch=16))
     timed = survey_report("all-MiniLM-L6-v2", one)
     assert "--time 155us --batch 16" in command_of(timed.recipe) and "--bits" not in command_of(timed.recipe)
-    assert timed.numbers["choice.seconds"] <= 155e-6 and again(timed.recipe).numbers == timed.numbers
+    assert timed.numbers["choice.seconds"] <= 155e-6
     loss = Loss("embedding", 0.0312, 0.03, 0.033, 240, 4000)
     check = Check((Checked("recipe", "fisher_diagonal", one.choice.bits, one.choice.loss, loss),), "", True)
     checked = survey_report("m", one, check, "folder")
@@ -238,9 +167,6 @@ WRONG = (
     ("survey all-MiniLM-L6-v2 --keep pear", "name matches"),
     ("survey all-MiniLM-L6-v2 --model x", "--check-model"),
     ("speed --shape 3x5x7", "3x5x7"),
-    (f"--check {__file__}", "no report"),
-    ("--check none.html", "none.html"),
-    (f"--check {__file__} --schemes nvfp4", "--check"),
 )
 
 

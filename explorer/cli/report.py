@@ -24,17 +24,15 @@ from explorer.cli.options import (
     split,
 )
 from explorer.cli.output import (
-    PrintedTable,
     hide_bars_of_transformers,
     print_json,
-    print_table,
     reporting,
     say,
 )
 
 if TYPE_CHECKING:
     from explorer.methods.recipe import Recipe
-    from explorer.reports import Content, Where
+    from explorer.reports import Content
 
 DEFAULT = "tensor"
 
@@ -56,7 +54,6 @@ kinds = typer.Typer(
     epilog=examples(
         "report sample:mlp_up --schemes int4_group128_asym,nvfp4 --out report.html",
         "report survey all-MiniLM-L6-v2 --bits 4.5 --pdf report.pdf",
-        "report --check report.html",
     ),
 )
 app.add_typer(kinds, name="report", rich_help_panel=TENSORS)
@@ -73,9 +70,6 @@ Timings = Annotated[
     str | None,
     typer.Option(help="Products timed on your machine: the JSON of `bench gemm --json` or of the page."),
 ]
-CHECKS = (
-    "--check takes a report and, where they lie elsewhere, its tensor, survey, --inputs or --model; nothing"
-)
 
 
 @kinds.command(
@@ -85,15 +79,13 @@ CHECKS = (
         "report W.safetensors --tensor w --schemes nvfp4 --pdf report.pdf --figures figures",
         "report sample:mlp_up --schemes int4_group128,int4_group128+gptq --inputs sample:mlp_up_in "
         "--methods rtn,gptq,awq",
-        "report --check report.html",
-        "report W.safetensors --check report.html",
     ),
 )
 def tensor(
-    file: Annotated[str | None, typer.Argument(help=f"{SOURCES[0].upper()}{SOURCES[1:]}.")] = None,
+    file: Annotated[str, typer.Argument(help=f"{SOURCES[0].upper()}{SOURCES[1:]}.")],
     schemes: Annotated[
-        str | None, typer.Option(help="One or two schemes, A and B; SCHEME+METHOD for a method's result.")
-    ] = None,
+        str, typer.Option(help="One or two schemes, A and B; SCHEME+METHOD for a method's result.")
+    ],
     tensor: TensorName = None,
     revision: Revision = None,
     element: Annotated[
@@ -119,12 +111,6 @@ def tensor(
     out: Out = None,
     pdf: Pdf = None,
     figures: Figures = None,
-    check: Annotated[
-        str | None, typer.Option(help="Compute this report's numbers again and say which moved; of any kind.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="With --check: where a survey's model lies.", hidden=True)
-    ] = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -133,16 +119,6 @@ def tensor(
     from explorer.sources import load_matrix
 
     use_device(device)
-    if check:
-        new = (schemes, element, own, methods, method_schemes, activations, timings, out, pdf, figures)
-        if any(new):
-            raise ValueError(f"{CHECKS} is written")
-        from explorer.reports import Where
-
-        _check(Path(check), Where(file, inputs, model), as_json)
-        return
-    if file is None or schemes is None:
-        raise ValueError("name a tensor and --schemes, or a report to --check")
     recipes, at = _recipes(schemes), _element(element)
     if (methods or any(recipe.method for recipe in recipes)) and not inputs:
         raise ValueError("methods need the layer's inputs: name them by --inputs")
@@ -222,9 +198,9 @@ def survey(
 ) -> None:
     """Report on a model's survey: sensitive layers, and the recipe for a budget of bits or time."""
     hide_bars_of_transformers(as_json)
-    from explorer.reports.again import again
-    from explorer.reports.content import SURVEY
-    from explorer.reports.survey import USUAL_BITS
+    from explorer.reports.survey import USUAL_BITS, Asked, bought, find_survey, survey_report
+    from explorer.survey.apply import check_weights
+    from explorer.survey.check import check_recipe
     from explorer.survey.times import seconds_of
 
     if model and not check_model:
@@ -235,22 +211,26 @@ def survey(
         raise ValueError("--batch is of a budget of time: give --time")
     use_device(device)
     files = _files(out, pdf, figures)
-    recipe = {
-        "kind": SURVEY,
-        "file": file,
-        "bits": None if time is not None else USUAL_BITS if bits is None else bits,
-        "time": time,
-        "batch": batch,
-        "signal": signal,
-        "for": target,
-        "keep": split(keep) if keep else [],
-        "fuse": fuse,
-        "inputs": inputs,
-        "check_model": check_model,
-        "model": model,
-    }
-    with reporting("models", as_json) as progress:
-        content = again(recipe, progress=progress)
+    asked = Asked(
+        USUAL_BITS if bits is None else bits,
+        signal,
+        target,
+        tuple(split(keep)) if keep else (),
+        fuse,
+        inputs,
+        seconds_of(time) if time is not None else None,
+        batch or 1 if time is not None else None,
+    )
+    one, check = bought(find_survey(file), asked), None
+    if check_model:
+        from explorer.models.capture import load_model
+
+        place = model or one.recipe.model
+        check_weights(one.recipe, place)
+        loaded = load_model(place, one.recipe.revision, head=True)
+        with reporting("models", as_json) as progress:
+            check = check_recipe(one.recipe, loaded, survey=one.survey, progress=progress)
+    content = survey_report(file, one, check, model)
     if time is not None and content.numbers["choice.seconds"] > seconds_of(time) * (1 + ROUNDED):
         shortest = words.duration(content.numbers["choice.seconds"])
         raise ValueError(f"{time} is less than the linear layers take by these schemes: {shortest}")
@@ -381,58 +361,3 @@ def _element(text: str | None) -> tuple[int, int] | None:
     except ValueError:
         raise ValueError(f"expected an element as ROW,COLUMN, got {text!r}") from None
     return row, column
-
-
-def _check(path: Path, where: Where, as_json: bool) -> None:
-    """Exit with 1 if the subject of the report, or a number, has changed."""
-    from explorer.reports import again, moved
-    from explorer.reports.check import by_this_version, edited, read_record
-    from explorer.reports.content import TENSOR
-
-    record = read_record(path)
-    with reporting("computing again", as_json) as progress:
-        now = again(record["recipe"], where, progress)
-    same = now.sha256 == record["sha256"]
-    kind = record["recipe"].get("kind", TENSOR)
-    if not same and not as_json:
-        say(f"what it is about ({kind}) is another one than the report's (SHA-256)")
-    changes = moved(record, now)
-    whole = by_this_version(record, now)
-    other = edited(path.read_text(encoding="utf-8"), now, whole) if not changes else []
-    if as_json:
-        print_json(
-            {
-                "kind": kind,
-                "same": same,
-                "moved": [vars(c) for c in changes],
-                "edited": [vars(e) for e in other],
-                "sentences_compared": whole,
-            }
-        )
-    else:
-        count = len(record["numbers"])
-        if other:
-            say("the report shows something else than its numbers give:")
-            lines = [[e.place, _short(e.said), _short(e.now)] for e in other[:MOST_EDITS]]
-            print_table(PrintedTable(("where", "in the report", "now"), lines))
-        elif changes:
-            print_table(
-                PrintedTable(("number", "in the report", "now"), [[m.name, m.said, m.now] for m in changes])
-            )
-            say(f"{len(changes)} of {count} numbers moved")
-        else:
-            say(f"all {count} numbers are the same")
-        if not whole:
-            say("another version of the explorer wrote it: sentences and figures are not compared")
-        if record["recipe"].get("measured"):
-            say("timings stand in the report as they were measured; they are not measured again")
-    if changes or other or not same:
-        raise typer.Exit(1)
-
-
-MOST_EDITS = 10
-"""Maximum number of listed differences of a report."""
-
-
-def _short(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else f"{text[:most]} …"

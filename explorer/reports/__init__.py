@@ -1,8 +1,6 @@
 """Reports: what the page shows of a tensor, a model's survey, matrix products or a training, as files that
 leave it. One piece builds them for the page and for the command line."""
 
-from explorer.reports.again import Where, again
-from explorer.reports.check import Moved, moved
 from explorer.reports.content import Content, Table, command_of
 from explorer.reports.page import as_html
 from explorer.reports.speed import speed_report
@@ -12,6 +10,6 @@ from explorer.reports.training import training_report
 from explorer.reports.write import write
 
 __all__ = [
-    "Content", "Moved", "Table", "Where", "again", "as_html", "command_of", "moved", "speed_report",
-    "survey_report", "tensor_report", "training_report", "write",
+    "Content", "Table", "as_html", "command_of", "speed_report", "survey_report", "tensor_report",
+    "training_report", "write",
 ]  # fmt: skip

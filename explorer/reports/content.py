@@ -28,15 +28,11 @@ TIMINGS = "YOUR_TIMINGS.json"
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the report: its name (also its file's), columns, and rows of numbers and texts. ``loose``:
-    its numbers come of a search or a training, which other machines' arithmetic ends elsewhere; ``worked``:
-    so do those in its texts, each the arithmetic of one code."""
+    """A table of the report: its name (also its file's), columns, and rows of numbers and texts."""
 
     name: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
-    loose: bool = False
-    worked: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,9 +48,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Content:
-    """A whole report. ``numbers`` are what ``explorer report --check`` compares, those whose names begin
-    with one of ``loose`` as the tables of that name; ``recipe`` is what builds it again: the kind, and the
-    command's options. ``sha256`` is of what it is about: the tensor, the survey's file, the timings."""
+    """A whole report, with its ``numbers``; ``recipe`` is what builds it again: the kind, and the command's
+    options. ``sha256`` is of what it is about: the tensor, the survey's file, the timings."""
 
     title: str
     lead: tuple[str, ...]
@@ -64,7 +59,6 @@ class Content:
     recipe: dict[str, Any]
     sha256: str
     versions: dict[str, str]
-    loose: tuple[str, ...] = ()
 
 
 def content(
@@ -76,7 +70,6 @@ def content(
     numbers: Mapping[str, float],
     recipe: Mapping[str, Any],
     sha256: str,
-    loose: Sequence[str] = (),
 ) -> Content:
     """A report with its appendix: ``method`` in paragraphs, and where everything is from (``about``, the
     command, versions, the machine). Of ``numbers`` the finite ones count."""
@@ -92,7 +85,6 @@ def content(
         recipe=dict(recipe),
         sha256=sha256,
         versions=versions,
-        loose=tuple(loose),
     )
 
 

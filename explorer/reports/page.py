@@ -13,11 +13,11 @@ import plotly
 from plotly.io import to_json
 
 from explorer.paths import ASSETS
-from explorer.reports.content import Content, Part, Table
+from explorer.reports.content import Content, Table
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 NUMBERS_ID = "explorer-report"
-"""The element that holds what ``--check`` reads."""
+"""The element that holds the report's numbers and how it was made."""
 
 
 def as_html(content: Content) -> str:
@@ -60,8 +60,7 @@ def cell(value: Any) -> str:
 
 def tables_of(content: Content) -> list[Table]:
     """Every table, in the order of the file."""
-    parts: list[Part] = [*content.parts, *content.appendix]
-    return [table for part in parts for table in part.tables]
+    return [table for part in (*content.parts, *content.appendix) for table in part.tables]
 
 
 def _figure_json(figure: Any) -> str:

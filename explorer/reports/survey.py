@@ -141,7 +141,6 @@ def survey_report(place: str, one: Bought, check: Check | None = None, model: st
             "model": model if check is not None else None,
         },
         sha256=digest,
-        loose=(f"{RUN}.",),
     )
 
 
@@ -315,7 +314,7 @@ def _checked(check: Check) -> Part:
         for row in check.rows
     )
     columns = ("model", "scheme or signal", "bits", "predicted loss", "true loss", "from", "to")
-    return Part("Measured", (truth(check), how), (Table(RUN, columns, rows, loose=True),))
+    return Part("Measured", (truth(check), how), (Table(RUN, columns, rows),))
 
 
 def _method(one: Bought) -> Sequence[str]:

@@ -132,7 +132,6 @@ def tensor_report(
         numbers=numbers,
         recipe=_recipe(source, recipes, at, more, measured),
         sha256=digest,
-        loose=_loose(recipes),
     )
 
 
@@ -159,12 +158,6 @@ def _recipe(
         recipe |= {"methods": list(tried.names), "method_schemes": list(tried.schemes)}
         recipe["activations"] = tried.activations
     return recipe | ({"measured": measured} if measured else {})
-
-
-def _loose(recipes: Sequence[Recipe]) -> tuple[str, ...]:
-    """Numbers and tables that come of a method's search."""
-    repaired = [letter for letter, recipe in zip(LETTERS, recipes, strict=False) if recipe.method]
-    return (f"{METHODS}.", *(f"{letter}." for letter in repaired))
 
 
 def _analysis(matrix: Matrix, recipe: Recipe, inputs: Tensor | None) -> Analysis:
@@ -227,7 +220,7 @@ def _key_numbers(analyses: Sequence[Analysis], recipes: Sequence[Recipe]) -> lis
     rows += [("bytes", *(r.nbytes for r in reports))]
     headers = ("quantity", *(f"{x}: {r.label}" for x, r in zip(LETTERS, recipes, strict=False)))
     sentences = [f"{x}: {r.describe()}" for x, r in zip(LETTERS, recipes, strict=False)]
-    table = Table("numbers", headers, tuple(rows), any(r.method for r in recipes))
+    table = Table("numbers", headers, tuple(rows))
     return [Part("In numbers", tuple(sentences), (table,))]
 
 
@@ -297,8 +290,6 @@ def _element(
             f"element-{letter.lower()}",
             ("quantity", f"{letter}: {side.label}"),
             tuple(e.arithmetic),
-            loose=bool(recipe.method),
-            worked=bool(recipe.method),
         )
         for letter, side, recipe, e in zip(LETTERS, sides, recipes, seen, strict=False)
     )
@@ -414,7 +405,7 @@ def _methods(values: Tensor, more: More, numbers: dict[str, float]) -> list[Part
         reading = "Each method's output channels under the first scheme, sorted by their error."
         figures.append(("channel-error", channel_error_figure(outcomes, "report"), reading))
     said = (methods_summary(outcomes, x), how)
-    table = Table(METHODS, METHOD_COLUMNS, rows, loose=True)
+    table = Table(METHODS, METHOD_COLUMNS, rows)
     return [Part("Methods that use the layer's inputs", said, (table,), tuple(figures))]
 
 

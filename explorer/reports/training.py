@@ -61,7 +61,6 @@ def training_report(settings: Settings, results: Sequence[Trained]) -> Content:
         ACCURACY,
         ("weights", "how", "mean (%)", "least (%)", "most (%)", "seeds"),
         tuple((r.width, r.stage, 100 * r.mean, 100 * r.least, 100 * r.most, r.seeds) for r in rows),
-        loose=True,
     )
     figures = [
         (
@@ -107,7 +106,6 @@ def training_report(settings: Settings, results: Sequence[Trained]) -> Content:
             "activations": settings.activations,
         },
         sha256=digest,
-        loose=(f"{ACCURACY}.",),
     )
 
 

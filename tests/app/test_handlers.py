@@ -42,11 +42,11 @@ from explorer.core.file import load as load_quantized
 from explorer.figures.style import file_name
 from explorer.progress import checkpoint
 from explorer.recordings.quantize import recorded_kernel
-from explorer.reports.check import read_record
 from explorer.schemes import Scheme
 from explorer.sources import open_tensors
 from tests.app.acting import did, last, plots_of, selection, shown, unchanged, views_of
 from tests.covering import FEW, sampled
+from tests.records import read_record
 
 
 def below(chosen: dict[str, Any]) -> dict[str, Any]:

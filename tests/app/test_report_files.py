@@ -18,12 +18,12 @@ from app.state.selection import Selection
 from explorer.bench.cpu_gemm import plan_on_cpu, time_on_cpu
 from explorer.recordings.files import Recording
 from explorer.recordings.machine import Machine
-from explorer.reports.check import read_record
 from explorer.reports.tensor import More
 from explorer.reports.training import Settings
 from explorer.training.digits import train
 from tests.app.acting import last, unchanged
 from tests.covering import sampled
+from tests.records import read_record
 
 (RECORDED,) = survey.recorded()
 HERE = Selection(sample="attention_query", scheme="int4_group64", second="int4_group64+gptq")

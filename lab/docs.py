@@ -23,7 +23,6 @@ from explorer.recordings.gemm import (
 )
 from explorer.recordings.grouped import recorded_grouped
 from explorer.recordings.machine import Machine
-from explorer.recordings.quality import recorded_quality
 from explorer.recordings.quantize import quantize_recordings
 from explorer.recordings.runs import recorded_runs
 from explorer.recordings.steps import recorded_steps
@@ -52,6 +51,7 @@ from lab.conformance import markdown as conformance_tables
 from lab.conformance.records import recorded_conformance, recorded_crossover
 from lab.conformance.table import uncompared
 from lab.exports import exports_measured, recorded_exports
+from lab.files.rows import recorded_quality
 from lab.first_numbers import recorded_first_numbers
 from lab.methods import recorded_methods
 from lab.page import recorded_page

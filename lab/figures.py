@@ -14,9 +14,9 @@ from urllib.parse import unquote_to_bytes
 import plotly.graph_objects as go
 
 from explorer.export.files import replacing
-from explorer.figures.quality import quality_figure
-from explorer.recordings.quality import recorded_quality
 from lab import accumulation
+from lab.files.figure import quality_figure
+from lab.files.rows import recorded_quality
 
 FOLDER = "figures"
 WIDTH = 860

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from explorer.figures.style import MUTED, A, B, empty, figure, legend_below, log_axis
 from explorer.recordings.files import NOT_RECORDED
-from explorer.recordings.quality import QualityRow
+from lab.files.rows import QualityRow
 
 HEIGHT = 460
 NAME = "quality"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from explorer.schemes import SCHEMES, Scheme
@@ -150,13 +150,6 @@ def adapted(goal: Goal, points: Iterable[tuple[float, float]]) -> Goal:
     bottom = _STEP * math.floor((min(seen) - _ROOM) / _STEP)
     top = _STEP * math.ceil((max(seen) + _ROOM) / _STEP)
     return dataclasses.replace(goal, db=(bottom, top))
-
-
-def shortlist_of(goal: Goal, added: Sequence[str] = (), removed: Sequence[str] = ()) -> tuple[str, ...]:
-    """The goal's schemes without those ``removed``, then those ``added``, as the link holds them: texts of
-    recipes, each once, at most ``MOST``; those that were added last stay."""
-    kept = [text for text in goal.schemes if text not in removed and text not in added]
-    return tuple(kept[: max(0, MOST - len(added))]) + tuple(dict.fromkeys(added))[-MOST:]
 
 
 def nearest_goal(scheme: Scheme, shape: tuple[int, int]) -> Goal:

@@ -61,51 +61,7 @@ def compare_schemes(x: Tensor, schemes: Iterable[Scheme]) -> Iterator[Comparison
 SAMPLE_ELEMENTS = 1 << 18
 """The most elements of a part: the SQNRs of all named schemes are then within 0.05 dB of those of the
 whole matrix on the built-in layers; with half as many within 0.4 dB."""
-RUNS = 4
-"""The fewest runs of rows that a sample is of: outliers gather in some rows of a weight."""
-RUN = 128
-"""The most consecutive rows of a run: the height of the tallest tile of a named scheme."""
 SEARCHING_CALIBRATORS = ("mse", "entropy")
-WHOLE_BLOCKS = 256
-"""The part of a row that is taken is a multiple of this, which the named schemes' blocks divide."""
-
-
-@dataclass(frozen=True, eq=False)
-class RowSample:
-    """Some rows of a matrix, in runs that lie at even distances; ``share`` (0 … 1) of its elements."""
-
-    values: Tensor
-    share: float
-
-
-def sample_rows(x: Tensor, most: int = SAMPLE_ELEMENTS, tall: int = 1) -> RowSample:
-    """At most ``most`` elements of the matrix ``x`` [rows, cols]: all of it where it has no more.
-
-    Rows are whole, as blocks run along them, in at least ``RUNS`` runs from the first row to the last; of a
-    single row that does not fit, its first columns. Blocks of ``tall`` > 1 rows (at most ``RUN``) are whole
-    too: where ``RUNS`` of them with whole rows do not fit, each run has other columns. A scheme with one
-    range for the whole tensor, or for a column, sees the range of the sample: if outliers lie outside of it,
-    the error of the whole tensor is larger than the sample's.
-    """
-    rows, columns = x.shape
-    if x.numel() <= most:
-        return RowSample(x, 1.0)
-    tall = min(tall, rows)
-    height = 1 if tall == 1 else min(RUNS * tall, rows)
-    width = min(columns, max(1, most // height))
-    if WHOLE_BLOCKS < width < columns:
-        width -= width % WHOLE_BLOCKS
-    bands = rows // tall
-    fit = max(1, min(bands, most // (width * tall)))
-    run = max(1, min(RUN // tall, fit // RUNS))
-    runs = fit // run
-    parts = []
-    for i in range(runs):
-        start = i * (bands - run) // max(runs - 1, 1) * tall
-        left = i * (columns - width) // max(runs - 1, 1) // WHOLE_BLOCKS * WHOLE_BLOCKS
-        parts.append(x[start : start + run * tall, left : left + width])
-    values = torch.cat(parts)
-    return RowSample(values, values.numel() / x.numel())
 
 
 def survey(x: Tensor, schemes: Iterable[Scheme], most: int = SAMPLE_ELEMENTS) -> Iterator[ComparisonRow]:

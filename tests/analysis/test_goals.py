@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from explorer import SCHEMES
-from explorer.analysis.goals import GOALS, MOST, adapted, goal_of, nearest_goal, shortlist_of
+from explorer.analysis.goals import GOALS, MOST, adapted, goal_of, nearest_goal
 
 SHAPE = (1536, 384)
 
@@ -40,15 +40,6 @@ def test_axes_follow_a_tensor_whose_points_lie_outside() -> None:
     assert adapted(goal, [(4.5, 20.0), (4.1, 12.0), (16.0, 70.0)]) is goal
     assert adapted(goal, [(4.5, 40.5), (4.1, 33.0)]).db == (30.0, 45.0)
     assert adapted(goal, [(4.5, float("inf"))]) is goal
-
-
-def test_the_shortlist_keeps_what_was_added() -> None:
-    goal = GOALS["4-bit"]
-    assert shortlist_of(goal) == goal.schemes
-    assert shortlist_of(goal, ["int8_row"]) == (*goal.schemes[:4], "int8_row")
-    left = [name for name in goal.schemes if name != "mxfp4"]
-    assert shortlist_of(goal, ["int8_row"], ["mxfp4"]) == (*left, "int8_row")
-    assert shortlist_of(goal, list("abcdefg")) == tuple("cdefg")
 
 
 def test_an_old_link_gets_the_goal_of_its_scheme() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,21 @@ class ModelFolder:
 
         kinds = {type(m).__name__ for m in self.skeleton.network.modules()} if self.skeleton else set()
         return next((name for name in MODULES_TO_PATCH_FOR_QUANTIZATION if name in kinds), "")
+
+    def taken_apart(self, name: str) -> dict[str, Callable[[Tensor], Tensor]]:
+        """The tensors that a stacked one of experts [E, inputs, outputs] becomes where transformers replaces
+        their class (``replaced``), by name, and what each takes of it; none for other tensors."""
+        block, _, part = name.rpartition(".")
+        if not self.replaced or not block.endswith(".experts") or part not in ("gate_up_proj", "down_proj"):
+            return {}
+        parts = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+        return {
+            f"{block}.{expert}.{one}.weight": lambda t, e=expert, at=at: (  # type: ignore[misc]
+                t[e].chunk(len(parts), 1)[at].t().contiguous()
+            )
+            for expert in range(self.info(name).shape[0])
+            for at, one in enumerate(parts)
+        }
 
     def apart(self, layer: str) -> LayerPlace:
         """``place`` for a reader that has the layers of experts apart, as the files do."""

@@ -35,14 +35,21 @@ def write_model(
     settings: Settings,
     more: Mapping[str, Tensor] | None = None,
     own: Callable[[str], Layer] | None = None,
+    apart: bool = False,
 ) -> None:
     """Write all tensors of the model, ``more`` of other names, and its changed configuration into the job's
-    folder. ``own``: what writes a layer by its name, in place of ``layer``."""
+    folder. ``own``: what writes a layer by its name, in place of ``layer``. ``apart``: experts of a
+    class that the reader replaces are written one by one (``ModelFolder.taken_apart``)."""
     model = job.plan.model
     shards = Shards(job.folder, job.plan.file_bytes, _header_bytes(job.plan))
     for info in model.infos:
         writer = own(info.name.removesuffix(".weight")) if own else layer
-        for name, tensor in _tensors_of(info.name, job, writer).items():
+        taken = model.taken_apart(info.name) if apart else {}
+        whole = model.read(info.name) if taken else None
+        for name, of in taken.items():
+            assert whole is not None
+            shards.add(name, of(whole))
+        for name, tensor in () if taken else _tensors_of(info.name, job, writer).items():
             shards.add(name, tensor)
         job.step()
     for name, tensor in (more or {}).items():
@@ -56,7 +63,9 @@ def _header_bytes(plan: Plan) -> int:
     """Room for the header of each file."""
     coded = {f"{name}.weight" for name in plan.layers}
     entries = [
-        (_PARTS if info.name in coded else 1) * (len(info.name) + _HEADER_ENTRY) for info in plan.model.infos
+        (_PARTS if info.name in coded else len(plan.model.taken_apart(info.name)) or 1)
+        * (len(info.name) + _HEADER_ENTRY)
+        for info in plan.model.infos
     ]
     return sum(entries)
 

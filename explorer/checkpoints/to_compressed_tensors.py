@@ -296,8 +296,6 @@ def place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:
 def experts_refusal(plan: Plan) -> str:
     """Why these layers of experts don't go together: transformers 5.23 restores all of them by one scheme."""
     experts = plan.model.experts
-    if plan.model.replaced:
-        return f"transformers replaces {plan.model.replaced} in quantized models, and finds no weights for it"
     if not experts:
         return ""
     left = [name for name in experts if name not in plan.coded]
@@ -417,7 +415,8 @@ def _ignored(plan: Plan) -> list[str]:
     kept = [name for name in model.matrices if name not in plan.coded]
     coded = {model.place(name).module for name in plan.coded}
     linear = model.skeleton.linear if model.skeleton else ("lm_head",)
-    return list(dict.fromkeys([*kept, *(module for module in linear if module not in coded)]))
+    apart = [EXPERTS] if model.replaced else []
+    return list(dict.fromkeys([*kept, *(module for module in linear if module not in coded), *apart]))
 
 
 def load(plan: Plan) -> str:
@@ -441,7 +440,7 @@ def layer(q: QuantizedTensor, dtype: torch.dtype, layout_of: Layouts = layout_of
 
 def write(job: ExportJob) -> None:
     """Write all tensors of the model, the scales of its cache, and its changed configuration."""
-    safetensors_folder.write_model(job, layer, settings, cache_scales.tensors(job.plan))
+    safetensors_folder.write_model(job, layer, settings, cache_scales.tensors(job.plan), apart=True)
 
 
 EXPORT = Export(

@@ -130,7 +130,7 @@ def write(job: ExportJob) -> None:
         return partial(layouts.layer, layout_of=chosen)
 
     settings = partial(layouts.settings, layout=layout_of)
-    safetensors_folder.write_model(job, layer, settings, cache_scales.tensors(job.plan), own)
+    safetensors_folder.write_model(job, layer, settings, cache_scales.tensors(job.plan), own, apart=True)
 
 
 def layer(q: QuantizedTensor, dtype: torch.dtype) -> layouts.Parts:

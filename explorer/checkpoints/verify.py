@@ -376,8 +376,11 @@ def _compare_plain(export: Export, plan: Plan, network: nn.Module) -> int:
         layer = info.name.removesuffix(".weight")
         if skeleton is None or layer in plan.layers or (plan.model.tied and plan.model.is_head(layer)):
             continue  # of a tied head readers have the embeddings
+        for name, of in plan.model.taken_apart(info.name).items():
+            if name not in found or not torch.equal(found[name], of(plan.model.read(info.name))):
+                raise ValueError(f"{export.label}: {name} is not the part of {info.name} that it should be")
         parameter, changed = skeleton.parameter(info.name)
-        if changed or not skeleton.holds(parameter):
+        if plan.model.taken_apart(info.name) or changed or not skeleton.holds(parameter):
             continue
         if parameter not in found:
             raise ValueError(f"{export.label}: {info.name} is not in the network that its reader opened")

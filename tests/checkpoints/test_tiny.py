@@ -23,6 +23,7 @@ KINDS = {
     "recurrent_gemma": ("RecurrentGemmaForCausalLM", "cannot open it"),
     "hy_v4": ("HYV4ForCausalLM", "cannot run it"),
     "kimi_linear": ("KimiLinearForCausalLM", "cannot open it"),
+    "llama4_text": ("Llama4ForCausalLM", ""),
     "longcat_flash": ("LongcatFlashForCausalLM", ""),
 }
 """Name of a configuration -> the class of the network, and what transformers 5.23 with compressed-tensors

@@ -48,7 +48,7 @@ def model_card(
 
 
 def _stored_bits(export: Export, plan: Plan, recipe: Recipe, shape: Shape) -> float:
-    return export.stored_bits(recipe.scheme, shape, plan.model.dtype)
+    return export.stored_bits(recipe.scheme, shape, export.reads_in(plan))
 
 
 def _size_words(plan: Plan, size: int) -> str:

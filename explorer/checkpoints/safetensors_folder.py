@@ -92,7 +92,7 @@ def _tensors_of(tensor: str, job: ExportJob, layer: Layer) -> dict[str, Tensor]:
     dtype = plain_dtype(q.scheme)
     if dtype is not None:
         return {tensor: q.dequantize(dtype)}
-    parts = {name + suffix: part for suffix, part in layer(q, plan.model.dtype).items()}
+    parts = {name + suffix: part for suffix, part in layer(q, job.dtype).items()}
     if name in plan.input_scales:
         parts |= _input_scale(name, plan.input_schemes[name], plan.input_scales[name])
     return parts

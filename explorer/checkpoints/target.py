@@ -25,6 +25,8 @@ Quantized = Callable[[str, Tensor, Recipe], QuantizedTensor]
 SAFETENSORS = ".safetensors"
 SHARD_BYTES = 5e9
 NO_CACHE = "its format has no place for that, and it is an option of the engine"
+_ROUNDED = 2.0**-8
+"""A scale that moves by no more was rounded to a normal number of 16 bits."""
 PLAIN = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """Formats of casts that every target carries as they are."""
 
@@ -97,7 +99,8 @@ class ExportJob:
     """One run of an export: the destination, the quantizer, and the progress callback.
 
     ``step`` is called once for each tensor of the model, when it is written, and ``seen`` with the name and
-    the codes of each layer. ``stored``: that of the target.
+    the codes of each layer. ``dtype`` and ``stored``: those of the target; ``moved`` is called with a layer
+    and by how much of its size a scale moves at most, where that is more than rounding does.
     """
 
     plan: Plan
@@ -106,6 +109,8 @@ class ExportJob:
     step: Callable[[], None]
     seen: Callable[[str, QuantizedTensor], None] = lambda name, q: None
     stored: Callable[[QuantizedTensor, torch.dtype], QuantizedTensor] = lambda q, dtype: q
+    dtype: torch.dtype = torch.float32
+    moved: Callable[[str, float], None] = lambda name, most: None
 
     def layer(self, name: str) -> QuantizedTensor:
         """The codes of a layer; ``ValueError`` if they do not match the recipe."""
@@ -118,7 +123,14 @@ class ExportJob:
             )
         q = on_cpu(q)
         if plain_dtype(q.scheme) is None:
-            q = self.stored(q, self.plan.model.dtype)
+            before = q.scales.stored
+            try:
+                q = self.stored(q, self.dtype)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+            most = float(((q.scales.stored - before).abs() / before.abs().clamp_min(1e-38)).max())
+            if most > _ROUNDED:
+                self.moved(name, most)
         self.seen(name, q)
         return q
 
@@ -149,7 +161,8 @@ class Export:
     fused      whether its engine multiplies query, key and value as one matrix, and gate and up: they need
                one scheme
     joined     whether some engines that load it do that: layers of one scheme share its scale of the tensor
-    stored     (codes, the model's dtype) -> the codes with scales as the files hold them
+    reads_in   (plan) -> the dtype that the reader restores to, which scales have
+    stored     (codes, that dtype) -> the codes with scales as the files hold them
     usual      schemes that its users take first; recipes are compared with the first that fits
     multiplies (scheme of inputs, scheme of weights) -> why its engines have no product of them; empty if
                they have
@@ -179,6 +192,7 @@ class Export:
     bits: Callable[[Scheme, Shape, torch.dtype], float] = lambda scheme, shape, dtype: own_bits(scheme, shape)
     fused: bool = False
     joined: bool = False
+    reads_in: Callable[[Plan], torch.dtype] = lambda plan: plan.model.dtype
     stored: Callable[[QuantizedTensor, torch.dtype], QuantizedTensor] = lambda q, dtype: q
     usual: tuple[str, ...] = ()
     multiplies: Callable[[Scheme, Scheme], str] = lambda inputs, scheme: "its inputs are not quantized"

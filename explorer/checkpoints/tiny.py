@@ -96,7 +96,9 @@ def tried(target: str, model: ModelFolder) -> str:
     row = export_of(target)
     with tempfile.TemporaryDirectory() as room:
         try:
-            copied = tiny_copy(model, Path(room) / "tiny")
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                copied = tiny_copy(model, Path(room) / "tiny")
         except Exception:  # transformers raises whatever a configuration makes it raise
             return ""
         plan = _plan(row, ModelFolder(copied))
@@ -104,6 +106,8 @@ def tried(target: str, model: ModelFolder) -> str:
             return ""
         try:
             export(Request(target, plan, Path(room) / "out", verified=True))
+        except OSError:  # no room on the disk
+            return ""
         except (ValueError, SourceError) as error:
             return f"of a tiny copy of this configuration, {first_line(error)}"
     return ""
@@ -113,7 +117,6 @@ def tiny_copy(model: ModelFolder, out: Path) -> Path:
     """Write a model of the same kind with few and small layers of random weights into ``out``, and run it
     once. Raises what transformers does where that fails."""
     config = shrunk(model.settings)
-    torch.manual_seed(0)
     network: Any = class_of(config, model.auto_class)(config).to(model.dtype).eval()
     ids = torch.arange(100, 108)[None]
     asked = {"decoder_input_ids": ids} if getattr(config, "is_encoder_decoder", False) else {}
@@ -139,7 +142,8 @@ def _shrink(part: Any) -> None:
     for key, most in _SMALL.items():
         value = getattr(part, key, None)
         if isinstance(value, int) and not isinstance(value, bool):
-            setattr(part, key, min(value, most))
+            with suppress(AttributeError):  # a property of some configurations
+                setattr(part, key, min(value, most))
     if groups == heads:
         part.num_key_value_heads = part.num_attention_heads
     if isinstance(getattr(part, "qk_head_dim", None), int):

@@ -165,14 +165,17 @@ def _scales(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
 
 
 def stored(q: QuantizedTensor, dtype: torch.dtype) -> QuantizedTensor:
-    """The codes with scales that ``dtype`` holds, which moves weights by up to 2⁻⁹ of their size in bfloat16.
-    Scales of two levels, and powers of two, stay. ``ValueError`` for one that ``dtype`` rounds to 0."""
+    """The codes with scales that ``dtype`` holds, which moves weights by up to 2⁻⁹ of their size, and by more
+    where scales are subnormal numbers of float16. Scales of two levels, and powers of two, stay.
+    ``ValueError`` for one beyond the largest number of ``dtype``."""
     layout, scale = layout_of(q.scheme), q.scales.stored
     if layout is None or layout.bfloat16 or q.scales.tensor_scale is not None:
         return q
     held = scale.to(dtype).float()
-    if bool(((held == 0) != (scale == 0)).any()) or not bool(held.isfinite().all()):
-        raise ValueError(f"scales of {q.scheme} lie beyond the numbers of the model's {dtype}")
+    if not bool(held.isfinite().all()):
+        raise ValueError(f"scales of {q.scheme} are larger than the numbers of {dtype}")
+    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    held = torch.where((held == 0) & (scale != 0), torch.full_like(held, least).copysign(scale), held)
     return replace(q, scales=replace(q.scales, stored=held, raw=None))
 
 
@@ -357,12 +360,12 @@ BF16 = float_format("bfloat16")
 
 def _as_read(inputs: Scheme, dtype: torch.dtype) -> Scheme:
     """Inputs as compressed-tensors rounds them: INT8 that is found as it comes spans 127.5 steps a side,
-    NVFP4 has scales that are computed in bfloat16, in which its reader runs, and in a model in bfloat16 FP8
-    too, with x / scale."""
+    NVFP4 has scales that are computed in bfloat16, in which its reader runs, and in a model in bfloat16 the
+    others too, with x / scale."""
     if inputs.block == (1, 16):
         return SCHEMES["nvfp4_vllm"]
     if isinstance(inputs.format, IntegerFormat) and not is_fixed(inputs):
-        return Scheme.parse(replace(inputs, mapping=MappingType.FULL).text)
+        inputs = Scheme.parse(replace(inputs, mapping=MappingType.FULL).text)
     if dtype is torch.bfloat16 and inputs.scale is not None and not is_fixed(inputs):
         scale = replace(inputs.scale, format=BF16, convention=Convention.COMPRESSED_TENSORS)
         return Scheme.parse(replace(inputs, scale=scale, codes=replace(inputs.codes, bfloat16=True)).text)
@@ -419,6 +422,12 @@ def _ignored(plan: Plan) -> list[str]:
     return list(dict.fromkeys([*kept, *(module for module in linear if module not in coded), *apart]))
 
 
+def reads_in(plan: Plan) -> torch.dtype:
+    """bfloat16 where a layer has a format that its reader restores so, whatever the model's dtype."""
+    wide = any(layout.bfloat16 for layout in map(layout_of, plan.schemes) if layout)
+    return torch.bfloat16 if wide else plan.model.dtype
+
+
 def load(plan: Plan) -> str:
     """Return the code that opens the folder."""
     auto = plan.model.auto_class
@@ -464,6 +473,7 @@ EXPORT = Export(
     as_read=_as_read,
     around=safetensors_folder.around,
     joined=True,
+    reads_in=reads_in,
     stored=stored,
     against_cache=cache_scales.refusal,
 )

@@ -159,6 +159,7 @@ EXPORT = Export(
     bits=stored_bits,
     fused=True,
     joined=True,
+    reads_in=layouts.reads_in,
     stored=layouts.stored,
     usual=("int4_group128", "int4_group64", "int4_group32"),
     multiplies=multiplies,

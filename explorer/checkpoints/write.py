@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
 from explorer.checkpoints.card import least_bytes, model_card, restored_words
@@ -120,16 +121,30 @@ def export(request: Request, progress: Progress | None = None) -> Written:
             if verified:
                 codes[name] = q
 
-        row.write(ExportJob(plan, folder, quantized, step, seen, row.stored))
+        moved: dict[str, float] = {}
+        job = ExportJob(
+            plan, folder, quantized, step, seen, row.stored, row.reads_in(plan), moved.__setitem__
+        )
+        row.write(job)
         opened: list[nn.Module] = []
         result = verify(row, plan, folder, codes, opened.append) if verified else None
         card = request.card
         if request.measure is not None:
             card = f"{card}\n\n{request.measure(opened[0] if opened else None)}"
         size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in WEIGHT_FILES)
-        notes = (*request.notes, *apart(row, plan), *restored_words(plan))
+        notes = (*request.notes, *apart(row, plan), *restored_words(plan), *_moved_words(job.dtype, moved))
         write_beside(folder, {CARD: model_card(row, plan, card, result, size, notes), **request.beside})
     return Written.of(out, len(plan.coded), result, notes)
+
+
+def _moved_words(dtype: torch.dtype, moved: Mapping[str, float]) -> Iterator[str]:
+    """Say that scales are too small for the files' dtype."""
+    if moved:
+        name = max(moved, key=lambda one: moved[one])
+        yield (
+            f"Scales of {len(moved)} layers are too small for {str(dtype).removeprefix('torch.')}: they move "
+            f"by up to {100 * moved[name]:.3g} % of their size, in {name}, and the weights with them"
+        )
 
 
 def apart(row: Export, plan: Plan) -> Iterator[str]:
@@ -143,9 +158,8 @@ def apart(row: Export, plan: Plan) -> Iterator[str]:
         if own and len(group) > 1:
             yield (
                 f"{', '.join(group)} have tensor scales of their own, being of different schemes or by a "
-                "method: engines that multiply them as one matrix take the largest for all"
+                "method: an engine that multiplies them as one matrix takes one scale for all, or refuses"
             )
-            return
 
 
 def _rounded_together(plan: Plan) -> Quantized:

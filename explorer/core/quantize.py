@@ -272,8 +272,10 @@ def nvfp4_exactly(x: Tensor) -> QuantizedTensor | None:
     x = x.detach().float()
     if rows > _FIRST_ROWS and nvfp4_exactly(x[:_FIRST_ROWS]) is None:
         return None
+    if not x.numel():
+        return None
     amax = functional.pad(x, (0, -columns % 16)).abs().view(rows, -1, 16).amax(-1)
-    if not x.numel() or not bool(amax.isfinite().all()):
+    if not bool(amax.isfinite().all()):
         return None
     mantissa, exponent = torch.frexp(amax)
     power = torch.where(amax > 0, exponent - 3 + (mantissa > 0.75).to(exponent.dtype), -(10**6))

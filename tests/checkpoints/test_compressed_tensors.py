@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig, LlamaFor
 from explorer import SCHEMES, quantize
 from explorer.checkpoints import EXPORTS, ModelFolder
 from explorer.methods.recipe import Recipe
+from explorer.sources import open_source
 from tests.checkpoints.reading import Expected, compare, continuation, uniform
 from tests.checkpoints.writing import write_checkpoint
 from tests.covering import sampled
@@ -76,7 +77,25 @@ def test_layers_that_engines_join_share_a_tensor_scale(llama: Path, tmp_path: Pa
     assert scales == pytest.approx([2688 / 2.14] * 2, rel=1e-6) and not made.notes
     own = uniform(names[:1], "nvfp4") | uniform(names[1:], "nvfp4_vllm")
     (note,) = write_checkpoint(TARGET, llama, own, tmp_path / "own", changed=changed).notes
-    assert names[0] in note and "largest" in note
+    assert names[0] in note and "one scale for all" in note
+
+
+def test_scales_have_the_dtype_that_the_reader_restores_to(
+    llama: Path, layers: list[str], tmp_path: Path
+) -> None:
+    """bfloat16 beside NVFP4 in a model in float32. In float16 a scale that is too small moves, and is said."""
+    recipes = uniform(layers, "nvfp4") | uniform(layers[:1], "int4_group32")
+    made = write_checkpoint(TARGET, llama, recipes, tmp_path / "mixed", verified=True)
+    scale = open_source(str(made.folder)).stored  # type: ignore[attr-defined]
+    (dtype,) = (info.dtype for info in scale if info.name == f"{layers[0]}.weight_scale")
+    assert dtype == "BF16" and made.verified.forward.difference == 0
+    small = tmp_path / "model"
+    network = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float16)
+    network.get_submodule(layers[0]).weight.data[3] *= 1e-4
+    network.save_pretrained(small)
+    made = write_checkpoint(TARGET, small, uniform(layers, "int8_row"), tmp_path / "half", verified=True)
+    assert layers[0] in made.notes[0] and "float16" in made.notes[0]
+    assert made.notes[0] in (made.folder / "README.md").read_text()
 
 
 MIXED = {

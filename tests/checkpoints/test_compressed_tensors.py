@@ -83,7 +83,7 @@ def test_layers_that_engines_join_share_a_tensor_scale(llama: Path, tmp_path: Pa
 def test_scales_have_the_dtype_that_the_reader_restores_to(
     llama: Path, layers: list[str], tmp_path: Path
 ) -> None:
-    """bfloat16 beside NVFP4 in a model in float32. In float16 a scale that is too small moves, and is said."""
+    """bfloat16 beside NVFP4 in a model in float32. In float16 too small a scale moves, and is said."""
     recipes = uniform(layers, "nvfp4") | uniform(layers[:1], "int4_group32")
     made = write_checkpoint(TARGET, llama, recipes, tmp_path / "mixed", verified=True)
     scale = open_source(str(made.folder)).stored  # type: ignore[attr-defined]

@@ -107,7 +107,7 @@ FEW = 8
 """Tokens that a checkpoint is run on."""
 MOST_APART, MOST_APART_INPUTS = 0.01, 0.5
 """The largest accepted difference of its outputs: of restored weights, which meet the same operations, and
-where the reader multiplies in its own way, as by quantized inputs, whose errors grow by layers."""
+where the reader multiplies in its own way, as by quantized inputs or a cache: those errors grow by layers."""
 BITSANDBYTES = "bitsandbytes"
 
 
@@ -213,7 +213,7 @@ def run_once(export: Export, plan: Plan, network: nn.Module, codes: Mapping[str,
             f"{first_line(error)}"
         ) from error
     apart = float((got - expected).norm() / expected.norm().clamp_min(1e-30))
-    of_inputs = bool(plan.input_schemes) or export.name == BITSANDBYTES
+    of_inputs = bool(plan.input_schemes or plan.cache) or export.name == BITSANDBYTES
     if not apart <= (MOST_APART_INPUTS if of_inputs else MOST_APART):
         raise ValueError(
             f"{export.label}: as its reader runs it, its {what} differ by {apart:.2g} of their norm from "

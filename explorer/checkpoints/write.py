@@ -51,12 +51,12 @@ class Written:
         return sum(self.files.values())
 
 
-def rounded(name: str, weight: Tensor, recipe: Recipe, importance: Tensor | None = None) -> QuantizedTensor:
+def rounded(name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
     """``weight`` [N, K] rounded to nearest (``quantize_weight``);
     ``ValueError`` for a recipe with a method, which needs inputs."""
     if recipe.method:
         raise ValueError(f"{name}: {label_of(recipe.method)} needs the layer's inputs; none are given here")
-    return quantize_weight(weight, recipe.scheme, importance)
+    return quantize_weight(weight, recipe.scheme)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ def export(request: Request, progress: Progress | None = None) -> Written:
             progress(done, total)
 
     if row.joined and quantized is rounded:
-        quantized = _rounded_together(plan)
+        shared = rounding(plan.layers, True, lambda name: plan.model.read(f"{name}.weight").float())
+        quantized = lambda name, weight, recipe: shared(name)  # noqa: E731
 
     with whole_folder(out, least_bytes(plan)) as folder:
         plan.model.carry_over(folder)
@@ -152,20 +153,15 @@ def apart(row: Export, plan: Plan) -> Iterator[str]:
     that."""
     if not row.joined or row.fused:
         return
-    alike = {name for group in sharing(plan.layers) for name in group}
-    for group in fused_groups(plan.coded):
-        own = [name for name in group if has_one_scale(plan.coded[name].scheme) and name not in alike]
-        if own and len(group) > 1:
-            yield (
-                f"{', '.join(group)} have tensor scales of their own, being of different schemes or by a "
-                "method: an engine that multiplies them as one matrix takes one scale for all, or refuses"
-            )
-
-
-def _rounded_together(plan: Plan) -> Quantized:
-    """Rounds to nearest; layers that engines multiply as one matrix share its scale of the whole tensor."""
-    shared = rounding(plan.layers, True, lambda name: plan.model.read(f"{name}.weight").float())
-    return lambda name, weight, recipe: shared(name)
+    alike = set(sharing(plan.layers))
+    groups = (group for group in fused_groups(plan.coded) if len(group) > 1 and group not in alike)
+    own = [group for group in groups if any(has_one_scale(plan.coded[name].scheme) for name in group)]
+    if own:
+        more = f" ({len(own)} such groups)" if len(own) > 1 else ""
+        yield (
+            f"{', '.join(own[0])} have tensor scales of their own, being of different schemes or by a method"
+            f"{more}: an engine that multiplies them as one matrix takes one scale for all, or refuses"
+        )
 
 
 def check_shards(export: Export, shard_bytes: float | None) -> None:

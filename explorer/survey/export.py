@@ -108,16 +108,8 @@ def request_of(wanted: Wanted, phases: Phases = lambda what: None) -> Request:
     if wanted.measured_on is not None:
         from explorer.survey.measured import measuring
 
-        measure = measuring(
-            recipe,
-            load,
-            wanted.measured_on,
-            wanted.texts,
-            phases("texts"),
-            wanted.required,
-            wanted.target,
-            weights,
-        )
+        on, told = wanted.measured_on, phases("texts")
+        measure = measuring(recipe, load, on, wanted.texts, told, wanted.required, wanted.target, weights)
     card = card_of(recipe, measure is not None or bool(wanted.card), file.name if file else "", unsaid)
     return Request(
         wanted.target,

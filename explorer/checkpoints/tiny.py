@@ -1,8 +1,4 @@
-"""What a reader makes of a tiny copy of a model, which is known before the model is surveyed.
-
-configuration -> the same kind of network, a few layers of a few channels, random weights
-              -> written for a target with all its layers in codes, opened and run (``verify``)
-"""
+"""What a reader makes of a tiny copy of a model, which is known before the model is surveyed."""
 
 from __future__ import annotations
 

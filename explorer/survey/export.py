@@ -1,7 +1,4 @@
-"""From a recipe to a checkpoint: what is wanted, what has to be run for it, and the request that is written.
-
-recipe -> weights and target are checked -> scales of inputs and cache, codes by methods -> ``export``
-"""
+"""From a recipe to a checkpoint: what is wanted, what has to be run for it, and the request that is written."""
 
 from __future__ import annotations
 

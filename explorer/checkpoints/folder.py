@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -47,6 +47,16 @@ def whole_folder(out: Path, needed: int = 0) -> Iterator[Path]:
         raise OSError(error.errno, f"{out} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_writable(out: Path) -> None:
+    """``OSError`` where the folder ``out`` cannot be made; nothing is left of the attempt."""
+    with suppress(_MadeError), whole_folder(out):
+        raise _MadeError
+
+
+class _MadeError(Exception):
+    """The folder could be made."""
 
 
 def _runs(process: str) -> bool:

@@ -7,9 +7,10 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from importlib import metadata
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def note_of(place: str, revision: str | None = None) -> Iterator[str]:
 def tried(target: str, model: ModelFolder) -> str:
     """``reader_refusal`` of a copy that is made, written, opened and run now: some seconds."""
     row = export_of(target)
-    with tempfile.TemporaryDirectory() as room:
+    with tempfile.TemporaryDirectory() as room, redirect_stderr(StringIO()):  # of a copy, not of the model
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)

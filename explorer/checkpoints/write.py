@@ -51,12 +51,12 @@ class Written:
         return sum(self.files.values())
 
 
-def rounded(name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
+def rounded(name: str, weight: Tensor, recipe: Recipe, importance: Tensor | None = None) -> QuantizedTensor:
     """``weight`` [N, K] rounded to nearest (``quantize_weight``);
     ``ValueError`` for a recipe with a method, which needs inputs."""
     if recipe.method:
         raise ValueError(f"{name}: {label_of(recipe.method)} needs the layer's inputs; none are given here")
-    return quantize_weight(weight, recipe.scheme)
+    return quantize_weight(weight, recipe.scheme, importance)
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,7 @@ def export(request: Request, progress: Progress | None = None) -> Written:
     """
     plan, out, verified, quantized = request.plan, request.out, request.verified, request.quantized
     row = checked(request.target, plan, needs_inputs=quantized is rounded)
-    against = obstacle(row, plan) if verified is not False else ""
-    if verified and against:
-        raise ValueError(f"{row.label} cannot be verified here: {against}. Leave --verify out")
-    verified = not against if verified is None else verified
+    verified = check_verifiable(row, plan, verified)
     total, done = len(plan.model.infos), 0
 
     def step() -> None:
@@ -148,6 +145,14 @@ def _moved_words(dtype: torch.dtype, moved: Mapping[str, float]) -> Iterator[str
         )
 
 
+def check_verifiable(row: Export, plan: Plan, verified: bool | None) -> bool:
+    """Whether the folder is verified; ``ValueError`` where that is asked for and not possible here."""
+    against = obstacle(row, plan) if verified is not False else ""
+    if verified and against:
+        raise ValueError(f"{row.label} cannot be verified here: {against}. Leave --verify out")
+    return not against if verified is None else verified
+
+
 def apart(row: Export, plan: Plan) -> Iterator[str]:
     """Say which layers that engines join have tensor scales of their own, of a target that is not refused for
     that."""
@@ -159,8 +164,8 @@ def apart(row: Export, plan: Plan) -> Iterator[str]:
     if own:
         more = f" ({len(own)} such groups)" if len(own) > 1 else ""
         yield (
-            f"{', '.join(own[0])} have tensor scales of their own, being of different schemes or by a method"
-            f"{more}: an engine that multiplies them as one matrix takes one scale for all, or refuses"
+            f"{', '.join(own[0])} share no tensor scale, being of different schemes or by a method{more}: an "
+            "engine that multiplies them as one matrix takes one scale for all, or refuses"
         )
 
 

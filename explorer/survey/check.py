@@ -22,6 +22,7 @@ from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model
 from explorer.models.evaluate import needs_inputs
 from explorer.models.inputs import QuantizedInputs
+from explorer.models.skeleton import is_expert
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
@@ -360,6 +361,8 @@ def _carried(recipe: ModelRecipe, scheme: Scheme, shapes: Mapping[str, Shape]) -
     asked = asked_inputs(recipe)
     refusals = {one: refusal_of(recipe.target, one) for one in dict.fromkeys(map(asked.get, shapes))}
     found = ((refusals[asked.get(name)], shape) for name, shape in shapes.items())
+    if recipe.target and any(map(is_expert, shapes)) and export_of(recipe.target).expert_refusal(scheme):
+        return False
     return not any(refusal(scheme, shape) for refusal, shape in found if refusal is not None)
 
 

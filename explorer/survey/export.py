@@ -1,4 +1,4 @@
-"""From a recipe to a checkpoint: what is wanted, what has to be run for it, and the request that is written."""
+"""From a recipe to a checkpoint: what is wanted, what has to be run for it, the request that is written."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from explorer.checkpoints.folder import check_writable
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.table import export_of
 from explorer.checkpoints.target import Plan
 from explorer.checkpoints.tiny import check_reader
-from explorer.checkpoints.write import Request, Written, check_schemes, check_shards
+from explorer.checkpoints.write import Request, Written, check_schemes, check_shards, check_verifiable
 from explorer.checkpoints.write import export as write
 from explorer.core.backend import work_device
 from explorer.models.capture import Model, load_model
@@ -86,7 +87,10 @@ def request_of(wanted: Wanted, phases: Phases = lambda what: None) -> Request:
     check_weights(recipe, place)
     check_target_inputs(recipe, wanted.target)
     check_shards(row, wanted.shard_bytes)
-    check_schemes(row, Plan(ModelFolder(folder), dict(recipe.layers)))
+    plan = Plan(ModelFolder(folder), dict(recipe.layers))
+    check_schemes(row, plan)
+    check_verifiable(row, plan, wanted.verified)
+    check_writable(wanted.out)
     if any(one.method for one in recipe.layers.values()):  # before the long work
         check_reader(wanted.target, ModelFolder(folder))
     load = cache(wanted.load or (lambda: load_model(place, recipe.revision, work_device(), head=True)))

@@ -24,6 +24,7 @@ from explorer.survey import check as checking
 from explorer.survey.apply import codes_of, constraints_of
 from explorer.survey.assemble import assemble
 from explorer.survey.check import BY_SIGNAL, ONE_SCHEME, RECIPE, Checked, check_recipe, other_texts
+from explorer.survey.export import Wanted, request_of
 from explorer.survey.loss import hash_of, reference_for
 from explorer.survey.times import StepTimes
 from explorer.survey.verdict import truth
@@ -232,7 +233,7 @@ def test_a_check_needs_no_survey(llama: Model, survey: Survey, monkeypatch: pyte
         check_recipe(recipe, llama, HELD_OUT, survey)
 
 
-def test_exports_get_the_codes_of_the_method(llama: Model) -> None:
+def test_exports_get_the_codes_of_the_method(llama: Model, tiny_llama: Path) -> None:
     """GPTQ's codes where the recipe says so, else rounded to nearest, without loading a model for those."""
     weight = llama.network.get_submodule(UP).weight.detach()
     plain = recipe_for({UP: "nvfp4"})
@@ -244,6 +245,10 @@ def test_exports_get_the_codes_of_the_method(llama: Model) -> None:
     seen = replace(recipe, texts_sha256=hash_of(TEXTS))
     assert not other_texts(seen, TEXTS, True) and not other_texts(replace(plain, texts_sha256="x"), (), True)
     assert "built-in" in other_texts(seen, (), True) and "given" in other_texts(seen, HELD_OUT, True)
+    for wrong, out in (("gptq", "new"), ("compressed-tensors", "/proc/new")):  # before the model is loaded
+        wanted = Wanted(recipe, wrong, Path(out), str(tiny_llama), lambda: pytest.fail("loaded"))
+        with pytest.raises((ValueError, OSError), match=r"verified here|cannot be written|cannot carry"):
+            request_of(replace(wanted, verified=True))
     for method in ("smoothquant+rotation", "hqq"):
         with pytest.raises(ValueError, match="more than codes"):
             codes_of(recipe_for({UP: f"int4_group64_asym+{method}"}), lambda: llama, TEXTS)

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -898,19 +899,10 @@ def apply(
         from explorer.survey.export import Wanted, export
 
         _say_unsaid(against_cache(chosen, to, folder_of(model or chosen.model, chosen.revision)))
-        wanted = Wanted(
-            chosen,
-            to,
-            Path(out),
-            place=model or "",
-            load=lambda: _model(chosen, model, device),
-            texts=seen,
-            importances=Path(imatrix) if imatrix else {},
-            measured_on=texts if measure else None,
-            required=required or text is not None,
-            verified=verify,
-            shard_bytes=shard_bytes,
-        )
+        load, on = partial(_model, chosen, model, device), texts if measure else None
+        first = Wanted(chosen, to, Path(out), model or "", load, seen, measured_on=on, verified=verify)
+        wanted = dataclasses.replace(first, required=required or bool(text), shard_bytes=shard_bytes)
+        wanted = dataclasses.replace(wanted, importances=Path(imatrix)) if imatrix else wanted
         with ExitStack() as bars:
 
             def phases(what: str) -> Callable[[int, int], None]:

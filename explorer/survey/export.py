@@ -112,25 +112,11 @@ def request_of(wanted: Wanted, phases: Phases = lambda what: None) -> Request:
         on, told = wanted.measured_on, phases("texts")
         measure = measuring(recipe, load, on, wanted.texts, told, wanted.required, wanted.target, weights)
     card = card_of(recipe, measure is not None or bool(wanted.card), file.name if file else "", unsaid)
-    return Request(
-        wanted.target,
-        Plan(
-            ModelFolder(folder, codes.changed),
-            dict(recipe.layers),
-            recipe.input_schemes,
-            scales,
-            wanted.shard_bytes,
-            cached,
-            cache_scales,
-        ),
-        wanted.out,
-        codes,
-        "\n".join(filter(None, (card, wanted.card))),
-        wanted.verified,
-        beside(recipe),
-        measure,
-        notes,
-    )
+    said = "\n".join(filter(None, (card, wanted.card)))
+    inputs, model = recipe.input_schemes, ModelFolder(folder, codes.changed)
+    plan = Plan(model, dict(recipe.layers), inputs, scales, wanted.shard_bytes, cached, cache_scales)
+    more = (wanted.verified, beside(recipe), measure, notes)
+    return Request(wanted.target, plan, wanted.out, codes, said, *more)
 
 
 def _few(codes: LayerCodes) -> Iterator[str]:

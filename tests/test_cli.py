@@ -30,7 +30,7 @@ from explorer.core.file import save_quantized
 from explorer.export.files import write_tensors
 from explorer.survey.rows import SURVEYS
 from lab import cli as lab
-from tests.covering import EACH_SCHEME, sampled
+from tests.covering import EACH_SCHEME, THOROUGH, sampled
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -75,6 +75,7 @@ def test_every_command_prints_a_table_and_json(command: str, capsys: pytest.Capt
     assert code == 0 and set(COMMANDS[command].split()) <= set(found[0] if isinstance(found, list) else found)
 
 
+@THOROUGH
 def test_help_of_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     """By the registry of commands, with those of groups; docs/ parses the examples."""
     commands = typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]

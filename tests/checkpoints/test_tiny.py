@@ -30,7 +30,7 @@ KINDS = {
 says of its checkpoint."""
 
 
-@pytest.mark.parametrize("kind", sampled(KINDS, ("bert", "modernbert")))
+@pytest.mark.parametrize("kind", sampled(KINDS, ("modernbert",)))
 def test_a_reader_is_tried_on_a_tiny_copy(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it said is kept: the second answer makes no copy."""
     monkeypatch.setenv("EXPLORER_KERNEL_CACHE", str(tmp_path / "kernels"))

@@ -18,10 +18,9 @@ from lab.cli import main
 from lab.files.llama_quantizer import LIBRARY, Replaced, replaced_in
 from lab.files.measure import Workshop
 from tests.checkpoints.conftest import llama
-from tests.covering import sampled
+from tests.covering import THOROUGH
 
 __all__ = ["llama"]
-QUICK = ["compressed-tensors-rtn"]
 TEXTS = ("Every layer of a model is a matrix.", "The cat sleeps on the warm roof, and it rains.")
 
 
@@ -30,7 +29,8 @@ def _one_thread(one_thread: None) -> None:
     """The model is so small that a second thread costs more than it gives."""
 
 
-@pytest.mark.parametrize("made", sampled(["compressed-tensors-rtn", "recipe-6-imatrix"], QUICK))
+@THOROUGH
+@pytest.mark.parametrize("made", ["compressed-tensors-rtn", "recipe-6-imatrix"])
 def test_rows_by_the_command(made: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GGUF file or a checkpoint of ours with their true bytes, and llama.cpp's quantizer where it is not:
     the row says how to get it."""

@@ -640,7 +640,7 @@ def export(asked: Budget, where: str, run: Run | None = None) -> Iterator[Export
     shutil.rmtree(folder / name)
     size = words.bytes_(written.bytes)
     said = f"{EXPORTS[target].label}: {written.layers} layers, {size}. Read by: {EXPORTS[target].reader}."
-    said = " ".join((said, *(f"{note}." for note in written.notes)))
+    said = " ".join((said, *(f"{note}." for note in written.notes), str(written.verified or "")))
     yield ExportView(
         status=html.status(said),
         archive=gr.update(value=archive, interactive=True),

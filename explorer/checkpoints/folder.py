@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -26,11 +26,27 @@ _ALIGNED = 8
 @contextmanager
 def whole_folder(out: Path, needed: int = 0) -> Iterator[Path]:
     """Temporary folder next to ``out``, renamed to ``out`` at the end. It is removed if the work ends
-    earlier (an error, a stop, a full disk); those of processes that were killed are removed first.
-    ``ValueError`` if ``out`` exists already, ``OSError`` if it can't be written, or its disk has fewer than
-    ``needed`` bytes.
+    earlier (an error, a stop, a full disk). ``ValueError`` if ``out`` exists already, ``OSError`` if it can't
+    be written, or its disk has fewer than ``needed`` bytes.
     """
-    out = Path(out)
+    partial = _begun(out)
+    try:
+        check_space(out, needed)
+        yield partial
+        partial.replace(out)
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_writable(out: Path) -> None:
+    """``ValueError`` if ``out`` exists already, ``OSError`` if no folder can be made there."""
+    _begun(out).rmdir()
+
+
+def _begun(out: Path) -> Path:
+    """The temporary folder, empty. Those that killed processes left are removed."""
     check_new_folder(out)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     for left in out.parent.glob(f".{glob.escape(out.name)}.*.partial"):
@@ -38,25 +54,14 @@ def whole_folder(out: Path, needed: int = 0) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        check_space(out, needed)
-        yield partial
-        partial.replace(out)
     except OSError as error:
-        if error.strerror is None:
-            raise
-        raise OSError(error.errno, f"{out} cannot be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        raise _unwritable(out, error) from error
+    return partial
 
 
-def check_writable(out: Path) -> None:
-    """``OSError`` where the folder ``out`` cannot be made; nothing is left of the attempt."""
-    with suppress(_MadeError), whole_folder(out):
-        raise _MadeError
-
-
-class _MadeError(Exception):
-    """The folder could be made."""
+def _unwritable(out: Path, error: OSError) -> OSError:
+    """The system's error in our words; one of ``check_space`` is so already."""
+    return OSError(error.errno, f"{out} cannot be written: {error.strerror}") if error.strerror else error
 
 
 def _runs(process: str) -> bool:

@@ -33,22 +33,21 @@ from explorer.version import __version__
 USUAL = "compressed-tensors"
 """The target that is tried before a survey."""
 _SMALL: Mapping[str, int] = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "lru_width", "word_embed_proj_dim"), 128),
-    **dict.fromkeys(
-        ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size", "intermediate_size_mlp"), 256
-    ),
-    **dict.fromkeys(
-        ("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 128
-    ),
-    **dict.fromkeys(("num_attention_heads", "num_heads", "n_head", "linear_num_value_heads"), 4),
-    **dict.fromkeys(("head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "d_kv"), 32),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "index_head_dim"), 32),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank"), 64),
-    **dict.fromkeys(("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "topk_group", "n_group"), 2),
-    **dict.fromkeys(("linear_num_key_heads", "num_key_value_heads", "index_n_heads"), 2),
-    "vocab_size": 256,
-    "max_position_embeddings": 256,
+    name: most
+    for most, names in {
+        256: "vocab_size max_position_embeddings intermediate_size intermediate_size_mlp ffn_dim d_ff n_inner "
+        "ffn_hidden_size",
+        128: "hidden_size d_model n_embd dim lru_width word_embed_proj_dim moe_intermediate_size "
+        "shared_expert_intermediate_size expert_ffn_hidden_size",
+        64: "q_lora_rank kv_lora_rank o_lora_rank",
+        32: "head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim d_kv linear_key_head_dim "
+        "linear_value_head_dim index_head_dim",
+        4: "num_attention_heads num_heads n_head linear_num_value_heads n_routed_experts num_experts "
+        "num_local_experts moe_num_experts",
+        2: "num_experts_per_tok moe_topk moe_k topk_group n_group linear_num_key_heads num_key_value_heads "
+        "index_n_heads",
+    }.items()
+    for name in names.split()
 }
 """Settings of configurations, and the largest number that a copy has there. Others stay."""
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
@@ -65,10 +64,10 @@ def reader_refusal(target: str, model: ModelFolder) -> str:
     versions = [metadata.version(one) for one in packages if find_spec(one.replace("-", "_"))]
     told = json.dumps([target, __version__, versions, model.settings.to_dict()], sort_keys=True, default=str)
     kept = cache_folder().with_name("readers") / f"{hashlib.sha256(told.encode()).hexdigest()}.txt"
-    with suppress(OSError):
+    with suppress(OSError):  # not tried yet
         return kept.read_text(encoding="utf-8")
     found = tried(target, model)
-    with suppress(OSError):
+    with suppress(OSError):  # a cache that cannot be written: it is tried again
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(found, encoding="utf-8")
     return found
@@ -83,7 +82,7 @@ def check_reader(target: str, model: ModelFolder) -> None:
 def note_of(place: str, revision: str | None = None) -> Iterator[str]:
     """Say before a survey of the model at ``place`` that its usual target cannot carry it."""
     paths = open_source(place, revision).paths
-    with suppress(ValueError, SourceError, IndexError):
+    with suppress(SourceError, IndexError):  # what cannot be opened, the survey refuses itself
         if paths[0].suffix == SAFETENSORS and (why := reader_refusal(USUAL, ModelFolder(paths[0].parent))):
             yield f"{USUAL} cannot carry this model, so that no recipe --for it is made: {why}"
 
@@ -105,7 +104,7 @@ def tried(target: str, model: ModelFolder) -> str:
             export(Request(target, plan, Path(room) / "out", verified=True))
         except OSError:  # no room on the disk
             return ""
-        except (ValueError, SourceError) as error:
+        except ValueError as error:
             return f"of a tiny copy of this configuration, {first_line(error)}"
     return ""
 

@@ -137,8 +137,9 @@ def obstacle(export: Export, plan: Plan) -> str:
         return "transformers does not open it here"
     if find_spec(PACKAGES[export.name]) is None:
         return f"its reader needs {PACKAGES[export.name]}"
-    needed = sum(info.elements for info in plan.model.infos) * 4
-    return "" if needed < 0.4 * memory_bytes() else "the network does not fit into memory for it"
+    # What the reader opened, the network beside it, and the weights that this is made of.
+    needed = sum(info.elements for info in plan.model.infos) * 4 * 3
+    return "" if needed < 0.9 * memory_bytes() else "the network does not fit into memory for it"
 
 
 def verify(
@@ -227,7 +228,7 @@ def _described(
 ) -> nn.Module:
     """The network of the class and dtype of ``network`` that the plan describes."""
     weights = {info.name: plan.model.read(info.name) for info in plan.model.infos}
-    weights |= {f"{name}.weight": q.dequantize() for name, q in codes.items()}
+    weights |= {f"{name}.weight": q.dequantize().to(_dtype(network)) for name, q in codes.items()}
     config: Any = copy.deepcopy(plan.model.settings)
     if hasattr(config, SETTINGS):
         del config.quantization_config

@@ -108,8 +108,7 @@ def export(request: Request, progress: Progress | None = None) -> Written:
             progress(done, total)
 
     if row.joined and quantized is rounded:
-        shared = rounding(plan.layers, True, lambda name: plan.model.read(f"{name}.weight").float())
-        quantized = lambda name, weight, recipe: shared(name)  # noqa: E731
+        quantized = _rounded_together(plan)
 
     with whole_folder(out, least_bytes(plan)) as folder:
         plan.model.carry_over(folder)
@@ -130,7 +129,8 @@ def export(request: Request, progress: Progress | None = None) -> Written:
         if request.measure is not None:
             card = f"{card}\n\n{request.measure(opened[0] if opened else None)}"
         size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in WEIGHT_FILES)
-        notes = (*request.notes, *apart(row, plan), *restored_words(plan), *_moved_words(job.dtype, moved))
+        of_scales = (*_unjoined_words(row, plan), *_moved_words(job.dtype, moved))
+        notes = (*request.notes, *of_scales, *restored_words(plan))
         write_beside(folder, {CARD: model_card(row, plan, card, result, size, notes), **request.beside})
     return Written.of(out, len(plan.coded), result, notes)
 
@@ -145,6 +145,12 @@ def _moved_words(dtype: torch.dtype, moved: Mapping[str, float]) -> Iterator[str
         )
 
 
+def _rounded_together(plan: Plan) -> Quantized:
+    """Rounds to nearest; layers that engines multiply as one matrix share its scale of the whole tensor."""
+    shared = rounding(plan.layers, True, lambda name: plan.model.read(f"{name}.weight").float())
+    return lambda name, weight, recipe: shared(name)
+
+
 def check_verifiable(row: Export, plan: Plan, verified: bool | None) -> bool:
     """Whether the folder is verified; ``ValueError`` where that is asked for and not possible here."""
     against = obstacle(row, plan) if verified is not False else ""
@@ -153,9 +159,8 @@ def check_verifiable(row: Export, plan: Plan, verified: bool | None) -> bool:
     return not against if verified is None else verified
 
 
-def apart(row: Export, plan: Plan) -> Iterator[str]:
-    """Say which layers that engines join have tensor scales of their own, of a target that is not refused for
-    that."""
+def _unjoined_words(row: Export, plan: Plan) -> Iterator[str]:
+    """Say which layers that engines join share no tensor scale; a target that is ``fused`` refuses those."""
     if not row.joined or row.fused:
         return
     alike = set(sharing(plan.layers))

@@ -36,7 +36,7 @@ from explorer.survey.check import other_texts
 from explorer.survey.importances import of_folder
 from explorer.survey.recipe import ModelRecipe
 
-FEW_TOKENS = 128
+LEAST_TOKENS = 128
 """A layer that a method saw fewer tokens of is named."""
 Phases = Callable[[str], Progress | None]
 """What is counted next ("tensors") -> the progress of that."""
@@ -121,8 +121,8 @@ def request_of(wanted: Wanted, phases: Phases = lambda what: None) -> Request:
 
 def _few(codes: LayerCodes) -> Iterator[str]:
     """Say which layers a method saw few tokens of."""
-    few = {name: count for name, count in codes.tokens.items() if count < FEW_TOKENS}
+    few = {name: count for name, count in codes.tokens.items() if count < LEAST_TOKENS}
     if few:
         named = ", ".join(f"{name} by {count or 'none'}" for name, count in sorted(few.items())[:4])
         more = f" and {len(few) - 4} more" if len(few) > 4 else ""
-        yield f"Codes of few tokens, fewer than {FEW_TOKENS}: {named}{more}; more texts help"
+        yield f"Codes of few tokens, fewer than {LEAST_TOKENS}: {named}{more}; more texts help"

@@ -35,8 +35,8 @@ USUAL = "compressed-tensors"
 _SMALL: Mapping[str, int] = {
     name: most
     for most, names in {
-        256: "vocab_size max_position_embeddings intermediate_size intermediate_size_mlp ffn_dim d_ff n_inner "
-        "ffn_hidden_size",
+        256: "vocab_size max_position_embeddings intermediate_size intermediate_size_mlp ffn_dim d_ff "
+        "n_inner ffn_hidden_size",
         128: "hidden_size d_model n_embd dim lru_width word_embed_proj_dim moe_intermediate_size "
         "shared_expert_intermediate_size expert_ffn_hidden_size",
         64: "q_lora_rank kv_lora_rank o_lora_rank",

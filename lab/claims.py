@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from explorer.products.advice import at_shape, fastest
+from explorer.products.gemms import GEMMS
 from explorer.products.shapes import SQUARE
-from explorer.products.table import GEMMS
 from explorer.recordings.files import NOT_RECORDED, Recording
 from explorer.recordings.gemm import LATER_NAME, LAYERS_NAME, GemmTiming, gemms_by_machine, recorded_gemms
 from explorer.recordings.quantize import QuantizeTiming, quantize_recordings

@@ -9,7 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from explorer.analysis import estimate
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
-from explorer.cpu.verdict import against_float16, sentences
+from explorer.cpu.sentences import against_float16, sentences
 from explorer.gpu.gemm.tensor_cores import FEW_ROWS
 from explorer.paths import checkout
 from explorer.products.auto import TUNED_ON
@@ -48,8 +48,8 @@ from lab import (
 )
 from lab.analysis import recorded_analyses
 from lab.conformance import markdown as conformance_tables
+from lab.conformance.compared import uncompared
 from lab.conformance.records import recorded_conformance, recorded_crossover
-from lab.conformance.table import uncompared
 from lab.exports import exports_measured, recorded_exports
 from lab.files.rows import recorded_quality
 from lab.first_numbers import recorded_first_numbers

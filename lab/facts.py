@@ -12,13 +12,13 @@ import torch
 
 from explorer.analysis.calibration import StaticVsDynamic, static_and_dynamic
 from explorer.analysis.memory import MODELS
-from explorer.cpu.verdict import BITNET
+from explorer.cpu.sentences import BITNET
 from explorer.methods import label_of
 from explorer.models.evaluate import EmbeddingDrift, sentences
 from explorer.products.advice import at_shape, fastest
+from explorer.products.gemms import GEMMS
 from explorer.products.shape_times import left_out, typical_error
 from explorer.products.shapes import DECODE, LARGE, SQUARE
-from explorer.products.table import GEMMS
 from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.schemes import SCHEMES

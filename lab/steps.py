@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from explorer.bench.plan import MODEL_TOKENS
 from explorer.bench.steps import SHAPES, products_of
-from explorer.products.table import GEMMS
+from explorer.products.gemms import GEMMS
 from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.recordings.steps import BASELINE, StepTiming

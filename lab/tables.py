@@ -14,16 +14,16 @@ from explorer.bench.plan import SWEPT
 from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.target import plain_dtype
 from explorer.core.lowering import has_kernels, with_kernels
-from explorer.cpu.table import CPU_PRODUCTS
-from explorer.cpu.verdict import TERNARY, library
+from explorer.cpu.products import CPU_PRODUCTS
+from explorer.cpu.sentences import TERNARY, library
 from explorer.gpu.quantize import RANGES
 from explorer.methods import METHODS, label_of
 from explorer.models.evaluate import SAMPLES, EmbeddingDrift, sentences
 from explorer.products.advice import at_shape, fastest
+from explorer.products.gemms import GEMMS
 from explorer.products.grouped_rows import GROUPED_HEADERS, grouped_rows, times
 from explorer.products.shape_times import LeftOut, left_out, typical_error
 from explorer.products.shapes import DECODE, LARGE, SQUARE
-from explorer.products.table import GEMMS
 from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.recordings.grouped import GroupedTiming

@@ -65,7 +65,7 @@ SCHEME_FLOORS = [
     },
     {"explorer.schemes.calibrators"},
     {"explorer.schemes.parts", "explorer.schemes.observer"},
-    {"explorer.schemes.labels", "explorer.schemes.table", "explorer.schemes.text"},
+    {"explorer.schemes.labels", "explorer.schemes.named", "explorer.schemes.text"},
     {"explorer.schemes.names"},
     {"explorer.schemes.scheme"},
     {"explorer.schemes.levels"},

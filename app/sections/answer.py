@@ -25,9 +25,9 @@ from app.parts.views import Control, Shown, StatusView, View, shows
 from app.parts.widgets import PRIVATE, block, hidden, plot, plot_card
 from app.serving.work import FILLING
 from app.state.analyses import Pairs, analyses_of, sides_of
-from app.state.cache import BoundedCache
 from app.state.estimates import Estimated
 from app.state.gpu_lock import locked_steps
+from app.state.memo import Memo
 from app.state.record import Record, goal_now, listing, shape_of
 from app.state.selection import file_source, matrix_of, tensor_key
 from app.theme import plot_data
@@ -67,14 +67,14 @@ OTHER_MODELS = "?tab=model&section=whole-model"
 TAKEN = "({data, shift}) => data && explorer.takePoint(data[1], shift)"
 """A click on a point, whose data are [label, text] of its scheme."""
 
-_ROWS = BoundedCache[dict[str, ComparisonRow]](256)
+_ROWS = Memo[dict[str, ComparisonRow]](256)
 """Each tensor's rows so far, by the text of the named scheme: the next visit continues a run that was cut."""
-_WHOLE = BoundedCache[Report](4096)
+_WHOLE = Memo[Report](4096)
 """The report of one recipe on all of one tensor."""
-_REFUSED = BoundedCache[str](256)
+_REFUSED = Memo[str](256)
 """Why a recipe cannot be computed on a tensor."""
-_DRAWN = BoundedCache[str](256)
-_PICTURES = BoundedCache[str](64)
+_DRAWN = Memo[str](256)
+_PICTURES = Memo[str](64)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from app.parts import html
 from app.parts.page import Page
 from app.parts.views import Event, Shown, View, listen, shows
 from app.parts.widgets import LATEST, block, of_result, plot_card, table
-from app.state.cache import BoundedCache
 from app.state.controls import DEFAULT_RANGE
 from app.state.gpu_lock import gpu_lock
+from app.state.memo import Memo
 from app.state.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
 from explorer import CALIBRATORS
@@ -53,7 +53,7 @@ NOTE = (
     "Choose the inputs of a layer as the tensor to calibrate activations."
 )
 OwnIndependent = tuple[list[tuple[int, str, float]], StaticVsDynamic | None]
-_BY_TENSOR = BoundedCache[OwnIndependent](64)
+_BY_TENSOR = Memo[OwnIndependent](64)
 
 
 @dataclass(frozen=True)

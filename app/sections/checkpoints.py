@@ -26,9 +26,9 @@ from app.parts.widgets import (
     stop_button,
     table,
 )
-from app.state.cache import BoundedCache
 from app.state.files import NOTHING_YET, Downloads, downloads
 from app.state.gpu_lock import gpu_lock, locked_steps
+from app.state.memo import Memo
 from app.theme import plot_data
 from explorer import words
 from explorer.analysis.tensor import Side
@@ -57,7 +57,7 @@ NOT_YET = "Nothing compared yet."
 SHOWN_EVERY_S = 0.7
 IN_TIME = 0.9
 """Share of a run's time limit after which it ends by itself, with what was done."""
-_OPENED = BoundedCache[Opened](8)
+_OPENED = Memo[Opened](8)
 
 
 @dataclass(frozen=True)

@@ -45,17 +45,17 @@ from app.sections.speed_machines import (
     why_two,
 )
 from app.sections.speed_table import COLUMNS, csv_row, facts_of, lines, source_of
-from app.state.cache import BoundedCache
 from app.state.controls import DEFAULT_PRODUCT
 from app.state.files import NONE_NOW, Downloads, downloads
 from app.state.gpu_lock import gpu_lock
+from app.state.memo import Memo
 from app.state.selection import Selection, matrix_of, tensor_key
 from app.theme import plot_data
 from explorer import Scheme, words
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
 from explorer.core.backend import gpu_device
-from explorer.cpu.table import CPU_PRODUCTS, FIRST, product_of, products_for
-from explorer.cpu.verdict import sentences
+from explorer.cpu.products import CPU_PRODUCTS, FIRST, product_of, products_for
+from explorer.cpu.sentences import sentences
 from explorer.figures.speed import speed_figure
 from explorer.figures.speed_ladder import ladder_figure
 from explorer.figures.speed_roofline import roofline_figure
@@ -75,12 +75,12 @@ from explorer.products.advice import (
     usual_of,
     verdict,
 )
+from explorer.products.gemms import GEMMS
 from explorer.products.grouped import LAYOUTS
 from explorer.products.grouped_rows import GROUPED_HEADERS, grouped_rows
 from explorer.products.machine_words import ON_CPU, ON_GPU
 from explorer.products.shape_times import ModelledTiming, modelled_timings, product_for, product_time
 from explorer.products.shapes import DECODE, LAYERS, SERVING, SQUARE
-from explorer.products.table import GEMMS
 from explorer.recordings.files import Recording, RecordingError, recording_json
 from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, recorded_gemms
 from explorer.recordings.grouped import GroupedTiming, recorded_grouped
@@ -112,7 +112,7 @@ RECORDING_WORDS = (
     "<i>Download JSON</i> below writes what is shown. Its machine is then one more choice above, for you "
     "alone."
 )
-_ERRORS = BoundedCache[dict[str, float]](1 << 20)
+_ERRORS = Memo[dict[str, float]](1 << 20)
 
 
 @dataclass(frozen=True)

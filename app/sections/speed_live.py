@@ -29,11 +29,11 @@ from explorer.bench.cpu_gemm import (
 from explorer.bench.gemm import time_gemm
 from explorer.core.backend import gpu_device, kernel_capability, work_device
 from explorer.cpu.kernels import usable_threads
-from explorer.cpu.table import CPU_PRODUCTS, FORMER
-from explorer.cpu.table import find as find_on_cpu
-from explorer.cpu.verdict import sentences
+from explorer.cpu.products import CPU_PRODUCTS, FORMER
+from explorer.cpu.products import find as find_on_cpu
+from explorer.cpu.sentences import sentences
 from explorer.products.auto import tuned_elsewhere, variants_for
-from explorer.products.table import GEMMS
+from explorer.products.gemms import GEMMS
 from explorer.recordings.files import Recording
 from explorer.recordings.gemm import GemmTiming, Shape, canonical_name
 from explorer.recordings.machine import Machine, MachineLimits, this_machine

@@ -21,7 +21,7 @@ from app.state.record import FileRefusedError
 from explorer import words
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
 from explorer.core.backend import gpu_device
-from explorer.cpu.table import product_of
+from explorer.cpu.products import product_of
 from explorer.products.shapes import DECODE, LARGE, SQUARE
 from explorer.recordings.files import Recording, RecordingError, recording_json
 from explorer.recordings.gemm import (

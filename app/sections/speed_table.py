@@ -11,10 +11,10 @@ from app.sections.speed_live import Own
 from app.sections.speed_machines import RECORDED, OpenedRecordings, is_of_cpu
 from explorer import words
 from explorer.bench.cpu_gemm import not_installed
-from explorer.cpu.table import CPU_PRODUCTS
+from explorer.cpu.products import CPU_PRODUCTS
 from explorer.paths import KERNELS
+from explorer.products.gemms import GEMMS, Product
 from explorer.products.shape_times import ModelledTiming
-from explorer.products.table import GEMMS, Product
 from explorer.products.variants import Variant
 from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.gemm import GemmTiming, canonical_name

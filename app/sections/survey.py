@@ -34,10 +34,10 @@ from app.parts.widgets import (
     table,
 )
 from app.state.analyses import each, reported
-from app.state.cache import BoundedCache
 from app.state.choices import MOST_PATTERNS
 from app.state.files import fresh_folder
 from app.state.forms import Form
+from app.state.memo import Memo
 from app.state.models import runnable_model
 from app.state.selection import Selection
 from app.theme import plot_data
@@ -70,8 +70,8 @@ from explorer.survey.check import Check, Checked, check_recipe
 from explorer.survey.export import Wanted
 from explorer.survey.export import export as write_recipe
 from explorer.survey.run import SCHEMES, SurveyPlan, survey_model
+from explorer.survey.sentences import about, slightly_more, truth, what_it_buys
 from explorer.survey.times import seconds_of
-from explorer.survey.verdict import about, slightly_more, truth, verdict
 
 TITLE, NAME = "Which layer suffers", "survey"
 ANY = "any"
@@ -115,7 +115,7 @@ SHIPPED = {
 }
 """Layers of the recorded survey that are built-in tensors, too, and open without a network."""
 Result = TypeVar("Result")
-_SURVEYS = BoundedCache[Survey](32)
+_SURVEYS = Memo[Survey](32)
 
 
 @dataclass(frozen=True)
@@ -370,7 +370,7 @@ def budget(asked: Budget) -> BudgetView:
     timed, step, single = one.choice.time is not None, _step(one), low == high
     usual = round((low + high) / 2, 2) if timed else USUAL_BITS
     value = min(max(asked.bits or usual, low), high)
-    said = verdict(front, choice, one.recipe.predicted_interval)
+    said = what_it_buys(front, choice, one.recipe.predicted_interval)
     more = slightly_more(front, choice, value, STEP)
     return BudgetView.of_another_recipe(
         bits=gr.update(

@@ -13,10 +13,10 @@ from typing import TypeVar, cast
 
 from app import limits
 from app.serving.cores import share_of_this_request, take_share
-from app.state.cache import BoundedCache
 from app.state.choices import check_cost
 from app.state.gpu_lock import gpu_lock
 from app.state.layers import own_layer
+from app.state.memo import Memo
 from app.state.selection import Selection, is_read, matrix_of, tensor_key
 from explorer import SourceError
 from explorer.analysis.report import Report, sqnr_of
@@ -35,10 +35,10 @@ Result = TypeVar("Result")
 Step = TypeVar("Step")
 Said = TypeVar("Said")
 Pairs = list[tuple[Recipe, Analysis]]
-_ANALYSES = BoundedCache[Analysis](256 << 20)
-_LAYERS = BoundedCache[QuantizedLayer](256 << 20)
-_OUTPUTS = BoundedCache[float](1024)
-_OWN = BoundedCache[Own](256)
+_ANALYSES = Memo[Analysis](256 << 20)
+_LAYERS = Memo[QuantizedLayer](256 << 20)
+_OUTPUTS = Memo[float](1024)
+_OWN = Memo[Own](256)
 REPORTED_EVERY_S = 0.3
 SAID_AGAIN_S = 0.5
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from app import limits
 from app.state.analyses import known_report
-from app.state.cache import BoundedCache
+from app.state.memo import Memo
 from app.state.selection import Selection, file_source, is_read, matrix_of, tensor_key
 from explorer.analysis.estimate import (
     Estimate,
@@ -23,8 +23,8 @@ from explorer.core.backend import work_device
 from explorer.methods.recipe import Recipe
 from explorer.sources.base import Pieces
 
-_ESTIMATES = BoundedCache[Estimate](256)
-_SIZES = BoundedCache[Sizes](1 << 26)
+_ESTIMATES = Memo[Estimate](256)
+_SIZES = Memo[Sizes](1 << 26)
 """The sizes of tensors' units, by their layout, in bytes: most schemes have one layout."""
 
 

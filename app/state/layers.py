@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from app import limits
-from app.state.cache import BoundedCache
+from app.state.memo import Memo
 from app.state.models import runnable_model
 from app.state.selection import NothingChosenError, Selection, file_source, tensor_key
 from explorer import SourceError
@@ -104,7 +104,7 @@ def _size(layer: tuple[str, Tensor, Tensor]) -> int:
     return layer[1].nbytes + layer[2].nbytes
 
 
-_CAPTURED = BoundedCache[tuple[str, Tensor, Tensor]](256 << 20)
+_CAPTURED = Memo[tuple[str, Tensor, Tensor]](256 << 20)
 TOKENS = 512
 """Number of tokens captured for a model's layer on the built-in texts."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from app import limits
-from app.state.cache import BoundedCache
+from app.state.memo import Memo
 from app.state.selection import model_source
 from explorer import SourceError
 from explorer.core.backend import work_device
 from explorer.models.capture import Model, load_model
 from explorer.sources.models import folder_stamp
 
-_MODELS = BoundedCache[Model](4 << 30)
+_MODELS = Memo[Model](4 << 30)
 
 
 def runnable_model(where: str, head: bool = False) -> Model:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from app import limits
-from app.state.cache import BoundedCache
 from app.state.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME
 from app.state.forms import Form
+from app.state.memo import Memo
 from explorer import SourceError
 from explorer.core.backend import place
 from explorer.methods.recipe import Recipe
@@ -71,8 +71,8 @@ class NothingChosenError(SourceError):
     """A form that has been opened and not yet filled in: said where results stand, and no warning."""
 
 
-_MATRICES = BoundedCache[Matrix](512 << 20)
-_SOURCES = BoundedCache[TensorSource](256 << 20)
+_MATRICES = Memo[Matrix](512 << 20)
+_SOURCES = Memo[TensorSource](256 << 20)
 
 
 def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:

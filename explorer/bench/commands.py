@@ -40,18 +40,18 @@ from explorer.bench.steps import BATCHES, SHAPES, schemes_here, time_steps
 from explorer.core.backend import gpu_device, gpu_status, kernel_capability, require_gpu, work_device
 from explorer.core.lowering import has_kernels, with_kernels
 from explorer.cpu.kernels import usable_threads
-from explorer.cpu.table import CPU_PRODUCTS
-from explorer.cpu.table import find as find_on_cpu
-from explorer.cpu.verdict import sentences
+from explorer.cpu.products import CPU_PRODUCTS
+from explorer.cpu.products import find as find_on_cpu
+from explorer.cpu.sentences import sentences
 from explorer.gpu import runtime
 from explorer.gpu.compile import compile_all
 from explorer.methods.recipe import Recipe
 from explorer.paths import checkout
 from explorer.products.auto import tuned_elsewhere
+from explorer.products.gemms import GEMMS
+from explorer.products.gemms import find as find_gemm
 from explorer.products.grouped import CASES, GROUPED, is_chosen
 from explorer.products.shapes import SQUARE
-from explorer.products.table import GEMMS
-from explorer.products.table import find as find_gemm
 from explorer.progress import checkpoint
 from explorer.recordings.files import Recording, as_json, machine_name, record, record_to, recorded
 from explorer.recordings.gemm import LATER_NAME, LAYERS_NAME, GemmTiming, covers, recorded_gemms

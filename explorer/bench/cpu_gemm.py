@@ -38,7 +38,7 @@ from explorer.cpu.kernels import (
     torch_threads,
     usable_threads,
 )
-from explorer.cpu.table import CPU_PRODUCTS, in_order
+from explorer.cpu.products import CPU_PRODUCTS, in_order
 from explorer.progress import checkpoint
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.recordings.machine import MachineLimits

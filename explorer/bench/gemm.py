@@ -32,8 +32,8 @@ from explorer.bench.timing import (
 from explorer.core.backend import require_gpu
 from explorer.core.lowering import config_of, layout_of
 from explorer.gpu.quantize import quantize as quantize_kernel
+from explorer.products.gemms import Gemm
 from explorer.products.operands import Operands
-from explorer.products.table import Gemm
 from explorer.products.variants import Variant
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.recordings.machine import MachineLimits

@@ -13,8 +13,8 @@ from explorer.bench.chip_limits import device_state
 from explorer.bench.gemm import baseline_calls, least_seconds, time_both
 from explorer.bench.timing import buffer_sets, graph_of, time_replay
 from explorer.core.backend import require_gpu
+from explorer.products.gemms import Gemm
 from explorer.products.grouped import Case, Grouped, GroupedOperands
-from explorer.products.table import Gemm
 from explorer.products.variants import HOPPER
 from explorer.recordings.grouped import GroupedTiming
 from explorer.recordings.machine import MachineLimits

@@ -13,6 +13,7 @@ import torch
 from explorer.bench.gemm import time_gemm
 from explorer.bench.steps import SHAPES, products_of
 from explorer.products.auto import LATEST, variants_for
+from explorer.products.gemms import GEMMS, Gemm
 from explorer.products.shapes import (
     DECODE,
     LARGE,
@@ -23,7 +24,6 @@ from explorer.products.shapes import (
     SQUARE,
     TOKENS,
 )
-from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import Variant
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.recordings.machine import MachineLimits

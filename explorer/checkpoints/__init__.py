@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from explorer.checkpoints.model import ModelFolder
-    from explorer.checkpoints.table import EXPORTS
     from explorer.checkpoints.target import Export, Plan
+    from explorer.checkpoints.targets import EXPORTS
     from explorer.checkpoints.write import Request, Written, export, rounded, write_one
 
 _HOMES = {

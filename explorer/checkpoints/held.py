@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from explorer.checkpoints.table import EXPORTS
+from explorer.checkpoints.targets import EXPORTS
 from explorer.schemes import Scheme
 
 OWN = "Quantization Explorer"

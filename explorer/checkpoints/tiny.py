@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from explorer.checkpoints.model import ModelFolder
-from explorer.checkpoints.table import export_of
 from explorer.checkpoints.target import SAFETENSORS, Export, Plan
+from explorer.checkpoints.targets import export_of
 from explorer.checkpoints.verify import PACKAGES, obstacle
 from explorer.checkpoints.write import Request, checked, export
 from explorer.gpu.compile import cache_folder

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from explorer.checkpoints.card import least_bytes, model_card, restored_words
 from explorer.checkpoints.folder import whole_folder, write_beside
 from explorer.checkpoints.front_matter import CARD
-from explorer.checkpoints.table import EXPORTS, export_of
 from explorer.checkpoints.target import Export, ExportJob, Plan, Quantized, on_cpu
+from explorer.checkpoints.targets import EXPORTS, export_of
 from explorer.checkpoints.verify import Verified, obstacle, verify
 from explorer.core.quantize import QuantizedTensor, quantize_weight
 from explorer.methods import label_of

@@ -31,8 +31,8 @@ def compile(
     from explorer.core.serialize import to_json
     from explorer.gpu import runtime
     from explorer.gpu.attend import attend_builds
+    from explorer.products.gemms import all_builds as gemm_builds
     from explorer.products.grouped import all_builds as grouped_builds
-    from explorer.products.table import all_builds as gemm_builds
 
     arches = arch or [found for found in [gpu_arch()] if found]
     if not arches:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from explorer.checkpoints.inputs import INPUTS, RANGES, check_inputs, inputs_of, is_fixed
-from explorer.checkpoints.table import check_target
+from explorer.checkpoints.targets import check_target
 from explorer.cli.device import Device, use_device
 from explorer.cli.options import (
     MODELS,
@@ -248,7 +248,7 @@ def _check_out_file(path: Path) -> None:
 def _print_survey(found: Survey) -> None:
     """Single schemes for all layers, and where the damage is."""
     from explorer.survey import SENSITIVITIES, Constraints, frontier
-    from explorer.survey.verdict import kept, rarely_reached
+    from explorer.survey.sentences import kept, rarely_reached
 
     row = SENSITIVITIES[found.head.default]
     if found.head.why:
@@ -462,7 +462,7 @@ def _hint_at_schemes(target: str | None, found: Survey, front: Frontier) -> None
     """Say that a survey has few schemes for ``target``, and which its users take."""
     if not target:
         return
-    from explorer.checkpoints.table import export_of
+    from explorer.checkpoints.targets import export_of
 
     carried = [name for name in found.head.schemes if name not in front.refused]
     missing = [name for name in export_of(target).usual if name not in found.head.schemes]
@@ -585,7 +585,7 @@ def _choice(
 
 def _slightly_more(front: Frontier, choice: Choice, bits: float | None, size: str | None) -> tuple[str, ...]:
     """What a slightly larger budget would do, if that is worth a line."""
-    from explorer.survey.verdict import slightly_more
+    from explorer.survey.sentences import slightly_more
 
     budget = bits if size is None else front.bits_of(byte_size(size))
     said = slightly_more(front, choice, budget)
@@ -615,7 +615,7 @@ def _cache_plan(pair: str | None, recent: int, rotated: bool) -> CachePlan | Non
 def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelRecipe) -> None:
     from explorer.survey import SENSITIVITIES
     from explorer.survey.apply import inputs_words, weights_alone
-    from explorer.survey.verdict import between_words
+    from explorer.survey.sentences import between_words
     from explorer.words import bytes_
 
     rows = []
@@ -660,7 +660,7 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
 def _say_methods(found: Survey, choice: Choice, method: str) -> None:
     """Say which methods a recipe has: one for all layers, or by layer."""
     from explorer.methods import label_of
-    from explorer.survey.verdict import methods_words
+    from explorer.survey.sentences import methods_words
 
     if method:
         instead = ", not the survey's by layer" if found.head.methods else ""
@@ -763,7 +763,7 @@ def _by_kind(checked: Check) -> PrintedTable:
 
 
 def _verdict(checked: Check) -> tuple[str, str]:
-    from explorer.survey.verdict import part_run, texts_run, truth
+    from explorer.survey.sentences import part_run, texts_run, truth
 
     loss = checked.rows[0].loss
     unit = "nats of KL a token" if loss.kind == "next token" else "mean of 1 − cosine of embeddings"
@@ -1009,7 +1009,7 @@ def cache_of(
     from explorer.models.capture import load_model
     from explorer.schemes import Scheme
     from explorer.survey.cache import SCHEMES, CacheSurvey, captured_cache, each_alone
-    from explorer.survey.verdict import texts_run
+    from explorer.survey.sentences import texts_run
     from explorer.words import bytes_
 
     turns = (False, True) if rotated else (False,)

@@ -166,7 +166,7 @@ def _check_file(out: str | None, layout: str | None) -> None:
     if layout is None:
         check_out(out)
         return
-    from explorer.checkpoints.table import export_of
+    from explorer.checkpoints.targets import export_of
 
     suffix = export_of(layout).suffix
     if out is None:

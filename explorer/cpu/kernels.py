@@ -13,7 +13,7 @@ from importlib import metadata
 import torch
 from torch import Tensor
 
-from explorer.products.table import Product
+from explorer.products.gemms import Product
 from explorer.schemes import Scheme
 
 Call = Callable[[], Tensor]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from explorer.cpu.table import CPU_PRODUCTS
+from explorer.cpu.products import CPU_PRODUCTS
 from explorer.figures import style
 from explorer.figures.style import MUTED
-from explorer.products.table import GEMMS, Product
+from explorer.products.gemms import GEMMS, Product
 
 LEGEND_HEIGHT = 130
 """At most, in pixels; a longer legend scrolls."""

@@ -9,8 +9,8 @@ from explorer.formats.floats import (
     Specials,
     TruncatedFloat32,
 )
+from explorer.formats.formats import E4M3, E8M0, FLOAT32, FORMATS, float_format
 from explorer.formats.integers import IntegerFormat
-from explorer.formats.table import E4M3, E8M0, FLOAT32, FORMATS, float_format
 
 __all__ = [
     "E4M3", "E8M0", "EXPONENT_MASK", "FLOAT32", "FORMATS", "MANTISSA_BITS", "BitField", "CodebookFormat",

@@ -68,7 +68,7 @@ class Format:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A row of ``FORMATS`` is pickled as its name and read back as the row: code compares by ``is``."""
-        from explorer.formats.table import FORMATS, format_named
+        from explorer.formats.formats import FORMATS, format_named
 
         if FORMATS.get(self.name) is self:
             return format_named, (self.name,)

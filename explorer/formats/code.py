@@ -9,8 +9,8 @@ import torch
 
 from explorer.formats.base import Format
 from explorer.formats.floats import FloatFormat
+from explorer.formats.formats import FORMATS
 from explorer.formats.integers import FixedPointFormat, IntegerFormat
-from explorer.formats.table import FORMATS
 
 
 @dataclass(frozen=True)

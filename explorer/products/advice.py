@@ -13,9 +13,9 @@ from torch import Tensor
 from explorer import words
 from explorer.analysis.frontier import on_frontier
 from explorer.analysis.report import sqnr_of
+from explorer.products.gemms import GEMMS, Gemm, Product
 from explorer.products.layouts import folded_weights
 from explorer.products.operands import Operands
-from explorer.products.table import GEMMS, Gemm, Product
 from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.schemes import SCHEMES, Scheme
 

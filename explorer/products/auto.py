@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from explorer.products.advice import nearest
+from explorer.products.gemms import GEMMS, Gemm
 from explorer.products.shapes import TOKENS
-from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import Variant
 from explorer.recordings.gemm import GemmTiming, Shape, newest_gemms
 

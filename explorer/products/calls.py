@@ -17,7 +17,7 @@ from explorer.gpu import gemm as kernel
 from explorer.gpu.gemm.swap_ab import SwapAB
 from explorer.products import layouts
 from explorer.products.auto import variants_for
-from explorer.products.table import GEMMS
+from explorer.products.gemms import GEMMS
 from explorer.products.weights import (
     HOPPER,
     RegistersForm,

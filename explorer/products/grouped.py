@@ -16,8 +16,8 @@ from torch import Tensor
 from explorer.gpu import gemm as kernel
 from explorer.gpu.runtime import Build
 from explorer.products import baselines, layouts
+from explorer.products.gemms import GEMMS, Gemm
 from explorer.products.operands import Operands
-from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import HOPPER
 
 Call = Callable[[], object]

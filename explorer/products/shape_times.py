@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from explorer import words
 from explorer.products.advice import fastest, products_of
-from explorer.products.table import GEMMS, Gemm
+from explorer.products.gemms import GEMMS, Gemm
 from explorer.products.variants import NAIVE, TILED
 from explorer.recordings.files import Recording
 from explorer.recordings.gemm import GemmTiming, Shape, recorded_gemms, recorded_layers

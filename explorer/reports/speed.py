@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from explorer import words
-from explorer.cpu.table import products_for
+from explorer.cpu.products import products_for
 from explorer.figures.speed import speed_figure
 from explorer.figures.speed_roofline import roofline_figure
 from explorer.figures.speed_sweep import sweep_figure

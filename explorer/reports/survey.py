@@ -28,8 +28,8 @@ from explorer.survey import (
 from explorer.survey.apply import constraints_of, weights_alone
 from explorer.survey.budget import kept_words
 from explorer.survey.check import SAME_SIZE, Check
+from explorer.survey.sentences import about, texts_run, truth, what_it_buys
 from explorer.survey.times import recorded_times
-from explorer.survey.verdict import about, texts_run, truth, verdict
 
 RUN = "check"
 """The table of models that were run, and how the names of its numbers begin."""
@@ -115,7 +115,11 @@ def survey_report(place: str, one: Bought, check: Check | None = None, model: st
     )
     return content(
         title=f"{Path(head.model).name}: sensitive layers, recipe for {choice.bits:.3g} bits per weight",
-        lead=(verdict(front, choice, one.recipe.predicted_interval), about(found), _how_known(one, check)),
+        lead=(
+            what_it_buys(front, choice, one.recipe.predicted_interval),
+            about(found),
+            _how_known(one, check),
+        ),
         parts=parts,
         method=_method(one),
         about={

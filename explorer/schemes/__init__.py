@@ -1,6 +1,7 @@
 """Schemes: a number format, the blocks that share a scale, and how that scale is chosen and stored."""
 
 from explorer.schemes.calibrators import CALIBRATORS, Calibrator, Range
+from explorer.schemes.named import ALIASES
 from explorer.schemes.parts import Block
 from explorer.schemes.rules import OWN_CODES, CodeRule, Convention, ExponentRule, MappingType, ScaleRule, Ties
 from explorer.schemes.scales import (
@@ -12,7 +13,6 @@ from explorer.schemes.scales import (
     through_bfloat16,
 )
 from explorer.schemes.scheme import SCHEMES, BitBudget, Scheme
-from explorer.schemes.table import ALIASES
 from explorer.schemes.text import SCALE_RULES
 
 __all__ = [

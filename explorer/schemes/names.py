@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from explorer.formats import IntegerFormat
+from explorer.schemes.named import ALIASES, ROWS
 from explorer.schemes.parts import BLOCK_WORDS, Block, SchemeParts
 from explorer.schemes.rules import MappingType
-from explorer.schemes.table import ALIASES, ROWS
 from explorer.schemes.text import OUTLINE, suggestion
 
 _SIDE = r"(?:[0-9]{1,20}|all)"

@@ -14,10 +14,10 @@ from explorer.formats.packing import packed_row_bytes
 from explorer.formats.rounding import Rounding
 from explorer.schemes.calibrators import Calibrator
 from explorer.schemes.labels import custom_label, sentence
+from explorer.schemes.named import ALIASES, NAMES, ROWS, STORED_BY
 from explorer.schemes.names import named
 from explorer.schemes.parts import SEPARATOR, SchemeParts
 from explorer.schemes.rules import NESTED_BLOCK, SUPER_BLOCK, Convention, MappingType
-from explorer.schemes.table import ALIASES, NAMES, ROWS, STORED_BY
 from explorer.schemes.text import check_ascii, read, unlisted
 
 

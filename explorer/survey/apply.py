@@ -16,8 +16,8 @@ from torch import Tensor
 from explorer.analysis.cache import CachePlan
 from explorer.checkpoints.inputs import is_fixed, label_of_inputs
 from explorer.checkpoints.model import ModelFolder
-from explorer.checkpoints.table import EXPORTS, export_of
 from explorer.checkpoints.target import Export, Plan, Shape, own_bits, plain_dtype
+from explorer.checkpoints.targets import EXPORTS, export_of
 from explorer.checkpoints.tiny import check_reader
 from explorer.core.quantize import QuantizedTensor, quantize_weight
 from explorer.methods import has_factor, label_of, names_in

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from explorer.checkpoints.folder import check_writable
 from explorer.checkpoints.model import ModelFolder
-from explorer.checkpoints.table import export_of
 from explorer.checkpoints.target import Plan
+from explorer.checkpoints.targets import export_of
 from explorer.checkpoints.tiny import check_reader
 from explorer.checkpoints.write import Request, Written, check_schemes, check_shards, check_verifiable
 from explorer.checkpoints.write import export as write

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor, nn
 
-from explorer.checkpoints.table import export_of
+from explorer.checkpoints.targets import export_of
 from explorer.models.capture import Model
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress

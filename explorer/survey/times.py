@@ -17,8 +17,8 @@ from explorer import words
 from explorer.methods.recipe import Recipe
 from explorer.models.kinds import fused_groups
 from explorer.products.advice import products_of, stored_as
+from explorer.products.gemms import GEMMS
 from explorer.products.shape_times import ShapeTime, product_time, with_quantized_x
-from explorer.products.table import GEMMS
 from explorer.recordings.gemm import recorded_gemms
 from explorer.schemes import SCHEMES, Scheme
 

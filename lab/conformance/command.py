@@ -53,8 +53,8 @@ def conformance(
     from explorer.models.evaluate import MODEL
     from lab.conformance.cases import model_cases, sample_cases
     from lab.conformance.compare import run
+    from lab.conformance.compared import rows_of
     from lab.conformance.outside import PACKAGES
-    from lab.conformance.table import rows_of
 
     if record and (packages or not full):
         raise ValueError("--record writes the whole table: give --full, and no --packages")

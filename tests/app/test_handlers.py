@@ -29,7 +29,7 @@ from app.serving import work
 from app.state import analyses, record
 from app.state import selection as selections
 from app.state.analyses import analyses_of
-from app.state.cache import BoundedCache
+from app.state.memo import Memo
 from app.state.record import Record, next_record
 from app.state.selection import Selection, matrix_of
 from explorer import SCHEMES, SourceError, load_matrix, quantize
@@ -304,7 +304,7 @@ def test_comparison_comes_row_by_row(said: list[str]) -> None:
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any tensor, whatever ran before."""
     for kept in ("_ROWS", "_WHOLE", "_DRAWN"):
-        monkeypatch.setattr(answer, kept, BoundedCache[Any](4096))
+        monkeypatch.setattr(answer, kept, Memo[Any](4096))
 
 
 def test_the_frontier_is_kept_for_its_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +418,7 @@ def test_a_hosted_page_opens_no_folders_and_reads_less(monkeypatch: pytest.Monke
 
 def test_the_cache_is_bounded() -> None:
     """If this fails, the page's memory grows with every tensor that anyone looks at."""
-    cache = BoundedCache[object](100)
+    cache = Memo[object](100)
     for i in range(50):
         cache.get(i, lambda i=i: i, lambda _: 30)
     assert cache._used <= 100 and cache.get(49, lambda: "new", lambda _: 1) == 49

@@ -27,7 +27,7 @@ from explorer.products.advice import (
     points,
     summary,
 )
-from explorer.products.table import GEMMS
+from explorer.products.gemms import GEMMS
 from explorer.recordings import files as recordings
 from explorer.recordings.files import NOT_RECORDED, Recording
 from explorer.recordings.gemm import (

@@ -17,7 +17,7 @@ from explorer.gpu.dequantize import launch_for
 from explorer.gpu.quantize import launches
 from explorer.models.serve import linear_layers
 from explorer.products.auto import TUNED_ON, variants_for
-from explorer.products.table import GEMMS
+from explorer.products.gemms import GEMMS
 from explorer.recordings.gemm import newest_gemms
 from explorer.recordings.machine import Machine
 from explorer.recordings.quantize import SMALL

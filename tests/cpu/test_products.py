@@ -15,9 +15,9 @@ from explorer.analysis.report import sqnr_of
 from explorer.core.quantize import quantize
 from explorer.cpu import kernels, llama
 from explorer.cpu.kernels import Library, thread_counts, torch_threads
-from explorer.cpu.table import CPU_PRODUCTS, FIRST, FORMER, ROWS, find, in_order, product_of, products_for
-from explorer.cpu.verdict import TERNARY
-from explorer.products.table import GEMMS
+from explorer.cpu.products import CPU_PRODUCTS, FIRST, FORMER, ROWS, find, in_order, product_of, products_for
+from explorer.cpu.sentences import TERNARY
+from explorer.products.gemms import GEMMS
 from explorer.schemes import SCHEMES
 from tests.covering import by_pairs, parts_of
 

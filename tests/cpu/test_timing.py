@@ -21,7 +21,7 @@ from explorer.bench import commands, cpu_gemm
 from explorer.bench.cpu_gemm import CpuJob, NotTimed, fastest_threads, not_installed, plan_on_cpu, time_on_cpu
 from explorer.cli.app import app
 from explorer.cpu.kernels import S8, Call, CpuKernel, Held, Library
-from explorer.cpu.table import CPU_PRODUCTS
+from explorer.cpu.products import CPU_PRODUCTS
 from explorer.recordings import files
 from explorer.recordings.files import Recording, machine_name, record_to, recorded_by_machine, recording_of
 from explorer.recordings.gemm import GemmTiming, recorded_cpu, recorded_cpus

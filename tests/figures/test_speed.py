@@ -16,7 +16,7 @@ from explorer.figures.speed_roofline import roofline_figure
 from explorer.figures.speed_sweep import sweep_figure
 from explorer.figures.speed_tradeoff import tradeoff_figure
 from explorer.products.advice import at_shape, fastest, points
-from explorer.products.table import GEMMS
+from explorer.products.gemms import GEMMS
 from explorer.recordings.gemm import recorded_gemms
 from tests.covering import sampled
 

@@ -21,8 +21,8 @@ from explorer.gpu import driver, runtime
 from explorer.gpu import gemm as gemm_kernels
 from explorer.gpu.gemm import swap_ab
 from explorer.products import epilogues, layouts
+from explorer.products.gemms import GEMMS, Gemm
 from explorer.products.operands import Operands
-from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import Variant
 from tests.gpu.sanitizer import assert_clean
 
@@ -388,7 +388,7 @@ def test_tiles_of_another_shape_are_refused() -> None:
 def test_compute_sanitizer_finds_nothing(tool: str) -> None:
     """Every kernel of every product once at an odd shape under the sanitizer."""
     program = (
-        "import torch; from explorer.products.table import GEMMS\n"
+        "import torch; from explorer.products.gemms import GEMMS\n"
         "chip = torch.cuda.get_device_capability()\n"
         "for row in GEMMS.values():\n"
         "  ops = row.operands(torch.randn(33, 200, device='cuda'), torch.randn(70, 200, device='cuda'))\n"

@@ -22,9 +22,9 @@ from explorer.gpu.gemm import swap_ab
 from explorer.gpu.gemm.rows import padded_columns
 from explorer.paths import KERNELS
 from explorer.products import layouts
+from explorer.products.gemms import GEMMS, Gemm
 from explorer.products.grouped import GROUPED, Case, GroupedOperands
 from explorer.products.operands import Operand, Operands
-from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import HOPPER, Variant
 from tests.gpu.test_gemms import check
 

@@ -20,8 +20,8 @@ from explorer.gpu.gemm import unpack_codes, unpack_values
 from explorer.gpu.gemm.swap_ab import TILE_K
 from explorer.products import layouts
 from explorer.products.calls import MANY_TOKENS, call_of
+from explorer.products.gemms import GEMMS, Gemm
 from explorer.products.linear import held
-from explorer.products.table import GEMMS, Gemm
 from explorer.products.variants import Variant
 from explorer.products.weights import LoadedWeight, RegistersForm, RestoredForm, TilesForm
 from explorer.running.fused import fuse

@@ -15,7 +15,7 @@ from torch import Tensor
 from explorer import SCHEMES, Scheme, quantize
 from explorer.formats import FORMATS
 from lab.cli import main
-from lab.conformance import table
+from lab.conformance import compared
 from lab.conformance.cases import (
     ONE,
     sample_cases,
@@ -27,9 +27,9 @@ from lab.conformance.compare import (
     conformance,
     result_of,
 )
+from lab.conformance.compared import ROWS
 from lab.conformance.differences import Difference, Distance, codes_apart
 from lab.conformance.outside import Outside, load
-from lab.conformance.table import ROWS
 from tests.covering import THOROUGH, covering, parts_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -198,9 +198,9 @@ def test_the_command_fails_where_a_row_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 1, and the row is named."""
-    monkeypatch.setattr(table, "ROWS", (Row("int8_row", "gguf", "off by one", one_code_off),))
+    monkeypatch.setattr(compared, "ROWS", (Row("int8_row", "gguf", "off by one", one_code_off),))
     assert main(["conformance", "--packages", "gguf"]) == 1
     out, err = capsys.readouterr()
     assert "equal but for" in out and "int8_row, gguf off by one: ties: 1 of 32,768" in err
-    monkeypatch.setattr(table, "ROWS", (Row("int8_row", "gguf", "the same", as_here),))
+    monkeypatch.setattr(compared, "ROWS", (Row("int8_row", "gguf", "the same", as_here),))
     assert main(["conformance", "--packages", "gguf"]) == 0

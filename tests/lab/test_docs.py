@@ -11,7 +11,7 @@ from explorer.core.lowering import with_kernels
 from explorer.figures import style
 from explorer.methods import METHODS
 from explorer.models.evaluate import EmbeddingDrift
-from explorer.products.table import GEMMS
+from explorer.products.gemms import GEMMS
 from explorer.recordings.gemm import recorded_gemms
 from explorer.recordings.quantize import recorded_quantize
 from explorer.schemes import SCHEMES

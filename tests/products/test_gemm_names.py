@@ -21,7 +21,7 @@ from explorer.gpu.gemm.simt import CODES_TYPES
 from explorer.gpu.gemm.tensor_cores import MMA_STAGES, grouped_tiles, wgmma_tiles
 from explorer.gpu.peak import K_OF
 from explorer.paths import KERNELS
-from explorer.products.table import all_builds
+from explorer.products.gemms import all_builds
 
 ENUMERATIONS = [names.OperandType, names.BlockScaledFormat, names.ScaleK, names.WordOp, names.Activation]
 CHIPS = [(8, 0), (9, 0), (12, 0)]

@@ -23,9 +23,9 @@ from explorer.gpu.gemm import EPILOGUE_TYPES, Epilogue, OperandType, Tiles, row_
 from explorer.paths import KERNELS
 from explorer.products import baselines, epilogues, layouts
 from explorer.products.advice import of_kernel, output_errors, points
+from explorer.products.gemms import GEMMS, ON_WEIGHTS, Gemm, all_builds, find
 from explorer.products.layouts import weight_of
 from explorer.products.operands import Operands, reference
-from explorer.products.table import GEMMS, ON_WEIGHTS, Gemm, all_builds, find
 from explorer.products.variants import NAIVE, TILED, in_registers
 from explorer.recordings.gemm import RENAMED, newest_gemms, recorded_gemms
 from explorer.schemes import SCALE_RULES

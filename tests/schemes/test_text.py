@@ -29,8 +29,8 @@ from explorer.paths import ASSETS
 from explorer.schemes import ALIASES, OWN_CODES, SCALE_RULES, CodeRule, Convention, Ties
 from explorer.schemes.calibrators import MINMAX
 from explorer.schemes.labels import custom_label
+from explorer.schemes.named import NAMES
 from explorer.schemes.rules import CODE_WORDS
-from explorer.schemes.table import NAMES
 from explorer.schemes.text import SCALE_FORMATS, checked_text
 from tests.covering import sampled
 

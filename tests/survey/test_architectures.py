@@ -24,7 +24,7 @@ from explorer.survey.kinds import Role
 from explorer.survey.loss import reference_for
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import SurveyPlan, survey_model
-from explorer.survey.verdict import FEW_TEXTS, about
+from explorer.survey.sentences import FEW_TEXTS, about
 from tests.checkpoints.architectures import ARCHITECTURES
 from tests.checkpoints.writing import write_checkpoint
 from tests.covering import sampled

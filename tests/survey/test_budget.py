@@ -14,7 +14,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from explorer.schemes import MappingType, Scheme
 from explorer.survey import Constraints, Survey, frontier, recipe_of
 from explorer.survey.recipe import ModelRecipe
-from explorer.survey.verdict import slightly_more, verdict
+from explorer.survey.sentences import slightly_more, what_it_buys
 from explorer.words import bytes_ as byte_words
 
 BUDGETS = (2.28, 2.5, 3.7, 4.5, 6.0, 8.04, 20.0)
@@ -254,11 +254,11 @@ def test_a_verdict_has_the_numbers_of_the_choice(made_up: Survey) -> None:
     front = frontier(made_up)
     single = min((one for one in front.uniform if one.bits < 4.6), key=lambda one: one.loss)
     choice = front.at(single.bits + 0.05)
-    said = verdict(front, choice, (0.0123, 0.0456))
+    said = what_it_buys(front, choice, (0.0123, 0.0456))
     size = byte_words(choice.bytes + front.kept_bytes)
     losses = (f"{choice.loss:.3g}", "0.0123 to 0.0456", f"{single.loss:.3g} at {single.bits:.2f} bits")
     saved = f"{100 * (1 - choice.loss / single.loss):.0f} %"
     for fact in (f"{choice.bits:.2f} bits", size, *losses, saved):
         assert fact in said
-    assert saved not in verdict(front, front.at(single.bits + 0.3))
-    assert losses[0] not in verdict(frontier(made_up, "weight"), choice), "that signal predicts no loss"
+    assert saved not in what_it_buys(front, front.at(single.bits + 0.3))
+    assert losses[0] not in what_it_buys(frontier(made_up, "weight"), choice), "that signal predicts no loss"

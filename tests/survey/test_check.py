@@ -26,8 +26,8 @@ from explorer.survey.assemble import assemble
 from explorer.survey.check import BY_SIGNAL, ONE_SCHEME, RECIPE, Checked, check_recipe, other_texts
 from explorer.survey.export import Wanted, request_of
 from explorer.survey.loss import hash_of, reference_for
+from explorer.survey.sentences import truth
 from explorer.survey.times import StepTimes
-from explorer.survey.verdict import truth
 from tests.survey.conftest import HELD_OUT, QUERY, UP
 from tests.survey.conftest import SEEN as TEXTS
 

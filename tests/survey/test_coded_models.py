@@ -19,7 +19,7 @@ from explorer.models.capture import load_model
 from explorer.survey import Constraints, Role, Survey, frontier, recipe_of
 from explorer.survey.kinds import itemsize
 from explorer.survey.run import SurveyPlan, linear_names, survey_model
-from explorer.survey.verdict import about
+from explorer.survey.sentences import about
 from tests.checkpoints.architectures import ARCHITECTURES
 from tests.checkpoints.writing import write_checkpoint
 from tests.covering import sampled

@@ -34,8 +34,8 @@ from explorer.survey.budget import keeping_inputs
 from explorer.survey.check import RECIPE, WEIGHTS_ALONE, check_recipe
 from explorer.survey.evidence import gather, weights_of
 from explorer.survey.loss import LossReference, each_objective, reference_for
+from explorer.survey.sentences import what_it_buys
 from explorer.survey.times import StepTimes
-from explorer.survey.verdict import verdict
 from tests.checkpoints.writing import write_checkpoint
 from tests.survey.conftest import DOWN, HELD_OUT, QUERY, UP
 from tests.survey.conftest import SEEN as TEXTS
@@ -144,7 +144,7 @@ def test_only_schemes_that_are_multiplied_are_chosen(tiny_survey: Survey, target
     kept_to = constraints_of(target, tiny_survey, inputs=SCHEMES["fp8_e4m3_row"])
     front = frontier(tiny_survey, "", kept_to)
     chosen = recipe_of(tiny_survey, front.at(9), constraints=kept_to)
-    assert "quantized inputs add to it" in verdict(front, front.at(9))
+    assert "quantized inputs add to it" in what_it_buys(front, front.at(9))
     assert set(map(str, chosen.layers.values())) == {"fp8_e4m3_row"} and kept_to.inputs == (chosen.inputs,)
     assert "INT8 per row" in front.refused["int8_row"] and "FP8 per token" in card_of(chosen)
     with pytest.raises(ValueError, match=r"gguf.*compressed-tensors or vllm"):

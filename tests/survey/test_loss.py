@@ -23,7 +23,7 @@ from explorer.survey.evidence import gather, weights_of
 from explorer.survey.interval import fold_count, predicted_interval, standard_errors
 from explorer.survey.loss import _mean, each_objective, reference_for
 from explorer.survey.rows import line_of
-from explorer.survey.verdict import texts_run
+from explorer.survey.sentences import texts_run
 from lab.intervals import interval
 from tests.survey.conftest import SEEN as TEXTS
 from tests.survey.conftest import UP

@@ -1,4 +1,4 @@
-"""The products of a CPU: ``CPU_PRODUCTS``, rows as in ``explorer.products.table``.
+"""The products of a CPU: ``CPU_PRODUCTS``, rows as in ``explorer.products.gemms``.
 
 A row is named by how W is held. X is float32 and stays so, or is rounded within the call: torch's packed
 weights take it in bfloat16, integer kernels in INT8."""
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from explorer.cpu import llama, onnx_runtime, torch_kernels
 from explorer.cpu.kernels import CpuKernel, CpuProduct
 from explorer.products.advice import products_of
-from explorer.products.table import GEMMS, Product
+from explorer.products.gemms import GEMMS, Product
 from explorer.schemes import SCHEMES, Scheme
 
 S = SCHEMES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from explorer import words
-from explorer.cpu.table import CPU_PRODUCTS
+from explorer.cpu.products import CPU_PRODUCTS
 from explorer.recordings.gemm import GemmTiming
 
 FEW_TOKENS = 8

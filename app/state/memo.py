@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class BoundedCache(Generic[Value]):
+class Memo(Generic[Value]):
     """Values by key; the least recently used are dropped once the sizes add up to more than ``capacity``.
 
     ``capacity`` is in the unit that ``size`` of ``get`` counts in, bytes or entries. The newest value is kept

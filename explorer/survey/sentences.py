@@ -132,7 +132,7 @@ def between_words(interval: Interval | None) -> str:
     return f", {interval[0]:.3g} to {interval[1]:.3g} by the calibration texts" if interval else ""
 
 
-def verdict(front: Frontier, choice: Choice, interval: Interval | None = None) -> str:
+def what_it_buys(front: Frontier, choice: Choice, interval: Interval | None = None) -> str:
     """The size of a choice, its predicted loss with the ``interval``, and what the best single scheme of that
     size would lose."""
     size, signal = choice.bytes + front.kept_bytes, SENSITIVITIES[front.signal]

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from explorer import words
 from explorer.bench.plan import SWEPT
 from explorer.checkpoints import EXPORTS
-from explorer.checkpoints.target import plain_dtype
 from explorer.core.lowering import has_kernels, with_kernels
 from explorer.cpu.products import CPU_PRODUCTS
 from explorer.cpu.sentences import TERNARY, library
@@ -94,7 +93,7 @@ def exports_table() -> str:
 
 def carried_table() -> str:
     """Named schemes, and which targets carry each of them."""
-    coded = [scheme for scheme in SCHEMES.values() if plain_dtype(scheme) is None]
+    coded = [scheme for scheme in SCHEMES.values() if scheme.plain_dtype is None]
     rows = []
     for scheme in coded:
         carried = [not row.refusal(scheme, TYPICAL) for row in EXPORTS.values()]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from explorer.checkpoints import EXPORTS, Request, export
 from explorer.checkpoints.model import ModelFolder
-from explorer.checkpoints.target import Plan, plain_dtype
+from explorer.checkpoints.target import Plan
 from explorer.checkpoints.verify import probe
 from explorer.checkpoints.vllm_reader import Reading, read_by_vllm
 from explorer.methods.recipe import Recipe
@@ -118,7 +118,7 @@ def run_vllm() -> Iterator[VllmRow]:
         model = ModelFolder(small_llama(Path(room) / "tiny-llama"))
         layers = [name for name in model.matrices if not model.is_head(name)]
         probes = {name: probe(name, model.info(f"{name}.weight").shape[1]) for name in layers}
-        jobs = [(s, "") for s in SCHEMES.values() if plain_dtype(s) is None]
+        jobs = [(s, "") for s in SCHEMES.values() if s.plain_dtype is None]
         jobs += [(SCHEMES[w], x) for w, inputs in INPUTS.items() for x in inputs]
         todo = []
         for number, (scheme, inputs) in enumerate(jobs):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from explorer.checkpoints.write import Request, Written, export, rounded, write_one
 
 _HOMES = {
-    "EXPORTS": "table", "Export": "target", "ModelFolder": "model", "Plan": "target", "Request": "write",
+    "EXPORTS": "targets", "Export": "target", "ModelFolder": "model", "Plan": "target", "Request": "write",
     "Written": "write", "export": "write", "rounded": "write", "write_one": "write",
 }  # fmt: skip
 __all__ = [

@@ -29,7 +29,7 @@ from explorer.checkpoints.front_matter import CARD
 from explorer.checkpoints.gguf_model import UINT32, WEIGHT, GgufModel, open_gguf, place_of
 from explorer.checkpoints.imatrix import Imatrix, read_imatrix
 from explorer.checkpoints.packages import needed
-from explorer.checkpoints.target import Shape, plain_dtype
+from explorer.checkpoints.target import Shape
 from explorer.checkpoints.to_gguf import EXPORT, FILE, GUESSED, NAME, announce
 from explorer.checkpoints.verify import Verified
 from explorer.checkpoints.write import Written, rounded
@@ -123,13 +123,13 @@ def write_from_gguf(
     opened = open_gguf(Path(base))
     targets = _targets(opened, layers, shapes or {})
     weights = _importances(read_imatrix(imatrix), targets) if imatrix else {}
-    records = _changed(opened.records, any(plain_dtype(t.recipe.scheme) is None for t in targets.values()))
+    records = _changed(opened.records, any(t.recipe.scheme.plain_dtype is None for t in targets.values()))
     needed = sum(_sizes(opened, targets)) + sum(map(len, records.values()))
     with whole_folder(out, needed) as folder:
         digests = _write(opened, targets, records, folder / FILE, progress, weights)
         result = None if verified is False else _verify(opened, targets, records, digests, folder / FILE)
         write_beside(folder, {CARD: _card(opened, targets, folder / FILE, card, result), **(beside or {})})
-    coded = sum(plain_dtype(layers[name].scheme) is None for name in layers)
+    coded = sum(layers[name].scheme.plain_dtype is None for name in layers)
     return Written.of(out, coded, result)
 
 

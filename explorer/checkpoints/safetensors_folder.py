@@ -12,7 +12,7 @@ from torch import Tensor
 
 from explorer.checkpoints.folder import Shards, room_of
 from explorer.checkpoints.model import CONFIG
-from explorer.checkpoints.target import ExportJob, Plan, plain_dtype
+from explorer.checkpoints.target import ExportJob, Plan
 from explorer.core.quantize import QuantizedTensor
 from explorer.export.files import write_tensors
 from explorer.formats import E4M3
@@ -89,7 +89,7 @@ def _tensors_of(tensor: str, job: ExportJob, layer: Layer) -> dict[str, Tensor]:
     if not tensor.endswith(".weight") or name not in plan.layers:
         return {tensor: plan.model.read(tensor)}
     q = job.layer(name)
-    dtype = plain_dtype(q.scheme)
+    dtype = q.scheme.plain_dtype
     if dtype is not None:
         return {tensor: q.dequantize(dtype)}
     parts = {name + suffix: part for suffix, part in layer(q, job.dtype).items()}
@@ -111,7 +111,7 @@ def one(layer: Layer) -> Callable[[QuantizedTensor, str, Path], None]:
     """The writer of one tensor in the layout of ``layer``, for a model in float32."""
 
     def write(q: QuantizedTensor, name: str, path: Path) -> None:
-        dtype = plain_dtype(q.scheme)
+        dtype = q.scheme.plain_dtype
         parts = {".weight": q.dequantize(dtype)} if dtype is not None else layer(q, torch.float32)
         write_tensors({name + suffix: part.contiguous() for suffix, part in parts.items()}, path, {})
 

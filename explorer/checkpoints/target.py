@@ -27,8 +27,6 @@ SHARD_BYTES = 5e9
 NO_CACHE = "its format has no place for that, and it is an option of the engine"
 _ROUNDED = 2.0**-8
 """A scale that moves by no more was rounded to a normal number of 16 bits."""
-PLAIN = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-"""Formats of casts that every target carries as they are."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class Plan:
     @cached_property
     def coded(self) -> dict[str, Recipe]:
         """The layers that are stored as codes: all but casts."""
-        return {name: recipe for name, recipe in self.layers.items() if plain_dtype(recipe.scheme) is None}
+        return {name: recipe for name, recipe in self.layers.items() if recipe.scheme.plain_dtype is None}
 
     @cached_property
     def input_schemes(self) -> dict[str, Scheme]:
@@ -122,7 +120,7 @@ class ExportJob:
                 f"{list(weight.shape)} by {recipe.scheme}"
             )
         q = on_cpu(q)
-        if plain_dtype(q.scheme) is None:
+        if q.scheme.plain_dtype is None:
             before = q.scales.stored
             try:
                 q = self.stored(q, self.dtype)
@@ -208,20 +206,15 @@ class Export:
 
     def refusal(self, scheme: Scheme, shape: Shape) -> str:
         """Empty if the target carries a layer of ``shape`` [N, K] by ``scheme``, else why not, in words."""
-        return "" if plain_dtype(scheme) is not None else self.refuses(scheme, shape)
+        return "" if scheme.plain_dtype is not None else self.refuses(scheme, shape)
 
     def stored_bits(self, scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
         """Bits per weight of a layer of ``shape`` [N, K] in the file: codes, scales, zero points and all that
         the layout adds. ``dtype``: the model's."""
-        plain = plain_dtype(scheme)
+        plain = scheme.plain_dtype
         return self.bits(scheme, shape, dtype) if plain is None else 8.0 * plain.itemsize
 
 
 def own_bits(scheme: Scheme, shape: Shape) -> float:
     """Bits per weight as the scheme counts them, which is what a layout takes that adds nothing."""
     return scheme.bits_per_element(shape).total
-
-
-def plain_dtype(scheme: Scheme) -> torch.dtype | None:
-    """The dtype of a cast that is stored as it is; None for every other scheme."""
-    return PLAIN.get(scheme.format.name) if scheme.scale is None else None

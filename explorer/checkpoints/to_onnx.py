@@ -20,7 +20,7 @@ from explorer.checkpoints.onnx_layers import (
     stored_bits,
 )
 from explorer.checkpoints.onnx_models import MODELS
-from explorer.checkpoints.target import Export, ExportJob, Plan, Shape, plain_dtype
+from explorer.checkpoints.target import Export, ExportJob, Plan, Shape
 from explorer.core.quantize import QuantizedTensor
 from explorer.schemes import Scheme
 
@@ -86,7 +86,7 @@ class _Tensors:
             )
         q = self._job.layer(layer)
         self._job.step()
-        dtype = plain_dtype(q.scheme)
+        dtype = q.scheme.plain_dtype
         if dtype is None:
             return self._multiply(graph, layer, x, q, graph.initializer)
         kept = graph.cast(graph.initializer(f"{layer}.weight", StoredTensor.of(q.dequantize(dtype))))
@@ -138,7 +138,7 @@ def one(q: QuantizedTensor, name: str, path: Path, multiply: Multiply) -> None:
     def put(part: str, stored: StoredTensor) -> str:
         return graph.inline([(part, stored)])[0]
 
-    dtype = plain_dtype(q.scheme)
+    dtype = q.scheme.plain_dtype
     if dtype is None:
         out = multiply(graph, name, "x", q, put)
     else:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import torch
+
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import packed_row_bytes
 from explorer.formats.rounding import Rounding
@@ -19,6 +21,8 @@ from explorer.schemes.names import named
 from explorer.schemes.parts import SEPARATOR, SchemeParts
 from explorer.schemes.rules import NESTED_BLOCK, SUPER_BLOCK, Convention, MappingType
 from explorer.schemes.text import check_ascii, read, unlisted
+
+_PLAIN = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,12 @@ class Scheme(SchemeParts):
     def of_ranges(self) -> Scheme:
         """The same, with scales of ranges where llama.cpp's search finds them."""
         return dataclasses.replace(self, name="", scale=self.scale and self.scale.of_ranges)
+
+    @property
+    def plain_dtype(self) -> torch.dtype | None:
+        """The dtype of a cast to bfloat16, float16 or float32, which files store as it is; None for all other
+        schemes."""
+        return _PLAIN.get(self.format.name) if self.scale is None else None
 
     @property
     def rounding(self) -> Rounding:

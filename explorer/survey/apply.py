@@ -16,7 +16,7 @@ from torch import Tensor
 from explorer.analysis.cache import CachePlan
 from explorer.checkpoints.inputs import is_fixed, label_of_inputs
 from explorer.checkpoints.model import ModelFolder
-from explorer.checkpoints.target import Export, Plan, Shape, own_bits, plain_dtype
+from explorer.checkpoints.target import Export, Plan, Shape, own_bits
 from explorer.checkpoints.targets import EXPORTS, export_of
 from explorer.checkpoints.tiny import check_reader
 from explorer.core.quantize import QuantizedTensor, quantize_weight
@@ -174,7 +174,7 @@ def _product_refusal(target: str, inputs: Scheme) -> Callable[[Scheme], str]:
     products = [EXPORTS[name].multiplies for name in ([target] if target else able)]
 
     def refusal(scheme: Scheme) -> str:
-        if plain_dtype(scheme) is not None:
+        if scheme.plain_dtype is not None:
             return ""
         reasons = [multiplies(inputs, scheme) for multiplies in products]
         return reasons[0] if all(reasons) else ""
@@ -192,7 +192,7 @@ def targets_with(inputs: Scheme | None) -> tuple[str, ...]:
     """The names of the targets whose engines multiply ``inputs`` with weights of some scheme; all if None."""
     if inputs is None:
         return tuple(EXPORTS)
-    weights = [scheme for scheme in SCHEMES.values() if plain_dtype(scheme) is None]
+    weights = [scheme for scheme in SCHEMES.values() if scheme.plain_dtype is None]
     return tuple(
         name for name, row in EXPORTS.items() if not all(row.multiplies(inputs, one) for one in weights)
     )
@@ -397,7 +397,7 @@ def weights_alone(inputs: bool, cache: CachePlan | None = None, predicted: bool 
 def inputs_words(recipe: ModelRecipe) -> str:
     """How a recipe's layers have their inputs quantized, and where they differ how many have which."""
     counts = Counter(recipe.input_schemes.values())
-    coded = sum(plain_dtype(one.scheme) is None for one in recipe.layers.values())
+    coded = sum(one.scheme.plain_dtype is None for one in recipe.layers.values())
     if len(counts) == 1 and len(recipe.input_schemes) == coded:
         return label_of_inputs(next(iter(counts)))
     said = [f"{label_of_inputs(scheme)} for {_layers(count)}" for scheme, count in counts.most_common()]

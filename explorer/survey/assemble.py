@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from explorer.checkpoints.target import plain_dtype
 from explorer.methods import BIAS_CORRECTION, corrects_bias, label_of, rounding_in
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
@@ -143,7 +142,7 @@ def _check_stacked(
             raise ValueError(f"{name}: {label_of(method)} needs its inputs, and {why} to nearest")
         if table:
             continue
-        if name in of_inputs and plain_dtype(recipes[name].scheme) is None:
+        if name in of_inputs and recipes[name].scheme.plain_dtype is None:
             raise ValueError(
                 f"{name}: inputs of stacked experts are not quantized by transformers, so that the loss "
                 "would be of another model: keep them (--keep experts), or leave inputs as they are"
@@ -175,7 +174,7 @@ def input_scales(
 
 def _coded(recipes: Mapping[str, Recipe]) -> list[str]:
     """The layers that hold codes, whose inputs may be quantized: all but casts."""
-    return [name for name, recipe in recipes.items() if plain_dtype(recipe.scheme) is None]
+    return [name for name, recipe in recipes.items() if recipe.scheme.plain_dtype is None]
 
 
 def _weight(network: nn.Module, module: str) -> Tensor:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from explorer import words
-from explorer.checkpoints.target import plain_dtype
 from explorer.methods.recipe import Recipe
 from explorer.models.kinds import fused_groups, has_one_scale, scheme_groups
 from explorer.models.skeleton import is_expert
@@ -103,7 +102,7 @@ class Constraints:
 
     def inputs_of(self, layer: str, scheme: Scheme) -> InputChoices:
         """How the inputs of ``layer`` may be quantized under ``scheme``; those of a cast stay as they are."""
-        if plain_dtype(scheme) is not None:
+        if scheme.plain_dtype is not None:
             return AS_THEY_ARE
         return self.own_inputs.get(layer, self.inputs)
 
@@ -492,7 +491,7 @@ def _is_multiplied(survey: Survey, constraints: Constraints, layer: Layer, input
     for text in constraints.schemes or survey.head.schemes:
         scheme = Scheme.parse(text)
         why = constraints.refusal(scheme, layer.shape) if constraints.refusal else ""
-        if plain_dtype(scheme) is None and not why and not _pair_refusal(constraints, layer, scheme, inputs):
+        if scheme.plain_dtype is None and not why and not _pair_refusal(constraints, layer, scheme, inputs):
             return True
     return False
 
@@ -687,7 +686,7 @@ def _inputs_of(choice: Choice, constraints: Constraints) -> tuple[Scheme | None,
     """How the inputs of most of a choice's layers are quantized, and those of the others."""
     if len(constraints.inputs) == 1 and not constraints.own_inputs:
         return constraints.inputs[0], {}
-    coded = [name for name, text in choice.schemes.items() if plain_dtype(Scheme.parse(text)) is None]
+    coded = [name for name, text in choice.schemes.items() if Scheme.parse(text).plain_dtype is None]
     each = {name: choice.inputs.get(name, "") for name in coded}
     most = max(dict.fromkeys(each.values()), key=list(each.values()).count, default="")
     schemes = {text: Scheme.parse(text) if text else None for text in {most, *each.values()}}

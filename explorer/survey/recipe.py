@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from explorer.analysis.cache import CachePlan
 from explorer.checkpoints.inputs import check_scheme
-from explorer.checkpoints.target import plain_dtype
 from explorer.export.files import replacing
 from explorer.methods.recipe import Recipe
 from explorer.schemes import Scheme
@@ -85,7 +84,7 @@ class ModelRecipe:
     @cached_property
     def input_schemes(self) -> dict[str, Scheme]:
         """The layers of codes whose inputs are quantized -> how."""
-        coded = (name for name, one in self.layers.items() if plain_dtype(one.scheme) is None)
+        coded = (name for name, one in self.layers.items() if one.scheme.plain_dtype is None)
         found = ((name, self.inputs_of(name)) for name in coded)
         return {name: inputs for name, inputs in found if inputs is not None}
 

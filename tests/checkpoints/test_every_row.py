@@ -13,7 +13,6 @@ import torch
 
 from explorer import SCHEMES, Scheme, quantize
 from explorer.checkpoints import EXPORTS, write_one
-from explorer.checkpoints.target import plain_dtype
 from tests.checkpoints.reading import NAME, bytes_in, hard_weight, reader_of, target_parts
 from tests.covering import by_pairs
 
@@ -32,7 +31,7 @@ ROWS = [
     (target, scheme.text)
     for target, row in EXPORTS.items()
     for scheme in (*SCHEMES.values(), *map(Scheme.parse, SPELLED))
-    if plain_dtype(scheme) is None and not row.refusal(scheme, SHAPE)
+    if scheme.plain_dtype is None and not row.refusal(scheme, SHAPE)
 ]
 
 

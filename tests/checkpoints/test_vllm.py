@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from explorer import SCHEMES
 from explorer.checkpoints import EXPORTS
-from explorer.checkpoints.target import plain_dtype
 from explorer.checkpoints.to_vllm import VERSION, layout_of
 from explorer.checkpoints.vllm_reader import VARIABLE, interpreter, read_by_vllm
 from explorer.methods.recipe import Recipe
@@ -45,9 +44,7 @@ def test_every_scheme_of_the_layout_was_tried() -> None:
     """A scheme that was added is opened before it is offered."""
     tried = {(row.scheme, row.inputs) for row in ROWS}
     there = EXPORTS["compressed-tensors"]
-    carried = [
-        s.name for s in SCHEMES.values() if plain_dtype(s) is None and not there.refuses(s, (256, 512))
-    ]
+    carried = [s.name for s in SCHEMES.values() if s.plain_dtype is None and not there.refuses(s, (256, 512))]
     assert {(name, "") for name in carried if name not in NOT_TRIED} <= tried
     assert not {(name, "") for name in NOT_TRIED} & tried, "it has been tried meanwhile"
     assert {(w, x) for w, inputs in INPUTS.items() for x in inputs} <= tried

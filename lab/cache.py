@@ -13,13 +13,13 @@ from pathlib import Path
 from explorer.analysis.cache import KEYS, VALUES, CachePlan
 from explorer.core.backend import work_device
 from explorer.models.capture import Model
+from explorer.models.evaluate import held_out_texts
 from explorer.models.texts import Texts, texts_of
 from explorer.recordings.files import NOT_RECORDED, Recording, record_each, recorded
 from explorer.recordings.machine import this_machine
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import label_of_text
 from explorer.survey.cache import CacheSurvey, each_alone
-from explorer.survey.run import held_out_texts
 from explorer.words import number
 from lab.intervals import paired
 from lab.tables import markdown

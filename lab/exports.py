@@ -23,7 +23,7 @@ from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.onnx_graph import DATA
 from explorer.checkpoints.vllm_reader import LOGITS, read_by_vllm
 from explorer.models.capture import Model, load_model
-from explorer.models.evaluate import sentences
+from explorer.models.evaluate import calibration_sentences, sentences
 from explorer.recordings.files import Recording, record, recorded
 from explorer.recordings.machine import this_machine
 from explorer.survey import ModelRecipe, Survey, frontier, recipe_of
@@ -31,7 +31,7 @@ from explorer.survey.apply import constraints_of, unplaced
 from explorer.survey.assemble import assemble
 from explorer.survey.export import Wanted, export
 from explorer.survey.loss import reference_for
-from explorer.survey.run import SurveyPlan, calibration_sentences, survey_model
+from explorer.survey.run import SurveyPlan, survey_model
 from lab.recipes import PACKAGES, passages
 from lab.tables import markdown
 

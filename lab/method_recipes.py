@@ -13,7 +13,7 @@ from explorer.core.backend import work_device
 from explorer.core.quantize import quantize
 from explorer.methods import apply, label_of
 from explorer.models.capture import Model, capture, load_model
-from explorer.models.evaluate import sentences
+from explorer.models.evaluate import calibration_sentences, sentences
 from explorer.models.texts import AnyTexts
 from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
 from explorer.recordings.machine import this_machine
@@ -23,7 +23,7 @@ from explorer.survey.assemble import assemble
 from explorer.survey.evidence import loss_with, weights_of
 from explorer.survey.loss import EMBEDDING, LossReference, reference_for
 from explorer.survey.methods import tokens_for, widths_of
-from explorer.survey.run import SurveyPlan, calibration_sentences, survey_model
+from explorer.survey.run import SurveyPlan, survey_model
 from lab.intervals import spearman, spearman_interval
 from lab.recipes import CAUSAL_SCHEMES, PACKAGES, SHIPPED, passages
 from lab.tables import markdown

@@ -14,7 +14,7 @@ from pathlib import Path
 from explorer.core.backend import work_device
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, load_model
-from explorer.models.evaluate import MODEL, sentences
+from explorer.models.evaluate import MODEL, built_in_texts, calibration_sentences, sentences
 from explorer.paths import checkout
 from explorer.recordings.files import Recording, record, recorded
 from explorer.recordings.machine import this_machine
@@ -23,7 +23,7 @@ from explorer.survey import SENSITIVITIES, SURVEYS, Constraints, Survey, frontie
 from explorer.survey.assemble import assemble
 from explorer.survey.loss import LossReference, reference_for
 from explorer.survey.rows import line_of
-from explorer.survey.run import SurveyPlan, built_in_texts, calibration_sentences, survey_model
+from explorer.survey.run import SurveyPlan, survey_model
 
 NAME = "recipes"
 SHIPPED = SURVEYS / f"{MODEL.rpartition('/')[2]}.jsonl"

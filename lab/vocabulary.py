@@ -19,6 +19,7 @@ from explorer.checkpoints.to_gguf import EXPORT
 from explorer.core.backend import work_device
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import load_model
+from explorer.models.files import folder_of, linear_names
 from explorer.models.text_files import built_in
 from explorer.models.texts import AnyTexts
 from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
@@ -26,11 +27,9 @@ from explorer.recordings.machine import this_machine
 from explorer.schemes import SCHEMES
 from explorer.schemes.scheme import label_of_text
 from explorer.sources import open_source
-from explorer.survey.apply import folder_of
 from explorer.survey.assemble import assemble
 from explorer.survey.evidence import gather, weights_of
 from explorer.survey.loss import reference_for
-from explorer.survey.run import linear_names
 from explorer.survey.sensitivities import SENSITIVITIES
 from lab.tables import markdown
 

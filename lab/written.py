@@ -13,7 +13,7 @@ from pathlib import Path
 
 from explorer.core.backend import work_device
 from explorer.models.capture import Model, load_model
-from explorer.models.evaluate import sentences
+from explorer.models.evaluate import calibration_sentences, sentences
 from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
 from explorer.recordings.machine import this_machine
 from explorer.schemes.scheme import label_of_text
@@ -21,7 +21,7 @@ from explorer.survey import Survey, frontier, load_survey, recipe_of
 from explorer.survey.apply import constraints_of
 from explorer.survey.check import check_recipe
 from explorer.survey.loss import EMBEDDING
-from explorer.survey.run import SurveyPlan, calibration_sentences, survey_model
+from explorer.survey.run import SurveyPlan, survey_model
 from lab.exports import SCHEMES
 from lab.recipes import PACKAGES, SHIPPED, passages
 from lab.tables import markdown

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from explorer.methods.recipe import Recipe
+from explorer.models.evaluate import held_out_texts
 from explorer.models.texts import texts_of
 from explorer.progress import checkpoint
 from explorer.recordings.runs import RunTiming
@@ -14,7 +15,6 @@ from explorer.running import Subject, open_engine, subject_of
 from explorer.running.llama_engine import LlamaEngine
 from explorer.running.torch_engine import TorchEngine
 from explorer.survey.loss import LossReference, reference_for
-from explorer.survey.run import held_out_texts
 
 SCHEMES = ("q8_0", "q4_0")
 """What llama.cpp and torch both run."""

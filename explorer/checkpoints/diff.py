@@ -20,13 +20,13 @@ from torch import Tensor
 
 from explorer.analysis.report import Sums, measure, sqnr_db
 from explorer.analysis.tensor import Analysis, differences
-from explorer.checkpoints.model import TRANSPOSED
 from explorer.checkpoints.pairs import Pair, Pairs, find_pairs
 from explorer.checkpoints.rescaled import Factors, find_factors, noise, whole_factor
 from explorer.checkpoints.stored import Checkpoint, GgufCheckpoint, in_old_order, open_checkpoint
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.models.kinds import depth_of
 from explorer.models.kinds import kind_of as role_of
+from explorer.models.skeleton import TRANSPOSED
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import SCHEMES
 from explorer.sources.base import SourceError

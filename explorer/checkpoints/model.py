@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.models.skeleton import LayerPlace, Skeleton, auto_class, config_of, skeleton_of
+from explorer.models.skeleton import TRANSPOSED, LayerPlace, Skeleton, auto_class, config_of, skeleton_of
 from explorer.progress import checkpoint
 from explorer.sources.base import SourceError, TensorInfo
 from explorer.sources.coded import CONFIG, SETTINGS, as_in_network, shape_in_network, weights_of
@@ -25,8 +25,6 @@ from explorer.sources.source_limits import LOCAL
 _CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm", ".vocab", ".bpe")
 _TERMS = re.compile(r"(LICENSE|NOTICE|USE_POLICY|COPYING)[^/]*", re.IGNORECASE)
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|wpe|embeddings?|[a-z_]+_embeddings?)(\.|$)")
-TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
-"""Models whose "linear" layers are Conv1D: their weights are stored [K, N]."""
 
 
 class ModelFolder:

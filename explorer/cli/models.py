@@ -142,8 +142,8 @@ def imatrix(
     hide_bars_of_transformers(as_json)
     from explorer.checkpoints.imatrix import check_suffix, write_imatrix
     from explorer.models.capture import load_model
+    from explorer.models.evaluate import built_in_texts
     from explorer.survey.importances import imatrix_of
-    from explorer.survey.run import built_in_texts
 
     check_suffix(path)
     (texts,) = read_files(text, column=column, sequence_length=sequence_length, samples=samples)

@@ -198,8 +198,8 @@ def survey(
 ) -> None:
     """Report on a model's survey: sensitive layers, and the recipe for a budget of bits or time."""
     hide_bars_of_transformers(as_json)
+    from explorer.models.files import check_weights
     from explorer.reports.survey import USUAL_BITS, Asked, bought, find_survey, survey_report
-    from explorer.survey.apply import check_weights
     from explorer.survey.check import check_recipe
     from explorer.survey.times import seconds_of
 

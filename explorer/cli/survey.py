@@ -480,8 +480,8 @@ def _check_together(target: str, chosen: ModelRecipe, schemes: Sequence[str]) ->
     from explorer.checkpoints import EXPORTS, Plan
     from explorer.checkpoints.model import ModelFolder
     from explorer.methods.recipe import Recipe
+    from explorer.models.files import folder_of
     from explorer.schemes import Scheme
-    from explorer.survey.apply import folder_of
     from explorer.survey.check import asked_inputs
 
     try:
@@ -785,7 +785,7 @@ def _load(path: str, cached: CachePlan | None = None) -> ModelRecipe:
 def _model(chosen: ModelRecipe, where: str | None, device: str | None) -> Model:
     """The recipe's model with its head; ``ValueError`` if its weights are not those of the recipe."""
     from explorer.models.capture import load_model
-    from explorer.survey.apply import check_weights
+    from explorer.models.files import check_weights
 
     place = where or chosen.model
     check_weights(chosen, place)
@@ -895,7 +895,8 @@ def apply(
     if base is not None:
         written = _from_base(chosen, base, out, imatrix, verify, as_json)
     else:
-        from explorer.survey.apply import against_cache, folder_of
+        from explorer.models.files import folder_of
+        from explorer.survey.apply import against_cache
         from explorer.survey.export import Wanted, export
 
         _say_unsaid(against_cache(chosen, to, folder_of(model or chosen.model, chosen.revision)))

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from explorer.methods import RTN, names_in
 from explorer.models.capture import Captured, Model, capture, linear_layers
 from explorer.models.quantize import quantize_model
+from explorer.models.text_files import built_in
 from explorer.models.texts import AnyTexts, TokenSequence, token_sequences
 from explorer.paths import ASSETS
 from explorer.progress import Progress, checkpoint
@@ -74,6 +75,22 @@ def calibration_texts(sample: int = 0) -> tuple[str, ...]:
         for name in ("sentences.txt", "calibration.txt")
     )
     return (first + more)[sample * len(first) : (sample + 1) * len(first)]
+
+
+def calibration_sentences() -> tuple[str, ...]:
+    """The calibration texts of all samples."""
+    return tuple(text for sample in range(SAMPLES) for text in calibration_texts(sample))
+
+
+def built_in_texts(causal: bool = False) -> AnyTexts:
+    """Texts to calibrate by where none are given: sentences, or for causal language models prose, code and
+    chat. None is among ``held_out_texts``."""
+    return built_in("causal-calibration") if causal else calibration_sentences()
+
+
+def held_out_texts(causal: bool = False) -> AnyTexts:
+    """Texts to measure a loss on where none are given."""
+    return built_in("causal-held-out") if causal else sentences()
 
 
 @dataclass(frozen=True, eq=False)

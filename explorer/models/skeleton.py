@@ -24,6 +24,8 @@ MOST_MODULES = 200_000
 """Layers times experts of a configuration: a network is built on meta before its weights are
 compared. Qwen3-Next (48 × 512) takes 2 s."""
 WEIGHT = ".weight"
+TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
+"""Models whose "linear" layers are Conv1D: their weights are stored [K, N]."""
 _PREFERRED = (
     "AutoModel",
     "AutoModelForImageTextToText",

@@ -23,6 +23,7 @@ from explorer.checkpoints.target import Plan
 from explorer.checkpoints.to_gguf import FILE, NAME
 from explorer.checkpoints.write import checked
 from explorer.methods.recipe import Recipe
+from explorer.models.files import folder_of, linear_names
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress
 from explorer.running.engine import (
@@ -39,10 +40,8 @@ from explorer.running.subject import Subject, SubjectKind
 from explorer.schemes import Scheme
 from explorer.sources import open_source
 from explorer.sources.base import SourceError
-from explorer.survey.apply import folder_of
 from explorer.survey.export import Wanted, export
 from explorer.survey.recipe import ModelRecipe
-from explorer.survey.run import linear_names
 from explorer.threads import usable_threads
 
 PACKAGE = "xllamacpp"

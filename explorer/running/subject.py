@@ -14,15 +14,14 @@ from explorer.checkpoints.gguf_model import GgufModel, open_gguf
 from explorer.checkpoints.stored import gguf_of
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, is_causal, load_model, loading
+from explorer.models.files import check_weights, linear_names
 from explorer.models.skeleton import config_of
 from explorer.sources import open_source
 from explorer.sources.base import SourceError, TensorInfo, TensorSource
 from explorer.sources.coded import SETTINGS
 from explorer.sources.safetensors_header import bytes_of
 from explorer.sources.source_limits import LOCAL, SourceLimits
-from explorer.survey.apply import check_weights
 from explorer.survey.recipe import ModelRecipe
-from explorer.survey.run import linear_names
 
 _TOKENIZERS = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model",

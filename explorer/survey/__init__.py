@@ -10,9 +10,9 @@ A survey is made by ``survey_model`` (run.py), a JSON line a layer as they are d
 the truth by ``check_recipe`` (check.py), which runs the assembled model. ``SENSITIVITIES`` are the signals.
 """
 
+from explorer.models.files import Role
 from explorer.models.kinds import depth_of, fused_groups, kind_of
 from explorer.survey.budget import Choice, Constraints, Frontier, Uniform, frontier, recipe_of
-from explorer.survey.kinds import Role
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import SURVEYS, Head, Layer, Survey, load_survey
 from explorer.survey.sensitivities import SENSITIVITIES, Evidence, Needs, Sensitivity

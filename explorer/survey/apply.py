@@ -24,22 +24,20 @@ from explorer.methods import has_factor, label_of, names_in
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model
-from explorer.models.evaluate import needs_inputs
+from explorer.models.evaluate import built_in_texts, needs_inputs
+from explorer.models.files import check_weights, folder_of
 from explorer.models.quantize import rounding
 from explorer.models.skeleton import Skeleton
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress
 from explorer.schemes import SCHEMES, Scheme
-from explorer.sources import open_source
 from explorer.sources.base import SourceError
 from explorer.sources.gguf_file import SUFFIX
 from explorer.sources.safetensors_header import NAMES
-from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.survey.assemble import assemble, input_scales
 from explorer.survey.budget import Around, Constraints, InputChoices, Refusal
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Survey
-from explorer.survey.run import built_in_texts, weights_sha256
 from explorer.survey.sensitivities import SENSITIVITIES
 from explorer.words import code
 
@@ -72,15 +70,6 @@ class LayerCodes:
         if self.rounded:
             return self.rounded(name)
         return quantize_weight(weight.float(), recipe.scheme, self.importances.get(name))
-
-
-def folder_of(model: str, revision: str | None = None) -> Path:
-    """The folder on this machine that a model's files are in; ``ValueError`` for one that is only on the
-    Hub."""
-    paths = open_source(model, revision).paths
-    if not paths:
-        raise ValueError(f"{model} is not on this machine: fetch it first (`hf download {model}`)")
-    return paths[0].parent
 
 
 def constraints_of(
@@ -229,14 +218,6 @@ def unplaced(target: str, survey: Survey) -> dict[str, str]:
         if why := next(filter(None, reasons), ""):
             found[layer.name] = why
     return found
-
-
-def check_weights(recipe: ModelRecipe, place: str, limits: SourceLimits = LOCAL) -> None:
-    """``ValueError`` if the weights at ``place`` are not those that the recipe was made for, as far as both
-    are known."""
-    sha256 = weights_sha256(open_source(place, recipe.revision, limits))
-    if sha256 and recipe.weights_sha256 and sha256 != recipe.weights_sha256:
-        raise ValueError(f"the weights of {place} are not those that the recipe was made for")
 
 
 def surveyed_shapes(recipe: ModelRecipe, base: str) -> dict[str, tuple[int, ...]]:

@@ -22,12 +22,12 @@ import numpy as np
 
 from explorer import words
 from explorer.methods.recipe import Recipe
+from explorer.models.files import Role, matches
 from explorer.models.kinds import fused_groups, has_one_scale, scheme_groups
 from explorer.models.skeleton import is_expert
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import todays_text
 from explorer.survey.interval import predicted_interval
-from explorer.survey.kinds import Role, matches
 from explorer.survey.knapsack import HullPath, least_within
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Layer, Survey

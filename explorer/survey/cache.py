@@ -45,6 +45,7 @@ from explorer.analysis.cache import (
 )
 from explorer.core.hadamard import Rotation, find_rotation
 from explorer.models.capture import LONGEST, Model
+from explorer.models.evaluate import built_in_texts, held_out_texts
 from explorer.models.inputs import fixed_scale, quantized_inputs
 from explorer.models.texts import AnyTexts, texts_of, token_sequences
 from explorer.progress import Progress, checkpoint
@@ -52,7 +53,6 @@ from explorer.schemes import Scheme
 from explorer.schemes.observer import Observer
 from explorer.sources.base import SourceError
 from explorer.survey.loss import Loss, LossReference, reference_for
-from explorer.survey.run import built_in_texts, held_out_texts
 
 SCHEMES = (
     "fp8_e4m3_cast",

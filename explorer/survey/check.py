@@ -20,7 +20,7 @@ from explorer.checkpoints.write import export_of
 from explorer.core.importances import takes_importance
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model
-from explorer.models.evaluate import needs_inputs
+from explorer.models.evaluate import built_in_texts, held_out_texts, needs_inputs
 from explorer.models.inputs import QuantizedInputs
 from explorer.models.skeleton import is_expert
 from explorer.models.texts import AnyTexts
@@ -41,7 +41,7 @@ from explorer.survey.interval import Interval, predicted_interval
 from explorer.survey.loss import Loss, hash_of, reference_for
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Survey
-from explorer.survey.run import SCHEMES, built_in_texts, held_out_texts
+from explorer.survey.run import SCHEMES
 from explorer.survey.sensitivities import SENSITIVITIES
 from explorer.survey.times import CheckedTime, StepTimes, machines, recorded_times
 

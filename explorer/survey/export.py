@@ -18,6 +18,7 @@ from explorer.checkpoints.write import Request, Written, check_schemes, check_sh
 from explorer.checkpoints.write import export as write
 from explorer.core.backend import work_device
 from explorer.models.capture import Model, load_model
+from explorer.models.files import check_weights, folder_of
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress
 from explorer.survey.apply import (
@@ -27,9 +28,7 @@ from explorer.survey.apply import (
     cache_scales_of,
     card_of,
     check_target_inputs,
-    check_weights,
     codes_of,
-    folder_of,
     input_scales_of,
 )
 from explorer.survey.check import other_texts

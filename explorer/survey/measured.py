@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from explorer.checkpoints.targets import export_of
 from explorer.models.capture import Model
+from explorer.models.evaluate import built_in_texts, held_out_texts
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress
 from explorer.sources.base import SourceError
@@ -15,7 +16,6 @@ from explorer.survey.assemble import assemble
 from explorer.survey.check import cached_by, calibrated_by, inputs_of
 from explorer.survey.loss import EMBEDDING, Loss, reference_for
 from explorer.survey.recipe import ModelRecipe
-from explorer.survey.run import built_in_texts, held_out_texts
 
 Measure = Callable[[nn.Module | None], str]
 """The network that the reader opened (None where it gave none) -> Markdown for the card."""

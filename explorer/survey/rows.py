@@ -16,10 +16,10 @@ from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from explorer.models.files import Role, itemsize
 from explorer.paths import ASSETS
 from explorer.schemes.scheme import todays_text
 from explorer.sources.coded import stored_bits
-from explorer.survey.kinds import Role, itemsize
 
 SURVEYS = ASSETS / "surveys"
 """Surveys that ship with the explorer."""

@@ -9,7 +9,6 @@ finished one nothing is computed again.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,14 +23,21 @@ from torch import Tensor
 
 from explorer import words
 from explorer.checkpoints.inputs import check_scheme
-from explorer.checkpoints.model import CONFIG, TRANSPOSED
 from explorer.core.backend import free_bytes, memory_bytes, place, work_device
 from explorer.core.quantize import quantize_weight
 from explorer.models.capture import Model, load_model
-from explorer.models.evaluate import SAMPLES, calibration_texts, sentences
+from explorer.models.evaluate import built_in_texts
+from explorer.models.files import (
+    Role,
+    check_orientation,
+    itemsize,
+    matches,
+    network_of,
+    role_of,
+    weights_sha256,
+)
 from explorer.models.kinds import depth_of, kind_of
-from explorer.models.skeleton import HeldWeight, Skeleton, skeleton_of
-from explorer.models.text_files import built_in
+from explorer.models.skeleton import WEIGHT, HeldWeight, Skeleton
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
@@ -41,10 +47,9 @@ from explorer.sources.gguf_file import SUFFIX as GGUF
 from explorer.sources.models import layers as in_order
 from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.survey.evidence import gather, weights_of
-from explorer.survey.kinds import SUFFIX, Role, itemsize, matches, role_of
 from explorer.survey.loss import NEXT_TOKEN, hash_of, reference_for
 from explorer.survey.methods import bytes_of_rows, check_method, shares_of
-from explorer.survey.rows import FIRST, Head, Layer, Survey, head_differs, line_of, load_survey, parsed_json
+from explorer.survey.rows import FIRST, Head, Layer, Survey, head_differs, line_of, load_survey
 from explorer.survey.sensitivities import DEFAULT, SENSITIVITIES, Evidence, Needs, squares
 from explorer.version import __version__
 
@@ -132,22 +137,6 @@ Rows = Callable[[SurveyPlan, TensorSource, Sequence[SurveyJob], Sequence[str]], 
 """Surveys jobs by signals, each result as soon as it is there, in any order."""
 
 
-def built_in_texts(causal: bool = False) -> AnyTexts:
-    """Texts to calibrate by where none are given: sentences, or for causal language models prose, code and
-    chat. None is among ``held_out_texts``."""
-    return built_in("causal-calibration") if causal else calibration_sentences()
-
-
-def calibration_sentences() -> tuple[str, ...]:
-    """All sentences to calibrate by."""
-    return tuple(text for sample in range(SAMPLES) for text in calibration_texts(sample))
-
-
-def held_out_texts(causal: bool = False) -> AnyTexts:
-    """Texts to measure a loss on where none are given."""
-    return built_in("causal-held-out") if causal else sentences()
-
-
 def survey_model(
     plan: SurveyPlan,
     out: str | Path,
@@ -171,10 +160,10 @@ def survey_model(
         raise SourceError(f"{source.origin}: {source.broken[0]}")
     if source.problems:
         raise SourceError(f"{source.origin}: {source.problems[0]}")
-    network = _network_of(source)
+    network = network_of(source)
     infos = _roles(plan, network, in_order(source))
     listed = [(info, role) for info, role in infos if role is not None]
-    _check_orientation(source)
+    check_orientation(source)
     if not any(role is Role.LINEAR for _, role in listed):
         left = "no linear layers in floating point" if not plan.exclude else "no linear layers left to survey"
         raise SourceError(f"{source.origin} has {left}")
@@ -210,19 +199,6 @@ def survey_model(
     return load_survey(out)
 
 
-def linear_names(source: TensorSource) -> tuple[str, ...]:
-    """The layers of a model that one scheme for all is for: its linear layers, without the head.
-
-    ``SourceError`` for a model without any, and one that stores them transposed.
-    """
-    network = _network_of(source)
-    _check_orientation(source)
-    names = tuple(_layer(info) for info in in_order(source) if role_of(info, network) is Role.LINEAR)
-    if not names:
-        raise SourceError(f"{source.origin} has no linear layers in floating point")
-    return names
-
-
 def _roles(
     plan: SurveyPlan, network: Skeleton | None, infos: Sequence[TensorInfo]
 ) -> list[tuple[TensorInfo, Role | None]]:
@@ -248,18 +224,6 @@ def _roles(
 def _is_linear(network: Skeleton, info: TensorInfo) -> bool:
     name = _layer(info)
     return name != info.name and len(info.shape) == 2 and bool(network.place(name, info.shape).module)
-
-
-def _network_of(source: TensorSource) -> Skeleton | None:
-    """The network of a model's folder on this machine, which says what its linear layers are; None where
-    only names can."""
-    folder = source.paths[0].parent if source.paths else None
-    if folder is None or source.paths[0].suffix.lower() == GGUF or not (folder / CONFIG).is_file():
-        return None
-    found = skeleton_of(folder)
-    if found is None:
-        return None
-    return found.as_stored((info.name for info in source.infos), source.read)
 
 
 def _kept_parts(
@@ -374,21 +338,6 @@ def survey_layer(
         inputs=evidence.quantized_inputs,
         seconds=time.perf_counter() - start,
     )
-
-
-def weights_sha256(source: TensorSource) -> str:
-    """SHA-256 over the names and bytes of the files that ``source`` reads; "" where none are on this
-    machine."""
-    if not source.paths:
-        return ""
-    digest = hashlib.sha256()
-    for path in sorted(source.paths, key=lambda path: path.name):
-        digest.update(f"{path.name}\n{path.stat().st_size}\n".encode())
-        with path.open("rb") as file:
-            while piece := file.read(_PIECE):
-                checkpoint()
-                digest.update(piece)
-    return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:
@@ -517,20 +466,6 @@ def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: i
         raise ValueError(f"{out.name} is another survey: {'; '.join(other)}. Name another file, or delete it")
 
 
-def _check_orientation(source: TensorSource) -> None:
-    """``SourceError`` for a model that stores its layers as [inputs, outputs]: blocks along its rows would
-    lie across the inputs."""
-    config = source.paths[0].parent / CONFIG if source.paths else None
-    if config is None or not config.is_file():
-        return
-    kind = parsed_json(config.read_text(encoding="utf-8", errors="replace"), CONFIG)
-    if isinstance(kind, dict) and kind.get("model_type") in TRANSPOSED:
-        raise SourceError(
-            f"{source.origin} is a {kind['model_type']} model: its layers are stored transposed (Conv1D), "
-            "and are not surveyed"
-        )
-
-
 def _begun(out: Path) -> bool:
     """Whether there is a file to go on with, or to refuse: all but an empty one and a survey that was cut off
     within its first line, which are begun anew."""
@@ -542,7 +477,7 @@ def _begun(out: Path) -> bool:
 
 
 def _layer(info: TensorInfo) -> str:
-    return info.name.removesuffix(SUFFIX)
+    return info.name.removesuffix(WEIGHT)
 
 
 @contextmanager

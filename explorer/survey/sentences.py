@@ -9,6 +9,7 @@ from explorer import words
 from explorer.analysis.memory import gpus_that_hold
 from explorer.checkpoints.inputs import label_of_inputs
 from explorer.methods import RTN, label_of
+from explorer.models.files import Role
 from explorer.models.skeleton import is_expert
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import label_of_text
@@ -16,7 +17,6 @@ from explorer.survey.apply import weights_alone
 from explorer.survey.budget import Choice, Frontier, Uniform
 from explorer.survey.check import SAME_SIZE, Check, Checked
 from explorer.survey.interval import Interval
-from explorer.survey.kinds import Role
 from explorer.survey.rows import Survey
 from explorer.survey.sensitivities import SENSITIVITIES
 from explorer.survey.times import PredictedTime

@@ -36,6 +36,9 @@ from explorer.export.ggml_blocks import ggml_type
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import LONGEST, Model, load_model
+from explorer.models.evaluate import built_in_texts, held_out_texts
+from explorer.models.files import folder_of, linear_names
+from explorer.models.skeleton import WEIGHT as SUFFIX
 from explorer.models.texts import AnyTexts, Texts, texts_of, token_sequences
 from explorer.progress import checkpoint
 from explorer.running.llama_logits import PACKAGE, LlamaNetwork
@@ -43,21 +46,12 @@ from explorer.schemes import SCHEMES, Scheme
 from explorer.sources import open_source
 from explorer.sources.base import SourceError, TensorSource
 from explorer.survey import ModelRecipe, Survey, frontier, recipe_of
-from explorer.survey.apply import constraints_of, folder_of, unplaced
+from explorer.survey.apply import constraints_of, unplaced
 from explorer.survey.export import Wanted, export
 from explorer.survey.importances import imatrix_of, of_folder
-from explorer.survey.kinds import SUFFIX
 from explorer.survey.loss import Loss, LossReference, reference_for
 from explorer.survey.rows import Layer
-from explorer.survey.run import (
-    SurveyJob,
-    SurveyPlan,
-    built_in_texts,
-    held_out_texts,
-    linear_names,
-    survey_layer,
-    survey_model,
-)
+from explorer.survey.run import SurveyJob, SurveyPlan, survey_layer, survey_model
 from explorer.version import __version__
 from lab.files.llama_quantizer import FTYPES, quantize_by_llama, quantizer_refusal, quantizer_version
 from lab.files.peers import PEERS, peers_refusal, run_peer

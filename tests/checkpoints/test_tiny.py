@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from explorer.checkpoints import ModelFolder, tiny
+from explorer.models.files import Role, role_of
 from explorer.models.skeleton import Skeleton
-from explorer.survey.kinds import Role, role_of
 from tests.covering import sampled
 
 KINDS = {

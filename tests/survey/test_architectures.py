@@ -14,13 +14,13 @@ from explorer import SCHEMES as SCHEMES_BY_NAME
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import load_model
+from explorer.models.files import Role
 from explorer.models.skeleton import is_expert
 from explorer.survey.apply import constraints_of, unplaced
 from explorer.survey.assemble import assemble
 from explorer.survey.budget import frontier, recipe_of
 from explorer.survey.check import check_recipe
 from explorer.survey.evidence import weights_of
-from explorer.survey.kinds import Role
 from explorer.survey.loss import reference_for
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import SurveyPlan, survey_model

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from explorer import SourceError, open_source
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import load_model
+from explorer.models.files import itemsize, linear_names
 from explorer.survey import Constraints, Role, Survey, frontier, recipe_of
-from explorer.survey.kinds import itemsize
-from explorer.survey.run import SurveyPlan, linear_names, survey_model
+from explorer.survey.run import SurveyPlan, survey_model
 from explorer.survey.sentences import about
 from tests.checkpoints.architectures import ARCHITECTURES
 from tests.checkpoints.writing import write_checkpoint

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from explorer.models.files import role_of
 from explorer.models.kinds import depth_of
 from explorer.sources.base import TensorInfo
 from explorer.survey import ModelRecipe, Role, Survey, frontier, fused_groups, kind_of, load_survey, recipe_of
-from explorer.survey.kinds import role_of
 from explorer.survey.rows import MOST_BYTES, line_of
 
 

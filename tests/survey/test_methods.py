@@ -17,6 +17,7 @@ from torch import nn
 from explorer.methods import METHODS, apply, has_factor
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, capture
+from explorer.models.files import Role
 from explorer.schemes import SCHEMES, Scheme
 from explorer.sources.base import SourceError
 from explorer.survey import Constraints, Survey, frontier, load_survey, recipe_of
@@ -28,7 +29,6 @@ from explorer.survey.check import (
     assemble_recipe,
     check_recipe,
 )
-from explorer.survey.kinds import Role
 from explorer.survey.methods import (
     FEW_TOKENS,
     FEWEST,

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from explorer import SCHEMES, SourceError, quantize
 from explorer.core.backend import container_limits
 from explorer.models.capture import Model, load_model
+from explorer.models.files import role_of
 from explorer.progress import StoppedError
 from explorer.sources import open_source
 from explorer.sources.base import TensorSource
@@ -25,7 +26,6 @@ from explorer.survey import SENSITIVITIES, Layer, Role, frontier, load_survey
 from explorer.survey import run as running
 from explorer.survey.budget import Constraints, recipe_of
 from explorer.survey.evidence import gather, weights_of
-from explorer.survey.kinds import role_of
 from explorer.survey.loss import reference_for
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import FIRST, head_differs

@@ -1,4 +1,4 @@
-"""The sums that error measures are computed from, on a CPU as on a GPU."""
+"""The sums that error measures are computed from, on CPU and GPU alike."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ErrorSums:
-    """Float64 sums over a matrix x and its restored y: Σx², Σ(y-x)², Σy², Σxy, Σ|y-x|; how many x lie outside
-    their block's limits and how many became zero; the largest |y-x| and its row-major index."""
+    """Float64 sums over a matrix x and its restored y: Σx², Σ(y-x)², Σy², Σxy, Σ|y-x|; the number of x
+    outside their block's limits, and of those that became zero; the largest |y-x| and its row-major index."""
 
     signal: float
     noise: float

@@ -1,4 +1,4 @@
-"""torch's threads of this process, whatever part of them the current thread has."""
+"""The number of torch threads in this process, independent of the current thread's share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ _WHOLE = threading.local()
 
 
 def usable_threads() -> int:
-    """How many threads torch has; inside ``part_of``, how many it has without it."""
+    """The number of torch threads; inside ``part_of``, the number outside it."""
     return getattr(_WHOLE, "threads", None) or torch.get_num_threads()
 
 
 @contextmanager
 def part_of(threads: int) -> Iterator[None]:
-    """Inside, this thread has a part of ``threads``, which ``take_part`` sets; all of them afterwards."""
+    """Mark a context in which this thread may use only part of ``threads`` (``take_part``); all are restored
+    afterwards."""
     before = getattr(_WHOLE, "threads", None)
     _WHOLE.threads = threads
     try:
@@ -29,6 +30,6 @@ def part_of(threads: int) -> Iterator[None]:
 
 
 def take_part(threads: int) -> None:
-    """Give torch so many threads, at least one, in this thread alone."""
+    """Limit torch to ``threads`` threads (at least one) in this thread alone."""
     torch.get_num_threads()  # a thread's first operation would take the number that any thread set last
     torch.set_num_threads(max(1, threads))

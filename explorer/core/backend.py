@@ -1,8 +1,8 @@
 """The one place that knows whether there is a GPU: the operations, their two backends, and placement.
 
-``backend_for(x)`` gives the kernels for a tensor on a GPU that can run them, and the reference otherwise;
-both give the same bits. ``place(x)`` decides where the analysis of a tensor runs. ``EXPLORER_DEVICE`` or
-``use_device`` (``--device`` of the commands) choose between ``auto``, ``cpu`` and ``cuda``.
+``backend_for(x)`` returns the kernels for a tensor on a GPU that can run them, otherwise the reference; both
+give the same bits. ``place(x)`` decides where a tensor is analysed. ``EXPLORER_DEVICE`` or ``use_device``
+(``--device`` of the commands) selects ``auto``, ``cpu`` or ``cuda``.
 """
 
 from __future__ import annotations
@@ -36,25 +36,29 @@ class Backend(Protocol):
     """The operations of each kind of device. Matrices are [rows, cols], grids [grid rows, grid columns]."""
 
     def quantize(self, x: Tensor, scheme: Scheme, check: bool = True) -> tuple[Tensor, Scales, Tensor | None]:
-        """Packed codes uint8 [rows, row bytes] and scales of floating ``x``; ``ValueError`` for NaN, Inf.
+        """Return packed codes uint8 [rows, row bytes], scales, and a flag, for floating ``x``; ``ValueError``
+        for NaN or Inf.
 
-        The third is int32 [1] where nothing was waited for: not 0, once the GPU has come there, if ``x`` held
-        any. So it is without ``check``, and while a CUDA graph is captured.
+        The flag is None where the values were checked. Without ``check``, and while a CUDA graph is captured,
+        nothing waits for the GPU: the flag is int32 [1] on the device, and nonzero once the GPU has met NaN
+        or Inf.
         """
         ...
 
     def encode(self, x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Scales]:
-        """Packed codes of float32 ``x`` under given scales, and the scales to restore them with."""
+        """Return packed codes of float32 ``x`` under given scales, and the scales that restore them."""
         ...
 
     def dequantize(
         self, packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype
     ) -> Tensor:
-        """The matrix of ``shape``: scale · (value of the code - zero point) in float32, then ``dtype``."""
+        """Restore the matrix of ``shape``: scale · (value of the code - zero point) in float32, then
+        ``dtype``."""
         ...
 
     def fake_quantize(self, x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-        """``x`` quantized and restored in its own dtype, and bool: which elements were not clipped."""
+        """Return ``x`` quantized and restored in its own dtype, and bool [rows, cols]: True where not
+        clipped."""
         ...
 
     def learned_quantize(self, x: Tensor, step_size: Tensor, scheme: Scheme) -> Tensor:
@@ -118,7 +122,7 @@ def use_device(choice: str) -> None:
 
 @contextmanager
 def on_device(choice: str) -> Iterator[None]:
-    """``use_device`` for as long as the context lasts; then what held before."""
+    """Apply ``use_device`` within a context, and restore the earlier choice on leaving it."""
     global _chosen
     before = _chosen
     use_device(choice)
@@ -184,10 +188,10 @@ def synchronize(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Placement:
-    """Device on which one tensor is analysed.
+    """The device on which one tensor is analysed.
 
-    ``whole`` is False for a tensor that does not fit the device's free memory: it stays in host memory and
-    goes there in runs of rows that take ``slice_bytes`` each.
+    ``whole`` is False if the tensor exceeds the device's free memory. It then stays in host memory, and runs
+    of rows of ``slice_bytes`` each are copied to the device.
     """
 
     device: torch.device
@@ -200,8 +204,8 @@ class Placement:
 
 
 def place(x: Tensor) -> Placement:
-    """Choose the device for the analysis of ``x``: the GPU, with the whole tensor if it fits. It stays
-    where it lies if there is no GPU to use, or on a GPU already."""
+    """Choose the device for the analysis of ``x``: the GPU, with the whole tensor if it fits. A tensor that
+    is on a GPU already stays there."""
     device = gpu_device()
     if device is None or x.is_cuda:
         return Placement(x.device)
@@ -220,12 +224,12 @@ CONTAINER_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Where Linux says how much memory a container may take."""
+"""Files in which Linux reports a container's memory limit."""
 
 
 def memory_bytes() -> float:
-    """Bytes of this machine's memory, or of the container that the process runs in; infinite where the system
-    does not say."""
+    """The memory of this machine in bytes, or its container's limit; infinite if the system does not report
+    it."""
     if not hasattr(os, "sysconf"):
         return math.inf
     own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -233,6 +237,6 @@ def memory_bytes() -> float:
 
 
 def container_limits(files: Sequence[Path] = CONTAINER_LIMITS) -> list[int]:
-    """Bytes that the control groups of a container allow (versions 2 and 1), none where there is no bound."""
+    """The memory limits in bytes set by control groups (versions 1 and 2); empty without a limit."""
     texts = [path.read_text().strip() for path in files if path.is_file()]
     return [int(text) for text in texts if text.isdecimal()]

@@ -89,8 +89,8 @@ def runs_of_blocks(
     device: torch.device = CPU,
     most: int | None = None,
 ) -> Iterator[Rectangle]:
-    """Rectangles of about ``most`` elements (``CHUNK_ELEMENTS``) in whole blocks, for work on each block by
-    itself: runs of rows of blocks, and of their columns where one row of blocks is larger."""
+    """Yield rectangles of whole blocks with about ``most`` elements (default ``CHUNK_ELEMENTS``), for work on
+    each block by itself. A row of blocks larger than that is divided into runs of columns."""
     most = CHUNK_ELEMENTS[device.type] if most is None else most
     for part in rectangles(shape, block):
         wide = part.grid_columns.stop - part.grid_columns.start
@@ -112,9 +112,9 @@ def pieces(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def ordered_sum(values: Tensor) -> float:
-    """The sum of float64 ``values``, added in one order however many threads there are.
+    """The sum of float64 ``values``, in an order that does not depend on the number of threads.
 
-    Runs of 512 are summed each by one thread, then the runs' sums by Python, correctly rounded.
+    Each run of 512 is summed by one thread; Python adds the runs' sums with correct rounding.
     """
     flat = values.reshape(-1)
     whole = len(flat) // 512 * 512

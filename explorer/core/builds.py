@@ -1,4 +1,4 @@
-"""The kernels that schemes are compiled to ahead of their first use."""
+"""The kernels that are compiled ahead of their first use."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from explorer.gpu.statistics import BUILD as STATISTICS
 from explorer.schemes import Scheme
 
 WARM_SHAPES = {torch.float32: ((64, 2048), (64, 4096), (64, 8192), (3, 33)), torch.bfloat16: ((64, 4096),)}
-"""Shapes compiled ahead of time, by element type: the page reads float32 tensors of any shape, the GEMM table
-quantizes bfloat16 operands of whole blocks. What else is needed is compiled at first use."""
+"""Shapes compiled ahead of time, by element type. The page reads float32 tensors of any shape; the GEMM table
+quantizes bfloat16 operands of whole blocks. Other builds are compiled at first use."""
 
 
 def all_builds(schemes: Iterable[Scheme] | None = None) -> list[Build]:
-    """Builds needed by schemes (by default the named ones) for ``WARM_SHAPES``, and by the statistics of
-    an analysis; without duplicates."""
+    """List the builds that quantizing by ``schemes`` (default: the named ones) needs for ``WARM_SHAPES``, and
+    those of the analysis statistics; without duplicates."""
     compiled = [STATISTICS]
     every = with_kernels() if schemes is None else schemes
     for config, scheme in {config_of(scheme): scheme for scheme in every}.items():

@@ -1,8 +1,7 @@
-"""The operations of ``Backend`` by the kernels of ``kernels/``, for tensors on a GPU: the same bits as the
-reference.
+"""The operations of ``Backend`` by the kernels of ``kernels/``, with the same bits as the reference.
 
-Work without a kernel (least-squares scales per block, calibrators that search, conventions of other
-libraries, other dtypes, views) runs through the reference, whose torch operations run on any device.
+Work without a kernel (least-squares scales per block, calibrators that search, other libraries' conventions,
+other dtypes, views) runs through the reference, as torch operations on the GPU.
 """
 
 from __future__ import annotations
@@ -140,11 +139,10 @@ class Cuda(Reference):
 def quantize_on_device(
     x: Tensor, scheme: Scheme, scales: Scales | None = None
 ) -> tuple[Tensor, Scales, Output]:
-    """Packed codes and scales of a CUDA matrix, without waiting for the GPU; given ``scales`` are used as
-    they are.
+    """Quantize a CUDA matrix without waiting for the GPU; given ``scales`` are used unchanged.
 
-    float32, bfloat16 and float16 are read as they are; other dtypes are converted to float32 first. Whether
-    the input held NaN or Inf stands in ``Output.bad``, which the caller has to read.
+    float32, bfloat16 and float16 are read directly; other dtypes are converted to float32 first.
+    ``Output.bad`` reports NaN and Inf; the caller must read it.
     """
     kept = lowered(scheme)
     if scales is None and kept is not None:
@@ -161,20 +159,21 @@ def quantize_on_device(
 
 
 def _by_plan(x: Tensor, kept: Lowered, flag: int | None = None) -> tuple[Tensor, Scales, Output]:
-    """``quantize_on_device`` on torch's current device by kernels that find the scales; ``flag`` is the
-    address that says instead of ``Output.bad`` whether values were finite."""
+    """Quantize on torch's current device by kernels that find the scales. If ``flag`` is not 0, it is the
+    address that reports non-finite values in place of ``Output.bad``."""
     x = _readable(x, kept.scheme)
     output = kept.plan(x).start(x, flag)
     return output.packed, _fitted(scales_from(output, kept.scheme), output, kept.scheme), output
 
 
 def _readable(x: Tensor, scheme: Scheme) -> Tensor:
-    """``x`` as kernels read it."""
+    """Convert ``x`` to a dtype and a layout that kernels read."""
     return (x if x.dtype in ELEMENTS else as_float32(x, scheme)).contiguous()
 
 
 def fake_quantize_on_device(x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """A contiguous CUDA matrix restored from its codes under ``scales``, and bool: not clipped."""
+    """Restore a contiguous CUDA matrix from its codes under ``scales``; also bool [rows, cols]: True where
+    not clipped."""
     return fake_kernels.fake_quantize(
         x,
         scales.scale.contiguous(),
@@ -187,7 +186,7 @@ def fake_quantize_on_device(x: Tensor, scales: Scales, scheme: Scheme) -> tuple[
 
 
 def _fitted(scales: Scales, output: Output, scheme: Scheme) -> Scales:
-    """The least-squares scale in place of the first, where the kernel summed for it (whole-tensor scales)."""
+    """The least-squares scale of the whole tensor, from the kernel's sums."""
     if output.sums is None or scheme.scale is None:
         return scales
     return fit_scales(output.sums[0].view(1, 1), output.sums[1].view(1, 1), scales, scheme.scale)

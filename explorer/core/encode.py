@@ -1,7 +1,7 @@
-"""Codes of a float32 matrix under given scales, and the values of codes: the readable reference.
+"""Codes of a float32 matrix under given scales, and values of codes: the readable reference.
 
-Plain torch operations, so they run on any device; every kernel gives the same bits. A code is rounded from
-x / scale by IEEE float32 division, with the scale as it is stored, unless ``Scheme.codes`` says otherwise.
+Plain torch operations that run on any device; every kernel gives the same bits. A code is the rounded
+quotient x / stored scale in IEEE float32, unless ``Scheme.codes`` says otherwise.
 """
 
 from __future__ import annotations
@@ -25,11 +25,8 @@ from explorer.schemes.rules import Ties
 
 
 def encode_matrix(x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Scales]:
-    """Packed codes uint8 [rows, row bytes] of float32 ``x`` [rows, cols], and the scales to restore them
-    with.
-
-    These are ``scales``, or the least-squares scales where the scheme asks for them.
-    """
+    """Return packed codes uint8 [rows, row bytes] of float32 ``x`` [rows, cols], and the scales that restore
+    them: ``scales``, or the least-squares scales if the scheme asks for them."""
     shape, fmt = (x.shape[0], x.shape[1]), scheme.format
     if scheme.flat:
         view, along_rows = unrolled(shape, scheme)
@@ -54,7 +51,7 @@ def encode_matrix(x: Tensor, scales: Scales, scheme: Scheme) -> tuple[Tensor, Sc
 
 
 def decode_matrix(packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int]) -> Tensor:
-    """float32 [rows, cols]: scale · (value of the code - zero point) + offset."""
+    """Restore float32 [rows, cols]: scale · (value of the code - zero point) + offset."""
     fmt = scheme.format
     if scheme.flat:
         view, along_rows = unrolled(shape, scheme)
@@ -73,9 +70,8 @@ def decode_matrix(packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[i
 
 
 def as_float32(x: Tensor, scheme: Scheme) -> Tensor:
-    """``x`` of any floating dtype as it is encoded: float32. A cast of float64 numbers rounds them once
-    (``Format.in_float32``); those beyond float32 become Inf.
-    """
+    """Convert floating ``x`` to float32. A cast scheme rounds float64 numbers once (``Format.in_float32``);
+    values beyond float32 become Inf."""
     nearest = x.to(torch.float32)
     if x.dtype != torch.float64 or scheme.scale is not None or scheme.seed is not None:
         return nearest
@@ -83,20 +79,19 @@ def as_float32(x: Tensor, scheme: Scheme) -> Tensor:
 
 
 def converted(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """float32 ``values`` in ``dtype``; finite ones saturate in float16, where they would become Inf."""
+    """Convert float32 ``values`` to ``dtype``; finite values saturate in float16 instead of becoming Inf."""
     return saturated(values, dtype) if dtype == torch.float16 else values.to(dtype)
 
 
 def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """float32 ``values`` in ``dtype``; finite ones are at most its largest number."""
+    """Convert float32 ``values`` to ``dtype``; finite values saturate at its largest number."""
     largest = torch.finfo(dtype).max
     return torch.where(values.isinf(), values, values.clamp(-largest, largest)).to(dtype)
 
 
 def beyond_bfloat16(scheme: Scheme, dtype: torch.dtype) -> bool:
-    """True if restoring in ``dtype``, which is bfloat16, has to saturate: under casts to FP32 and TF32, which
-    have larger numbers. Under scales values end at 2^127 (``ranges.LARGEST``).
-    """
+    """True if restoring to bfloat16 must saturate: under casts to FP32 and TF32, whose largest numbers are
+    larger. Scaled values end at 2^127 (``ranges.LARGEST``)."""
     return (
         dtype == torch.bfloat16
         and scheme.scale is None
@@ -124,7 +119,7 @@ def scaled_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) ->
 
 
 def least_value(scales: Scales, scheme: Scheme) -> Tensor:
-    """float32 [grid]: the value of the least code, under ``scales`` with offsets; codes count from there."""
+    """The value of the least code, float32 [grid], for ``scales`` with offsets: codes count from there."""
     assert scales.offsets is not None
     if scales.minimum is not None:
         return scales.minimum
@@ -134,22 +129,22 @@ def least_value(scales: Scales, scheme: Scheme) -> Tensor:
 
 
 NO_RECIPROCAL = 2.0**-128
-"""The reciprocal of a scale up to here is beyond float32."""
+"""The largest scale with a reciprocal beyond float32."""
 
 
 class UnderScales:
-    """Rounding and restoring under given ``scales``: what depends on these alone is computed once.
+    """Rounding and restoring under given ``scales``, with the divisors computed once.
 
-    ``scales`` are those of the values alone (``Rectangle.scales``): what is computed of them here is computed
-    for each chunk of a matrix, and would grow with its square. ``shaped`` makes their grids broadcast over
-    the values: over blocks [grid rows, height, grid columns, width], if nothing is said.
+    ``scales`` belong to the values alone (``Rectangle.scales``): those of a whole matrix would be processed
+    again for each of its chunks. ``shaped`` makes grids broadcast over the values, by default over blocks
+    [grid rows, height, grid columns, width].
     """
 
     def __init__(self, scales: Scales, scheme: Scheme, shaped: Callable[[Tensor], Tensor] = spread) -> None:
         self.scales, self.scheme, self._shaped = scales, scheme, shaped
 
     def scaled(self, values: Tensor) -> Tensor:
-        """float32 ``values``, less the offset, in units of their scale."""
+        """Return float32 ``values``, less the offset, in units of their scale."""
         rule = self.scheme.codes
         if self.scheme.scale is None:
             return values
@@ -166,7 +161,7 @@ class UnderScales:
         return scaled if zero is None else torch.where(zero, torch.zeros_like(scaled), scaled)
 
     def whole_codes(self, scaled: Tensor, noise: Tensor | None) -> Tensor:
-        """The whole numbers that ``scaled`` rounds to, with the zero point, before they are clipped."""
+        """Round ``scaled`` values to whole numbers and add the zero point, without clipping."""
         scheme, zero = self.scheme, self._zero
         if scheme.codes.zero_first and zero is not None:
             scaled, zero = scaled + zero, None
@@ -184,15 +179,15 @@ class UnderScales:
         return q if zero is None else q + zero
 
     def rounded(self, values: Tensor) -> Tensor:
-        """float32 ``values``, none of them NaN, rounded to nearest and restored, as from their codes; a zero
-        may be -0.0."""
+        """Round float32 ``values`` (no NaN) to nearest and restore them, as from their codes; a zero may be
+        -0.0."""
         fmt, scaled = self.scheme.format, self.scaled(values)
         if isinstance(fmt, IntegerFormat):
             return self.restored(self.whole_codes(scaled, None).clamp_(*self.limits))
         return self.restored(fmt.nearest(scaled, self.scheme.codes.rounding(None)))
 
     def restored(self, values: Tensor) -> Tensor:
-        """scale · (value - zero point) + offset, of the ``values`` of codes."""
+        """Restore the ``values`` of codes: scale · (value - zero point) + offset."""
         if self._zero is not None:
             values = values - self._zero
         if self._offset is None:
@@ -223,7 +218,7 @@ class UnderScales:
 
     @cached_property
     def _divisor(self) -> tuple[Tensor, Tensor | None]:
-        """What values are divided by, and where it is 0 if they are to be 0 there."""
+        """The divisor of the values, and bool: True where the divisor is 0 and values become 0."""
         scales, scheme = self.scales, self.scheme
         by = scales.scale if scales.unrounded is None or scheme.codes.bfloat16 else scales.unrounded
         # Elements without a zero keep the sign that x / 0 has; for the others 0 / 0 would be no code.
@@ -236,7 +231,7 @@ class UnderScales:
 
     @cached_property
     def _unrounded(self) -> Tensor:
-        """The scale as it was computed, where that is known."""
+        """The scale before it was rounded to its stored format, if known."""
         scales = self.scales
         return self._shaped(scales.scale if scales.unrounded is None else scales.unrounded)
 
@@ -256,16 +251,16 @@ class UnderScales:
 
     @cached_property
     def _beyond(self) -> Tensor | None:
-        """Where a reciprocal is infinite (``NO_RECIPROCAL``), and 0 · inf would be no number: there values
-        are divided by the scale. None where none is."""
+        """True where a reciprocal is infinite (``NO_RECIPROCAL``), so that values are divided by the scale
+        instead (0 · inf is NaN). None if there is no such scale."""
         beyond = self._reciprocal.isinf()
         return beyond if bool(beyond.any()) else None
 
 
 def not_clipped(x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
-    """bool [rows, cols]: where rounding alone keeps float32 ``x`` [rows, cols] among the codes.
+    """Return bool [rows, cols]: True where rounding alone keeps float32 ``x`` [rows, cols] among the codes.
 
-    Integers and fixed-point numbers are tested by the rounded code, as torch's fake quantization does: -128.5
+    Integers and fixed-point numbers are judged by the rounded code, as in torch's fake quantization: -128.5
     rounds to -128 and is inside, 127.5 rounds to 128 and is not.
     """
     fmt, shape, nearest = scheme.format, (x.shape[0], x.shape[1]), dataclasses.replace(scheme, seed=None)
@@ -303,16 +298,15 @@ def _row_groups(shape: tuple[int, int], scheme: Scheme) -> list[list[Rectangle]]
 
 
 def _noise(part: Rectangle, columns: int, seed: int, device: torch.device) -> Tensor:
-    """Uniform numbers for the rectangle's elements, by their index in the whole row-major matrix."""
+    """Uniform random numbers for the rectangle's elements, by their index in the row-major matrix."""
     start = part.rows.start * columns
     count = (part.rows.stop - part.rows.start) * columns
     return philox_uniform(seed, start, count, device).view(-1, columns)[:, part.columns].contiguous()
 
 
 class _LeastSquares:
-    """Σx·v and Σv·v of every block in float64, x less the offset, v the code's value less the zero point; see
-    ``fit_scales``.
-    """
+    """Float64 sums Σx·v and Σv·v of each block, with x less the offset and v = code value - zero point
+    (``fit_scales``)."""
 
     def __init__(self, scales: Scales) -> None:
         self.scales = scales

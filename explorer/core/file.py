@@ -41,7 +41,7 @@ from explorer.schemes import Scales, Scheme
 from explorer.schemes.text import checked_text
 
 OWN = ("packed", "scale", "zero_point", "block_offset", "tensor_scale", *LEVEL_KEYS)
-"""The parts of every file, in the order above; what else it holds is ``extra``."""
+"""The parts that a quantized tensor consists of, in the order above; all others are ``extra``."""
 
 
 def save_quantized(
@@ -61,21 +61,21 @@ def save_quantized(
 
 
 def parts_of(q: QuantizedTensor) -> dict[str, Tensor]:
-    """The tensors of a file by their keys (``packed``, ``scale``, ...); every stored value is exact."""
+    """Return the tensors of a file by key (``packed``, ``scale``, ...); every stored value is exact."""
     scales = packed_levels(q.scales, q.scheme) or _one_level(q)
     return {"packed": q.packed.contiguous(), **scales}
 
 
 def part_names(scheme: Scheme, shape: tuple[int, int]) -> set[str]:
-    """The keys of ``parts_of`` a tensor of this scheme and shape."""
+    """Return the keys that ``parts_of`` gives for a tensor of this scheme and shape."""
     return {key for key, accepted in _parts(scheme, shape).items() if accepted}
 
 
 def tensor_of(
     parts: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int], prefix: str = ""
 ) -> QuantizedTensor:
-    """The inverse of ``parts_of``; ``ValueError`` where a part, called with the ``prefix``, is missing or has
-    another shape or dtype."""
+    """Invert ``parts_of``. ``ValueError`` names, with ``prefix``, a part that is missing or has a wrong shape
+    or dtype."""
     own = {key: parts.get(key) for key in OWN}
     for key, accepted in _parts(scheme, shape).items():
         _check(prefix + key, own[key], accepted)
@@ -102,10 +102,10 @@ def _one_level(q: QuantizedTensor) -> dict[str, Tensor]:
 def load(path: str | Path, device: torch.device | str = "cpu") -> QuantizedTensor:
     """Read a quantized tensor from a file of ``QuantizedTensor.save`` or ``explorer quantize --out``.
 
-    Codes, scales and scheme are those that were saved, bit for bit; a scheme without a row in ``SCHEMES`` is
-    named by its text. ``ValueError`` if the file is not one, is cut short, its scheme cannot be read, or a
-    tensor that the scheme implies is missing or has another shape or dtype; ``OSError`` if it cannot be
-    opened. What a method stored beside the codes is left out (``methods.files.load_layer`` reads it).
+    Codes, scales and scheme are restored bit for bit; a scheme without a row in ``SCHEMES`` is named by its
+    text. ``ValueError`` if the file has another format, is cut short, names an unknown scheme, or lacks a
+    tensor that the scheme implies, or holds it with another shape or dtype; ``OSError`` if it cannot be
+    opened. A method's extra tensors are ignored (``methods.files.load_layer`` reads them).
     """
     about, tensors = _read(path)
     prefix = f"{about.name}."
@@ -117,7 +117,7 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> QuantizedTenso
 
 
 def _scales(own: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, int]) -> Scales:
-    """The scales from the checked parts of a file."""
+    """Assemble the scales from the checked parts of a file."""
     stored, zero_points, offsets = own["scale"], own["zero_point"], own["block_offset"]
 
     def values(part: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ def _check(name: str, tensor: Tensor | None, accepted: Sequence[Part]) -> None:
 
 
 def _packed_zero_points(zero_points: Tensor, scheme: Scheme) -> Tensor:
-    """uint8 [bytes]: int8 zero points [grid], row by row, as one run of packed codes."""
+    """Pack int8 zero points [grid], row by row, into one run of codes, uint8 [bytes]."""
     fmt = scheme.format
     assert isinstance(fmt, IntegerFormat)
     return pack(fmt.codes_of(zero_points.reshape(1, -1)), fmt).view(-1)
@@ -181,7 +181,8 @@ def _unpacked_zero_points(packed: Tensor, scheme: Scheme, grid: tuple[int, int])
 
 
 def load_extra_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The ``extra`` tensors of a file of ``save_quantized``, by key; ``ValueError`` if it is not one."""
+    """Read the ``extra`` tensors of a file of ``save_quantized``, by key; ``ValueError`` for another
+    format."""
     about, tensors = _read(path)
     prefix = f"{about.name}."
     own = {prefix + key for key in OWN}

@@ -1,4 +1,4 @@
-"""The metadata of a file of ``core.file``: name, shape and scheme, checked as they are read."""
+"""The metadata of a quantized tensor's file (``core.file``): name, shape and scheme, checked on reading."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pydantic import Field, TypeAdapter, ValidationError
 from explorer.schemes import Scheme
 
 KEY = "quantization_explorer"
-"""The key of the file's metadata under which the JSON text stands."""
+"""The metadata key that holds the record as JSON."""
 
 
 @dataclass(frozen=True)
 class SchemeRecord:
-    """The fields that say which scheme it is; files of earlier versions hold no ``text``."""
+    """The recorded scheme. Files of earlier versions have no ``text``."""
 
     name: str
     text: str = ""
 
     def scheme(self) -> Scheme:
-        """Files of earlier versions hold a name of that time, or a text in its place, and no ``text``.
+        """Resolve the record. Earlier versions wrote a name, or a text in its place, and no ``text``.
 
-        MXINT8's exponents were those of elements q then, not of q / 64.
+        They counted MXINT8's exponents for elements q instead of q / 64.
         """
         text = self.text or self.name
         return Scheme.parse("int8~1x32~symmetric~floor~minmax" if text == "mxint8" else text)

@@ -1,4 +1,4 @@
-"""Scales that are themselves quantized, as a file holds them: integers, and the scales above them."""
+"""The file layout of scales that are themselves quantized: integers, and the scales above them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from explorer.schemes.levels import DYNAMIC_MAP, NestedLevel, SuperBlockLevel, i
 from explorer.schemes.rules import NESTED_BLOCK, SUPER_BLOCK
 
 Part = tuple[torch.dtype, tuple[int, ...]]
-"""A dtype and a shape that a part of a file may have."""
+"""The dtype and shape accepted for a part of a file."""
 LEVEL_KEYS = ("super_scale", "super_minimum", "mean")
 
 
 def packed_levels(scales: Scales, scheme: Scheme) -> dict[str, Tensor]:
-    """Tensors of the upper level of ``scales`` in a file; empty without an upper level. ``ValueError`` if
-    the scheme has one, but only the dequantized scales are known.
-    """
+    """Return the file's tensors for the upper level of ``scales``; empty without an upper level.
+    ``ValueError`` if the scheme has one and only dequantized scales are known."""
     rule, upper = scheme.scale, scales.upper
     if rule is None or not rule.has_upper_level:
         return {}
@@ -33,7 +32,7 @@ def packed_levels(scales: Scales, scheme: Scheme) -> dict[str, Tensor]:
 
 
 def level_parts(scheme: Scheme, shape: tuple[int, int]) -> dict[str, list[Part]]:
-    """Parts that ``packed_levels`` writes for a tensor of ``shape`` whose scales have an upper level."""
+    """Return dtype and shape of each part that ``packed_levels`` writes for a tensor of ``shape``."""
     rule, grid, blocks = scheme.scale, scheme.grid(shape), math.prod(scheme.grid(shape))
     if rule is None or rule.super_bits is None:
         above: list[Part] = [(torch.float32, (math.ceil(blocks / NESTED_BLOCK),))]
@@ -50,7 +49,7 @@ def level_parts(scheme: Scheme, shape: tuple[int, int]) -> dict[str, list[Part]]
 def unpacked_levels(
     tensors: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, int]
 ) -> Scales | None:
-    """The scales that ``packed_levels`` wrote, from checked tensors; None without a level above."""
+    """Invert ``packed_levels`` on checked tensors; None without an upper level."""
     rule, present = scheme.scale, {key: tensor for key, tensor in tensors.items() if tensor is not None}
     if rule is None or not rule.has_upper_level:
         return None
@@ -75,9 +74,9 @@ def _read_nested(tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int
 
 
 def block_integers(scales: Scales) -> tuple[Tensor, Tensor | None]:
-    """int16 [grid] each: the integers that the scales and the minimums of blocks are stored as.
+    """Return the stored integers of the blocks' scales and minimums, int16 [grid] each.
 
-    A minimum times a float16 scale is exact in float32, so that the division gives the integer back.
+    A minimum times a float16 scale is exact in float32, so the division recovers the integer.
     """
     upper, minimums = scales.upper, None
     assert isinstance(upper, SuperBlockLevel)
@@ -88,7 +87,7 @@ def block_integers(scales: Scales) -> tuple[Tensor, Tensor | None]:
 
 
 def super_scales(grid: Tensor, scheme: Scheme) -> Tensor:
-    """float16 [rows, super-blocks] of what is the same for all blocks of a super-block, [grid]."""
+    """Reduce a ``grid`` with equal entries in each super-block to float16 [rows, super-blocks]."""
     assert scheme.block[1] is not None
     return grid[:, :: SUPER_BLOCK // scheme.block[1]].to(torch.float16).contiguous()
 

@@ -1,5 +1,7 @@
-"""Blocks of the flattened tensor as blocks along rows: of the tensor's own where they are whole blocks, else
-of one row that holds the whole tensor (which is then worked on at once, not in cache-sized runs).
+"""Blocks of the flattened tensor, viewed as blocks along rows.
+
+If a row holds whole blocks, the tensor's own rows serve. Otherwise the whole tensor becomes one row, which is
+processed at once instead of in cache-sized runs.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ Shape = tuple[int, int]
 
 
 def unrolled(shape: Shape, scheme: Scheme) -> tuple[Shape, Scheme]:
-    """The shape to view a matrix of ``shape`` in, and the scheme with blocks along the rows of that."""
+    """Return the shape of the view for a matrix of ``shape``, and the scheme with blocks along its rows."""
     length = scheme.block[1]
     assert scheme.flat and length is not None
     along_rows = dataclasses.replace(scheme, block=(1, length), flat=False)
@@ -24,7 +26,7 @@ def unrolled(shape: Shape, scheme: Scheme) -> tuple[Shape, Scheme]:
 
 
 def with_grid(scales: Scales, grid: Shape) -> Scales:
-    """``scales`` in another grid of as many blocks; ``ValueError`` if they are not as many."""
+    """Reshape ``scales`` to another grid; ``ValueError`` for a different number of blocks."""
     if scales.stored.numel() != grid[0] * grid[1]:
         blocks = grid[0] * grid[1]
         raise ValueError(
@@ -34,7 +36,7 @@ def with_grid(scales: Scales, grid: Shape) -> Scales:
 
 
 def with_rows(packed: Tensor, fmt: Format, shape: Shape, wanted: Shape) -> Tensor:
-    """Codes packed in rows of ``shape``, packed in rows of the ``wanted`` shape."""
+    """Repack codes from rows of ``shape`` into rows of ``wanted``."""
     if shape == wanted:
         return packed
     return pack(unpack(packed, fmt, shape[1]).reshape(wanted).contiguous(), fmt)

@@ -34,7 +34,7 @@ class Rotation:
 
     @property
     def bits(self) -> int:
-        """One a sign."""
+        """Stored bits: one for each sign."""
         return self.signs.numel()
 
     @property
@@ -77,8 +77,8 @@ class Rotation:
 
 
 def find_rotation(channels: int, seed: int = 0, device: torch.device | str = "cpu") -> Rotation:
-    """A random rotation of ``channels``: of all of them together where a Hadamard matrix of that order is
-    known here, else in blocks of the greatest power of two that divides them."""
+    """A random rotation of ``channels``. It mixes all channels if a Hadamard matrix of that order is
+    available here, otherwise blocks of the greatest power of two that divides their number."""
     generator = torch.Generator().manual_seed(seed)
     signs = (torch.randint(0, 2, (channels,), generator=generator) * 2 - 1).float().to(device)
     odd, twos = channels, 1

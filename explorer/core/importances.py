@@ -1,9 +1,9 @@
-"""Codes under importances of columns: what the squared error of each counts, E[x²] of the layer's inputs.
+"""Quantization weighted by the importance of each column: E[x²] of the layer's inputs.
 
-They are those of llama.cpp's quantizer under an importance matrix (``quant_weights`` of ggml_quantize_chunk).
-K-quants, IQ4_NL and IQ4_XS: ``core.k_quants``. Q4_0, Q4_1, Q5_0 and Q5_1, whose scales are those of a range
-otherwise, are searched here (quantize_row_q4_0_impl and its like): the error of an element counts its
-importance times √(σ² + x²), σ² the mean square of the row.
+The codes equal llama.cpp's under an importance matrix (``quant_weights`` of ggml_quantize_chunk). K-quants,
+IQ4_NL and IQ4_XS are in ``core.k_quants``. Q4_0, Q4_1, Q5_0 and Q5_1 are searched here
+(quantize_row_q4_0_impl and the like): an element's squared error is weighted by importance · √(σ² + x²),
+where σ² is the mean square of the row. Without importances their scales follow from a range.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ _SEARCHES: dict[str, Callable[[Tensor, Tensor], Found]] = {
 
 
 def takes_importance(scheme: Scheme) -> bool:
-    """Whether importances decide on codes of ``scheme``: Q4_0 to Q5_1, K-quants, IQ4_NL and IQ4_XS."""
+    """True if importances affect the codes of ``scheme``: Q4_0 to Q5_1, K-quants, IQ4_NL and IQ4_XS."""
     return str(scheme) in _SEARCHES or (scheme.scale is not None and scheme.scale.is_searched)
 
 
 @keeps_subnormals
 def quantized_by_importance(x: Tensor, scheme: Scheme, importance: Tensor) -> tuple[Tensor, Scales]:
-    """Packed codes uint8 [rows, row bytes] and scales of ``x`` [rows, cols] under ``importance`` [cols].
+    """Return packed codes uint8 [rows, row bytes] and scales of ``x`` [rows, cols] under ``importance``
+    [cols].
 
-    Importances that are all 0, of a layer that no input reached, weigh nothing. ``ValueError`` for a scheme
-    that takes none, importances of another shape, negative or not finite ones,
-    and values that are NaN, Inf or too large to be scaled.
+    Importances that are all 0 (a layer that no input reached) count as none. ``ValueError`` for a scheme that
+    takes no importances, for importances of another shape or that are negative or not finite, and for values
+    that are NaN, Inf or too large to be scaled.
     """
     if not takes_importance(scheme):
         raise ValueError(f"{scheme.label} has no search that importances of columns weigh")

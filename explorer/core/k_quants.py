@@ -1,8 +1,8 @@
-"""Scales of K-quants, IQ4_NL and IQ4_XS by llama.cpp's search (``schemes.k_search``), in runs of about 2^18
-elements on a CPU.
+"""Scales of K-quants, IQ4_NL and IQ4_XS by llama.cpp's search (``schemes.k_search``).
 
-Per type: the weights of the error, the candidates, and how a super-block's scales are rounded, each with and
-without an importance of the columns (ggml's ``quant_weights``: the mean square of the layer's inputs).
+Each type has its weights of the error, its candidates, and its rounding of a super-block's scales, with and
+without importances of the columns (ggml's ``quant_weights``: the mean square of the layer's inputs). A CPU
+processes runs of about 2^18 elements.
 """
 
 from __future__ import annotations
@@ -43,21 +43,23 @@ from explorer.schemes.rules import IQ4_FORMAT, SUPER_BLOCK, ScaleRule
 Weights = Callable[[Tensor], Tensor]
 Search = Callable[[Tensor, Tensor], Found]
 AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 24}
-"""Elements searched at a time, a multiple of a super-block: about ten tensors of their size are made."""
+"""Elements searched at a time, a multiple of a super-block: the search makes about ten tensors of this
+size."""
 UNSEEN = 1e-6
-"""The weight of columns that no input reached, as a share of the mean importance."""
+"""The weight of columns that no input reached, relative to the mean importance."""
 IMPORTANT_STEPS = Steps(-0.9, 0.05, 36)
 """The candidates for a scale and a minimum where columns have importances (make_qkx3_quants)."""
 
 
 @dataclass(frozen=True)
 class KQuant:
-    """How ggml searches one type, by its bits.
+    """ggml's search for one type.
 
-    ``weigh``   weights of the error, without importances, from blocks [width, n]
-    ``search``  a block's scale under weights; ``important`` the same where columns have importances
-    ``sigma``   what the mean square of a super-block, or of a block that is under none, is multiplied by in
-                weights with importances; None: the importances are the weights
+    ``weigh``      weights of the error without importances, from blocks [width, n]
+    ``search``     a block's scale under weights
+    ``important``  the same where columns have importances
+    ``sigma``      factor on the mean square of a super-block (or of a block outside super-blocks) in
+                   weights with importances; None: the importances are the weights
     """
 
     weigh: Weights
@@ -95,10 +97,10 @@ IQ4 = KQuant(torch.square, _LEVELS, _LEVELS)
 
 @dataclass(frozen=True)
 class KScales:
-    """What the search finds: the scales as stored, and the codes of blocks whose scale was rounded to 0.
+    """Result of the search: scales as stored, and the codes before the scales were rounded.
 
-    ``codes``  uint8 [rows, cols], counted from 0: of every block under its scale before it was rounded; None
-               of a codebook, whose codes come from ``Scales.unrounded``
+    ``codes``  uint8 [rows, cols], counted from 0, used for blocks with a scale rounded to 0; None for a
+               codebook, where codes follow from ``Scales.unrounded``
     """
 
     scales: Scales
@@ -107,12 +109,12 @@ class KScales:
 
 @keeps_subnormals
 def find_k_scales(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -> KScales:
-    """The scales of finite float32 ``x`` [rows, cols] under a K-quant, IQ4_NL or IQ4_XS by ggml's search.
+    """Search the scales of finite float32 ``x`` [rows, cols] under a K-quant, IQ4_NL or IQ4_XS, as ggml does.
 
-    ``importance`` float32 [cols], not negative: what the squared error of each column counts (the mean square
-    of the layer's inputs), as ``quant_weights`` of ``ggml_quantize_chunk``. A last super-block or block may
-    be shorter, and is searched in the same way. ``ValueError`` for an importance of another shape, or one
-    that is negative or not finite.
+    ``importance`` float32 [cols], not negative, weights the squared error of each column (the mean square of
+    the layer's inputs; ``quant_weights`` of ``ggml_quantize_chunk``). A shorter last block or super-block is
+    searched in the same way. ``ValueError`` for an importance of another shape, or one that is negative or
+    not finite.
     """
     rule, shape = scheme.scale, (x.shape[0], x.shape[1])
     kind = IQ4 if scheme.format.name == IQ4_FORMAT else K_QUANTS[scheme.format.bits]
@@ -153,9 +155,12 @@ def find_k_scales(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -
 
 
 def k_quantized(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -> tuple[Tensor, Scales]:
-    """Packed codes uint8 [rows, row bytes] and scales of finite float32 ``x`` [rows, cols] under a K-quant,
-    IQ4_NL or IQ4_XS, as ``find_k_scales`` finds them. Where a scale was rounded to 0 all codes restore the
-    same value: they are those of the search, as in ggml."""
+    """Return packed codes uint8 [rows, row bytes] and scales of finite float32 ``x`` [rows, cols] under a
+    K-quant, IQ4_NL or IQ4_XS.
+
+    A block with a scale rounded to 0 restores one value from any code; it keeps the codes of the search, as
+    in ggml.
+    """
     found = find_k_scales(x, scheme, importance)
     packed, scales = encode_matrix(x, found.scales, scheme)
     fmt, dead = scheme.format, scales.scale == 0
@@ -168,16 +173,15 @@ def k_quantized(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -> 
 
 
 def _of_elements(grid: Tensor, scheme: Scheme, columns: int) -> Tensor:
-    """[rows, columns] of a ``grid`` [rows, blocks]."""
+    """Expand a ``grid`` [rows, blocks] to [rows, columns]."""
     return grid.repeat_interleave(scheme.block[1] or 1, 1)[:, :columns]
 
 
 def checked_importance(importance: Tensor, x: Tensor, width: int | None) -> Tensor:
-    """``importance`` of the columns of ``x`` in float32, on its device; errors are those of
-    ``find_k_scales``.
+    """Return ``importance`` in float32 on the device of ``x``; errors as in ``find_k_scales``.
 
-    Blocks of ``width`` columns that no input reached weigh all of their columns alike, by next to nothing
-    beside the others: with weights of 0 the search finds no scale, and the block would be wiped out.
+    In a block of ``width`` columns that no input reached, all columns get the same small weight: with weights
+    of 0 the search would find no scale and wipe the block out.
     """
     if importance.shape != (x.shape[1],):
         raise ValueError(
@@ -196,12 +200,13 @@ def checked_importance(importance: Tensor, x: Tensor, width: int | None) -> Tens
 
 
 def blocks_across(x: Tensor, width: int) -> Tensor:
-    """[width, n] of the blocks of ``x`` [rows, cols], whole ones, row by row."""
+    """Rearrange whole blocks of ``x`` [rows, cols], row by row, to [width, n]."""
     return x.reshape(-1, width).t().contiguous()
 
 
 def _weights(x: Tensor, importance: Tensor, kind: KQuant, length: int) -> Tensor:
-    """float32 [rows, cols]: importance · √(σ² + x²), σ² of runs of ``length``; or the importance alone."""
+    """Weights float32 [rows, cols]: importance · √(σ² + x²) with σ² of runs of ``length``, or the importance
+    alone."""
     if kind.sigma is None:
         return importance.expand(x.shape)
     padded = torch.nn.functional.pad(x, (0, -x.shape[1] % length)).unflatten(1, (-1, length))
@@ -212,30 +217,32 @@ def _weights(x: Tensor, importance: Tensor, kind: KQuant, length: int) -> Tensor
 
 
 def _super_blocks(grid: Tensor, scheme: Scheme) -> Tensor:
-    """float32 [blocks of a super-block, super-blocks] of [rows, blocks]; a shorter one ends in zeros."""
+    """Rearrange [rows, blocks] to float32 [blocks of a super-block, super-blocks]; a shorter one is padded
+    with zeros."""
     each = SUPER_BLOCK // (scheme.block[1] or 1)
     padded = torch.nn.functional.pad(grid, (0, -grid.shape[1] % each))
     return padded.view(-1, each).t().contiguous()
 
 
 def _of_blocks(each: Tensor, like: Tensor, count: int) -> Tensor:
-    """[rows, blocks] of what is the same for the blocks of a super-block, [super-blocks]."""
+    """Expand one number for each super-block, [super-blocks], to [rows, blocks]."""
     spread = each.view(like.shape[0], -(-like.shape[1] // count)).repeat_interleave(count, 1)
     return spread[:, : like.shape[1]].contiguous()
 
 
 def _as_grid(across: Tensor, like: Tensor) -> Tensor:
-    """float32 [rows, blocks] of [blocks of a super-block, super-blocks]."""
+    """Invert ``_super_blocks``: float32 [rows, blocks]."""
     count = -(-like.shape[1] // len(across)) * len(across)
     return across.t().reshape(like.shape[0], count)[:, : like.shape[1]].float().contiguous()
 
 
 Rounded = tuple[Tensor, Tensor | None, SuperBlockLevel, Tensor | None]
-"""Stored scales, offsets, the level above, and bool [grid]: blocks whose codes are all 0; None of none."""
+"""Stored scales, offsets, the level above, and bool [grid] that marks blocks with all codes 0 (None: no such
+block)."""
 
 
 def _rounded(scale: Tensor, minimum: Tensor | None, scheme: Scheme, rule: ScaleRule) -> Rounded:
-    """Scales and minimums [grid] in whole parts of the largest of their super-block."""
+    """Round scales and minimums [grid] to integer fractions of the largest of their super-block."""
     assert rule.super_bits is not None
     low, high = integer_limits(rule.super_bits, signed=minimum is None)
     across = _super_blocks(scale, scheme)
@@ -256,8 +263,7 @@ def _rounded(scale: Tensor, minimum: Tensor | None, scheme: Scheme, rule: ScaleR
 
 
 def _of_codebook(scale: Tensor, scheme: Scheme, rule: ScaleRule) -> Scales:
-    """The scales found [grid] as they are stored, and as codes come from them: before float16 numbers are
-    rounded."""
+    """Round the scales found [grid] as they are stored, and keep them unrounded for the codes."""
     if rule.super_bits is None:
         scales = Scales.of(scheme, round_scale(scale, rule), None, None)
         return dataclasses.replace(scales, unrounded=scale)
@@ -273,7 +279,8 @@ def _of_codebook(scale: Tensor, scheme: Scheme, rule: ScaleRule) -> Scales:
 
 
 def _parts_of_largest(across: Tensor, high: int, rule: ScaleRule) -> tuple[Tensor, Tensor]:
-    """Whole numbers int32 of ``across`` [m, n], and float16 units [n] whose ``high``-fold is the largest."""
+    """Return integers int32 for ``across`` [m, n], and float16 units [n]; ``high`` units make the largest
+    entry."""
     largest = across.amax(0).clamp_(min=0)
     zero = largest == 0
     per_unit = (torch.full_like(largest, high) / largest).masked_fill_(zero, 0)
@@ -284,7 +291,8 @@ def _parts_of_largest(across: Tensor, high: int, rule: ScaleRule) -> tuple[Tenso
 def _rounded_by_weight(
     scale: Tensor, minimum: Tensor | None, weight: Tensor, scheme: Scheme, rule: ScaleRule
 ) -> Rounded:
-    """Scales and minimums [grid] in whole parts of a searched unit, weighted by the sums of weights."""
+    """Round scales and minimums [grid] to multiples of a searched unit, weighted by the blocks' sums of
+    weights."""
     if scheme.format.bits == 6:
         return _rounded(scale, minimum, scheme, rule)
     assert rule.super_bits is not None

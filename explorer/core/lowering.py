@@ -1,4 +1,5 @@
-"""A scheme in the kernels' terms: codecs, mapping, scale rule and range by C++ names, blocks in numbers."""
+"""Translate a scheme to the kernels' terms: codecs, mapping, scale rule and range by C++ names, blocks in
+numbers."""
 
 from __future__ import annotations
 
@@ -30,12 +31,13 @@ def has_kernels(scheme: Scheme) -> bool:
 
 
 def with_kernels() -> list[Scheme]:
-    """The rows of ``SCHEMES`` that kernels serve."""
+    """The rows of ``SCHEMES`` that the kernels support."""
     return [scheme for scheme in SCHEMES.values() if has_kernels(scheme)]
 
 
 def config_of(scheme: Scheme) -> Config:
-    """The scheme in the kernels' terms. Calibrators that no kernel has count as min-max: scales are given."""
+    """Translate the scheme for the kernels. A calibrator without a kernel counts as min-max: its scales are
+    given."""
     fmt, scale = scheme.format, scheme.scale or ScaleRule()
     calibrator = scheme.calibrator.name
     return Config(
@@ -56,14 +58,14 @@ def config_of(scheme: Scheme) -> Config:
 
 @dataclass(eq=False)
 class Lowered:
-    """A scheme in the kernels' terms, and what its calls launched: found once, not in each call."""
+    """A translated scheme with its launch plans, found once instead of in each call."""
 
     scheme: Scheme
     config: Config
     plans: dict[tuple[object, ...], LaunchPlan] = field(default_factory=dict)
 
     def plan(self, x: Tensor) -> LaunchPlan:
-        """The launches that quantize a matrix of the shape, element type, alignment and device of ``x``."""
+        """Plan the launches for a matrix with the shape, element type, alignment and device of ``x``."""
         aligned = is_aligned(x)
         key = (x.shape, x.dtype, aligned, x.get_device())
         plan = self.plans.get(key)
@@ -77,15 +79,16 @@ class Lowered:
 
 
 MOST_KEPT = 1024
-"""Schemes, and plans of each, that are kept."""
+"""The number of schemes kept, and of plans kept for each."""
 _LOWERED: dict[int, tuple[Scheme, Lowered | None]] = {}
 
 
 def lowered(scheme: Scheme) -> Lowered | None:
-    """``scheme`` in the kernels' terms; None if they do not find its scales: a calibrator that searches, a
-    least-squares scale for each block, means under a tensor scale, conventions of other libraries.
+    """Return ``scheme`` translated for the kernels, or None if kernels cannot find its scales: for
+    calibrators that search, least-squares scales per block, means under a tensor scale, and other libraries'
+    conventions.
 
-    Kept by identity: to compare schemes takes longer than to launch a kernel.
+    Kept by identity: comparing schemes takes longer than launching a kernel.
     """
     kept = _LOWERED.get(id(scheme))
     if kept is None or kept[0] is not scheme:
@@ -126,8 +129,8 @@ def layout_of(shape: tuple[int, int], scheme: Scheme) -> Layout:
 
 
 class CodedScales(Scales):
-    """Scales as kernels wrote them: ``stored`` is converted from ``raw`` when it is first asked for. Kernels
-    read ``raw``, and float32 would take up to four times its memory."""
+    """Scales as kernels wrote them. ``stored`` is converted from ``raw`` at its first use: kernels read
+    ``raw``, and float32 takes up to four times its memory."""
 
     _format: FloatFormat
 
@@ -141,7 +144,7 @@ class CodedScales(Scales):
         return self
 
     def __getattr__(self, name: str) -> Tensor:
-        """Called for what the object does not hold."""
+        """Compute ``stored`` when it is first asked for."""
         if name != "stored":
             raise AttributeError(f"scales have no {name!r}")
         assert self.raw is not None
@@ -156,7 +159,7 @@ class CodedScales(Scales):
 
 
 def scales_from(out: Output, scheme: Scheme) -> Scales:
-    """The kernels' stored scales, which are codes of their format."""
+    """Wrap the kernels' stored scales, which are codes of their format."""
     if scheme.scale is None:
         return Scales(torch.ones_like(out.scales, dtype=torch.float32), None, None)
     tensor_scale = None
@@ -171,8 +174,8 @@ def scales_from(out: Output, scheme: Scheme) -> Scales:
 
 
 def raw_scales(scales: Scales, scheme: Scheme) -> Tensor:
-    """Codes of the scales [grid rows, grid columns] with ``Format.stored_dtype``, as kernels and files hold
-    them."""
+    """Encode the scales [grid rows, grid columns] in ``Format.stored_dtype``, the form that kernels and files
+    hold."""
     if scales.raw is not None:
         return scales.raw
     return (scheme.scale or ScaleRule()).format.to_stored(scales.stored).contiguous()

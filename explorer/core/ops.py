@@ -23,11 +23,11 @@ from explorer.schemes.text import checked_text
 
 @torch.library.custom_op("explorer::quantize", mutates_args=())
 def quantize_op(x: Tensor, scheme: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Packed codes uint8 [rows, bytes], scales float32 [grid], zero points int8 [grid], tensor scale
-    float32 [1].
+    """Return packed codes uint8 [rows, bytes], scales float32 [grid], zero points int8 [grid] and tensor
+    scale float32 [1].
 
-    Zero points are [0, 0] for symmetric schemes, and float32 offsets [grid] where a scheme has those; the
-    tensor scale is [0] without two levels. Scales that are themselves quantized are given as they restore.
+    Symmetric schemes have zero points [0, 0]; schemes with offsets have float32 offsets [grid] there. The
+    tensor scale is [0] without two levels. Scales that are themselves quantized are returned dequantized.
     """
     q = quantize(x, Scheme.parse(scheme))
     zero, top = q.scales.zero_points, q.scales.tensor_scale
@@ -41,7 +41,7 @@ def quantize_op(x: Tensor, scheme: str) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _stored(scales: Scales) -> Tensor:
-    """float32 [grid]: stored scales, which the tensor scale multiplies, or both levels together."""
+    """Return stored scales float32 [grid] that the tensor scale multiplies, or both levels multiplied."""
     return scales.stored if scales.upper is None else scales.scale
 
 
@@ -98,7 +98,8 @@ def _(
 
 @torch.library.custom_op("explorer::fake_quantize", mutates_args=())
 def fake_quantize_op(x: Tensor, scheme: str) -> tuple[Tensor, Tensor]:
-    """``x`` [rows, cols] quantized and restored in its own dtype, and bool: not clipped."""
+    """Quantize ``x`` [rows, cols] and restore it in its own dtype; also bool [rows, cols]: True where not
+    clipped."""
     check_matrix(x)
     return backend_for(x).fake_quantize(x.detach(), Scheme.parse(scheme))
 
@@ -110,8 +111,8 @@ def _(x: Tensor, scheme: str) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("explorer::static_quantize", mutates_args=())
 def static_quantize_op(x: Tensor, low: Tensor, high: Tensor, scheme: str) -> tuple[Tensor, Tensor]:
-    """``x`` [rows, cols] quantized under the ranges ``low`` ... ``high`` (float32 [grid]) and restored in its
-    own dtype, and bool: not clipped."""
+    """Quantize ``x`` [rows, cols] under the ranges ``low`` ... ``high`` (float32 [grid]) and restore it in
+    its own dtype; also bool [rows, cols]: True where not clipped."""
     q = quantize(x, Scheme.parse(scheme), clip_range=Range(low, high))
     return q.dequantize(x.dtype), inside_range(x.float(), q)
 
@@ -132,7 +133,7 @@ def _keep_mask(
 def _masked_gradient(
     ctx: torch.autograd.function.FunctionCtx, gradient: Tensor, _: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """dL/dx = dL/dx̂ where the code was inside its range, 0 where it was clipped."""
+    """Gradient: dL/dx = dL/dx̂ where the code was inside its range, 0 where it was clipped."""
     (mask,) = ctx.saved_tensors  # type: ignore[attr-defined]
     return gradient * mask, *(None,) * ctx.others  # type: ignore[attr-defined]
 
@@ -142,7 +143,7 @@ static_quantize_op.register_autograd(_masked_gradient, setup_context=_keep_mask)
 
 
 class _Unchanged(torch.autograd.Function):
-    """``restored`` forwards, exactly; the gradient goes to ``x`` as it is."""
+    """Forward ``restored`` exactly, and pass the gradient to ``x`` unchanged."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, restored: Tensor) -> Tensor:
@@ -181,8 +182,8 @@ def _(x: Tensor, upstream: Tensor, step: Tensor, scheme: str) -> tuple[Tensor, T
 
 
 def check_learnable(scheme: Scheme) -> None:
-    """``ValueError`` unless step sizes are all that restores a weight under ``scheme``: integers without zero
-    points or offsets, in blocks of one scale each."""
+    """Raise ``ValueError`` unless step sizes alone restore a weight under ``scheme``: integers without zero
+    points or offsets, with one scale for each block."""
     shifted = scheme.asymmetric or scheme.mapping.has_offset
     if not isinstance(scheme.format, IntegerFormat) or shifted:
         raise ValueError(f"step sizes are learned for symmetric integer schemes, not for {str(scheme)!r}")
@@ -249,7 +250,7 @@ def fake_quantize(x: Tensor, scheme: Scheme) -> Tensor:
 
 
 def parts(q: QuantizedTensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four results of the operator ``quantize``, of which ``dequantize`` restores ``q``."""
+    """Return the four results of the operator ``quantize`` that ``dequantize`` restores ``q`` from."""
     empty = q.packed.new_empty(0)
     zero = q.scales.zero_points if q.scales.offsets is None else q.scales.offsets
     return (
@@ -261,12 +262,12 @@ def parts(q: QuantizedTensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def restored(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
-    """``q.dequantize(dtype)`` as an operator, which ``torch.compile`` does not break on."""
+    """Apply ``q.dequantize(dtype)`` as an operator that ``torch.compile`` traces."""
     return torch.ops.explorer.dequantize(*parts(q), q.scheme.text, q.shape[1], dtype)
 
 
 def static_quantize(x: Tensor, clip_range: Range, scheme: Scheme) -> Tensor:
-    """``fake_quantize`` under a range that is given: ``clip_range`` float32 [grid]."""
+    """Apply ``fake_quantize`` under a given range: ``clip_range`` float32 [grid]."""
     restored, _ = torch.ops.explorer.static_quantize(
         _as_matrix(x), clip_range.low, clip_range.high, scheme.text
     )
@@ -274,14 +275,13 @@ def static_quantize(x: Tensor, clip_range: Range, scheme: Scheme) -> Tensor:
 
 
 def straight_through(x: Tensor, scheme: Scheme) -> Tensor:
-    """Quantize and dequantize ``x`` of any rank, with the gradient passed on unchanged."""
+    """Quantize and dequantize ``x`` of any rank; the gradient passes unchanged."""
     return _Unchanged.apply(x, fake_quantize(x.detach(), scheme))
 
 
 def inside_range(x: Tensor, q: QuantizedTensor) -> Tensor:
-    """bool [rows, cols]: where rounding alone keeps float32 ``x`` among the codes of ``q``, nothing is
-    clipped.
-    """
+    """Return bool [rows, cols]: True where rounding alone keeps float32 ``x`` among the codes of ``q``, so
+    nothing is clipped."""
     return not_clipped(x, q.scales, q.scheme)
 
 

@@ -1,8 +1,9 @@
-"""From a tensor to codes and scales, and back.
+"""Quantize a tensor to codes and scales, and restore it.
 
     x  -> blocks -> calibrator -> Range -> scale_for -> Scales -> encode -> packed codes
 
-A tensor is quantized where it lies: by the kernels on a GPU, by the reference elsewhere, with the same bits.
+A tensor is quantized on its own device: by the kernels on a GPU, elsewhere by the reference, with the same
+bits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from explorer.schemes.levels import NestedLevel, SuperBlockLevel
 from explorer.schemes.scheme import scheme_called
 
 _FIRST_ROWS = 8
-"""Of a weight, tried before all."""
+"""Rows of a weight that are tried before the whole."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,11 +58,11 @@ class QuantizedTensor:
     unchecked: Tensor | None = None
 
     def check(self) -> None:
-        """Wait for the GPU; ``ValueError`` if the values held NaN, Inf, or a range beyond what is scaled.
+        """Wait for the GPU; ``ValueError`` if the values held NaN or Inf, or a range too large to be scaled.
 
-        For what ``quantize`` did not check: without its ``check``, and in a CUDA graph. ``save`` and
-        ``explorer.compare`` call it; ``dequantize`` does not, since it would wait. Of a graph's tensor
-        it speaks of all replays so far; ``q.unchecked.zero_()`` begins anew.
+        Needed after ``quantize`` without ``check``, and in a CUDA graph. ``save`` and ``explorer.compare``
+        call it; ``dequantize`` does not, because it would wait. The tensor of a graph reports all replays so
+        far; ``q.unchecked.zero_()`` starts anew.
         """
         if self.unchecked is not None and int(self.unchecked):
             raise ValueError(
@@ -80,15 +81,14 @@ class QuantizedTensor:
             yield unpack(self.packed[part.rows], self.scheme.format, self.shape[1])
 
     def rows(self, start: int, stop: int) -> QuantizedTensor:
-        """The rows from ``start`` to ``stop``, views: whole blocks, or runs of the rows of blocks that span
-        all. Not under a ``flat`` scheme, whose blocks end within rows.
-        """
+        """View the rows from ``start`` to ``stop``: whole blocks, or part of the rows of blocks that span all
+        rows. Not for ``flat`` schemes, whose blocks end within rows."""
         scales = scales_of_rows(self.scales, self.scheme, start, stop)
         packed = self.packed[start:stop]
         return QuantizedTensor(packed, scales, self.scheme, (len(packed), self.shape[1]), self.unchecked)
 
     def runs(self, elements: int) -> Iterator[tuple[int, QuantizedTensor]]:
-        """(first row, ``rows``) in runs of about so many elements; a ``flat`` scheme's in one."""
+        """Yield (first row, ``rows``) in runs of about so many elements; a ``flat`` scheme gives one run."""
         tall = (self.scheme.block[0] or 1) if self.scheme.scale is not None else 1
         each = max(tall, elements // max(self.shape[1], 1) // tall * tall)
         if self.scheme.flat or self.shape[0] <= each:
@@ -115,7 +115,7 @@ class QuantizedTensor:
         return self.packed.device
 
     def to(self, device: torch.device | str) -> QuantizedTensor:
-        """The same codes and scales on ``device``."""
+        """Copy codes and scales to ``device``."""
         unchecked = None if self.unchecked is None else self.unchecked.to(device)
         packed, scales = self.packed.to(device), self.scales.to(device)
         return QuantizedTensor(packed, scales, self.scheme, self.shape, unchecked)
@@ -124,7 +124,7 @@ class QuantizedTensor:
         return self.to("cpu")
 
     def cuda(self) -> QuantizedTensor:
-        """The same codes and scales on torch's current GPU."""
+        """Copy codes and scales to torch's current GPU."""
         return self.to("cuda")
 
     def save(self, path: str | Path, name: str = "tensor") -> None:
@@ -149,7 +149,7 @@ class QuantizedTensor:
 
 
 def scales_of_rows(scales: Scales, scheme: Scheme, start: int, stop: int) -> Scales:
-    """The scales of the blocks of the rows from ``start`` to ``stop``: views."""
+    """View the scales of the rows from ``start`` to ``stop``."""
     tall = scheme.block[0] if scheme.scale is not None else None
     part = slice(None) if tall is None else slice(start // tall, -(-stop // tall))
     return scales.map_grids(itemgetter(part))
@@ -158,8 +158,8 @@ def scales_of_rows(scales: Scales, scheme: Scheme, start: int, stop: int) -> Sca
 def _unpickled(
     packed: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int], unchecked: Tensor | None
 ) -> QuantizedTensor:
-    """A pickled tensor; ``ValueError`` where its parts do not fit together, since kernels would read beyond
-    their ends."""
+    """Rebuild a pickled tensor; ``ValueError`` if its parts do not fit together, since kernels would read
+    beyond their ends."""
     grids = [part for part in (scales.stored, scales.zero_points, scales.offsets) if part is not None]
     fits = packed.dtype == torch.uint8 and packed.shape == (
         shape[0],
@@ -179,7 +179,7 @@ torch.serialization.add_safe_globals([_unpickled, Scales, SuperBlockLevel, Neste
 
 
 def check_matrix(x: Tensor) -> tuple[int, int]:
-    """The shape of ``x``; ``ValueError`` unless it has two dimensions and a floating-point dtype."""
+    """Return the shape of ``x``; ``ValueError`` unless it has two dimensions and a floating-point dtype."""
     if not x.is_floating_point():
         raise ValueError(f"expected a floating-point matrix, got {x.dtype}")
     if x.dim() != 2:
@@ -238,8 +238,7 @@ def quantize(
 
 
 def _beside_nonfinite(x: Tensor, scheme: Scheme) -> QuantizedTensor:
-    """Float32 ``x`` with zeros in place of NaN and Inf, quantized as if nothing else was there, and their own
-    codes under the scales found so."""
+    """Quantize float32 ``x`` with zeros in place of NaN and Inf, then encode those under the scales found."""
     finite = torch.isfinite(x)
     q = quantize(torch.where(finite, x, 0.0), scheme)
     if bool(finite.all()):
@@ -254,19 +253,19 @@ def _beside_nonfinite(x: Tensor, scheme: Scheme) -> QuantizedTensor:
 
 
 def quantize_weight(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -> QuantizedTensor:
-    """The codes of a layer's weight in a checkpoint: ``nvfp4_exactly`` where such codes exist, else
+    """Quantize a layer's weight for a checkpoint: by ``nvfp4_exactly`` where such codes exist, otherwise by
     ``quantize``."""
     exact = nvfp4_exactly(x) if scheme.text == SCHEMES["nvfp4"].text else None
     return exact or quantize(x, scheme, importance=importance)
 
 
 def nvfp4_exactly(x: Tensor) -> QuantizedTensor | None:
-    """Codes of NVFP4 that restore ``x`` [rows, cols] without error; None where there are none.
+    """Return NVFP4 codes that restore ``x`` [rows, cols] without error, or None if none exist.
 
-    Weights published in MXFP4 have such codes if the exponents of their blocks differ by at most 17. The
-    scale of each block is the power of two above amax / 6, that of the tensor 2^(kmax - 8), where kmax is the
-    largest exponent (NVIDIA Model-Optimizer, pull request 1372). ``quantize`` rounds amax / 6 to E4M3
-    instead, which moves every block whose largest code is not 6.
+    Weights published in MXFP4 have such codes if the exponents of their blocks differ by at most 17. A
+    block's scale is the power of two above amax / 6; the tensor's is 2^(kmax - 8), where kmax is the largest
+    exponent (NVIDIA Model-Optimizer, pull request 1372). ``quantize`` rounds amax / 6 to E4M3 instead, which
+    changes every block with a largest code other than 6.
     """
     scheme, (rows, columns) = SCHEMES["nvfp4"], check_matrix(x)
     x = x.detach().float()
@@ -287,10 +286,11 @@ def nvfp4_exactly(x: Tensor) -> QuantizedTensor | None:
 
 
 def quantize_as_one(parts: Sequence[Tensor], scheme: Scheme) -> list[QuantizedTensor]:
-    """Weights [rows of each, cols] quantized as the rows of one (``quantize_weight``), so that they have one
-    scale of the whole tensor: what engines that multiply them as one matrix expect of query, key and value.
+    """Quantize weights [rows of each, cols] as rows of one matrix (``quantize_weight``) with one tensor
+    scale.
 
-    ``ValueError`` for blocks of several rows, which would span two of them.
+    Engines that multiply query, key and value as one matrix expect this. ``ValueError`` for blocks of several
+    rows, which would span two weights.
     """
     height, whole = scheme.block[0], scheme.block == (None, None)
     if scheme.flat or (height != 1 and not whole):
@@ -306,11 +306,12 @@ def quantize_as_one(parts: Sequence[Tensor], scheme: Scheme) -> list[QuantizedTe
 
 
 def quantize_with_scales(x: Tensor, scheme: Scheme, scales: Scales) -> QuantizedTensor:
-    """Codes of float32 ``x`` [rows, cols] under given scales (static quantization's second half)."""
+    """Encode float32 ``x`` [rows, cols] under given scales: the second half of static quantization."""
     packed, scales = backend_for(x).encode(x, scales, scheme)
     return QuantizedTensor(packed, scales, scheme, (x.shape[0], x.shape[1]))
 
 
 def dequantize(q: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The matrix [rows, cols]: scale · (code's value - zero point) + offset in float32, then ``dtype``."""
+    """Restore the matrix [rows, cols]: scale · (code's value - zero point) + offset in float32, then
+    ``dtype``."""
     return backend_for(q.packed).dequantize(q.packed, q.scales, q.scheme, q.shape, dtype)

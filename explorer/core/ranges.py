@@ -1,4 +1,4 @@
-"""The range of every block of a matrix, by the scheme's calibrator."""
+"""The range of each block of a matrix, by the scheme's calibrator."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ from explorer.schemes.sorted_part import squared_errors
 from explorer.words import IN_PYTHON
 
 LARGEST, LARGEST_OF_BOTH_ENDS = 2.0**127, 2.0**126
-"""The largest magnitude that is scaled: codes restored from ranges up to here are finite in float32 and in
-bfloat16, whichever way scales and codes were rounded. The second where a range has two ends: its width is
-finite too.
-"""
+"""The largest magnitude that is scaled. Codes restored from ranges up to here are finite in float32 and
+bfloat16, however scales and codes were rounded. The second limit is for ranges with two ends, whose width
+must be finite too."""
 
 
 def check_finite(x: Tensor) -> None:
-    """Raise ``ValueError`` with count and first position if ``x`` [rows, cols] holds NaN or Inf, or float64
-    values that float32 does not have.
-    """
+    """Raise ``ValueError`` with count and first position if ``x`` [rows, cols] holds NaN, Inf, or float64
+    values beyond float32."""
     if all(bool(torch.isfinite(piece.to(torch.float32).sum(dtype=torch.float64))) for piece in pieces(x)):
         return
     if x.dtype == torch.float64:
@@ -52,13 +50,12 @@ def _first(which: Tensor) -> str:
 
 
 SCALED_AT_ONCE = 1 << 20
-"""Blocks whose scales are computed at a time: several grids of float32 numbers are made on the way."""
+"""Blocks per scale computation, which makes several float32 grids."""
 
 
 def check_range(clip_range: Range, scheme: Scheme, x: Tensor | None = None) -> None:
-    """Raise ``ValueError`` if a block's range, float32 [grid], is larger than ``scheme`` can restore. It
-    names the first value of ``x`` [rows, cols] beyond, where the range is that of ``x``.
-    """
+    """Raise ``ValueError`` if a block's range, float32 [grid], is too large to be restored under ``scheme``.
+    It names the first such value if ``x`` [rows, cols] is given."""
     both = scheme.asymmetric or scheme.mapping.has_offset
     limit, count, largest = LARGEST_OF_BOTH_ENDS if both else LARGEST, 0, 0.0
     rows = max(1, SCALED_AT_ONCE // max(clip_range.low.shape[1], 1))
@@ -79,9 +76,9 @@ def check_range(clip_range: Range, scheme: Scheme, x: Tensor | None = None) -> N
 
 @keeps_subnormals
 def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Range:
-    """The calibrator's range, float32 [grid rows, grid columns], of the blocks of float32 ``x``.
+    """Return the calibrator's range of each block of float32 ``x``, float32 [grid rows, grid columns].
 
-    ``largest`` is the whole tensor's amax, from which a scale over it is taken, where ``x`` is a part of it.
+    ``largest`` is the amax of the whole tensor if ``x`` is part of it and the scheme has a tensor scale.
     ``ValueError`` for ranges too large to be scaled (``check_range``).
     """
     found = _ranges(x, scheme, largest)
@@ -116,8 +113,8 @@ def _ranges(x: Tensor, scheme: Scheme, largest: Tensor | None) -> Range:
 
 @keeps_subnormals
 def find_scales(x: Tensor, scheme: Scheme) -> Scales:
-    """The scales of float32 ``x`` by its blocks' ranges; a tensor scale is that of the largest |x|, as the
-    calibrator's search had it, whatever ranges it found."""
+    """Return the scales of float32 ``x`` from its blocks' ranges. A tensor scale follows from the largest
+    |x|, whatever ranges a calibrator's search found."""
     found, largest, rule = find_ranges(x, scheme), _largest(x, scheme), scheme.scale
     if rule is not None and rule.is_searched:
         return find_k_scales(x, scheme).scales
@@ -132,8 +129,8 @@ def find_scales(x: Tensor, scheme: Scheme) -> Scales:
 
 @keeps_subnormals
 def errors_under(x: Tensor, scheme: Scheme, ranges: Sequence[Range]) -> list[float]:
-    """Σ(x - x̂)² of the float32 matrix ``x`` [rows, cols] on a CPU under each of ``ranges``, [1, 1], for a
-    ``scheme`` with one scale for the whole tensor: to six digits, from sorted values."""
+    """Return Σ(x - x̂)² of the float32 matrix ``x`` [rows, cols] on a CPU under each of ``ranges`` [1, 1],
+    for a ``scheme`` with one scale for the whole tensor; accurate to six digits, from sorted values."""
     context = _context(x, scheme, None)
     scales = [context.scales(clip_range) for clip_range in ranges]
     return [error for error, _ in squared_errors([x], [context.restore_of(each) for each in scales])]

@@ -1,4 +1,4 @@
-"""The operations of ``Backend`` in plain torch, on any device: every kernel equals them bit for bit."""
+"""The operations of ``Backend`` in plain torch, on any device. Every kernel equals them bit for bit."""
 
 from __future__ import annotations
 

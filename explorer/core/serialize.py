@@ -1,4 +1,4 @@
-"""Dataclasses as plain JSON values: the keys are the fields' names."""
+"""Convert dataclasses to plain JSON values; the keys are the fields' names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from explorer.schemes.calibrators import Calibrator
 
 
 def to_json(value: Any) -> Any:
-    """``value`` as dicts, lists, strings and numbers.
+    """Convert ``value`` to dicts, lists, strings and numbers.
 
-    Formats and calibrators become their names, enum members theirs; NaN and infinity become null, which JSON
-    has.
+    Formats, calibrators and enum members become their names; NaN and infinity become null.
     """
     if isinstance(value, Format | Calibrator):
         return value.name

@@ -1,5 +1,5 @@
-"""CUDA kernels: compiler, runtime, typed launchers. Imports torch, numpy and pycuda; nothing of the library
-above it."""
+"""CUDA kernels: compiler, runtime, typed launchers. It imports torch, numpy and pycuda, and nothing of the
+library above it."""
 
 from explorer.gpu.runtime import Availability, KernelError, available, native_formats
 

@@ -1,4 +1,4 @@
-"""The launcher of attend.cu: attention of one token a text over a cache of fixed room."""
+"""The launcher of attend.cu: attention of one token per text over a cache with fixed capacity."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ SIZES, MOST_TOGETHER, KEYS_AT_ONCE, THREADS = (64, 128), 4, 32, 128
 
 
 def attend_build(size: int, together: int) -> Build:
-    """The compilation of attend.cu for heads of ``size`` elements, ``together`` of which share keys."""
+    """The build of attend.cu for heads of ``size`` elements, ``together`` of which share keys."""
     return Build("attend.cu", (("HEAD", str(size)), ("GROUP", str(together))))
 
 
 def attend_builds() -> list[Build]:
-    """Every compilation that a call may choose."""
+    """All builds that a call may choose."""
     return [attend_build(size, together) for size in SIZES for together in range(1, MOST_TOGETHER + 1)]
 
 
 def together_of(heads: int, groups: int) -> int:
-    """Query heads that share a thread block's keys: as many as a group of ``heads`` over ``groups`` has, at
-    most ``MOST_TOGETHER``; 0 where they cannot be divided so."""
+    """The number of query heads that share a thread block's keys: all of a group of ``heads`` over
+    ``groups``, at most ``MOST_TOGETHER``; 0 if the heads cannot be divided so."""
     if heads % groups:
         return 0
     each = heads // groups
@@ -35,10 +35,10 @@ def together_of(heads: int, groups: int) -> int:
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, before: Tensor, scale: float) -> Tensor:
-    """softmax(``scale`` · q · keysᵀ) · values over the first ``before`` + 1 keys, in bfloat16.
+    """Compute softmax(``scale`` · q · keysᵀ) · values over the first ``before`` + 1 keys, in bfloat16.
 
     q [texts, heads, size]; keys and values [texts, groups, room, size], contiguous; ``before`` int64 [] on
-    the device: how many tokens came before. Sums are float32, in a fixed order. ``ValueError`` for other
+    the device: the number of earlier tokens. Sums are float32, in a fixed order. ``ValueError`` for other
     shapes and types.
     """
     texts, heads, size = q.shape

@@ -1,5 +1,4 @@
-"""Compile a .cu file of ``kernels/`` for an architecture with nvcc, and keep the cubin and what ptxas said of
-it.
+"""Compile a .cu file of ``kernels/`` with nvcc and keep the cubin with ptxas's report.
 
 A cubin's name is a hash of everything that shapes it: sources, macros, options, architecture, nvcc's version.
 Any number of processes may compile at once.
@@ -25,12 +24,12 @@ OPTIONS = ("-O3", "-std=c++17", "--fmad=false", "-Xptxas", "-v")
 
 
 class KernelError(RuntimeError):
-    """A kernel could not be compiled, loaded or launched; the text says which and why."""
+    """A kernel could not be compiled, loaded or launched; the text names it and the reason."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """One compilation: a file of ``kernels/`` and its -D macros, in order."""
+    """One build: a file of ``kernels/`` and its -D macros, in order."""
 
     file: str
     macros: tuple[tuple[str, str], ...]
@@ -38,8 +37,8 @@ class Build:
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas reports of one kernel, per thread and per block. ``serialized``: it found no way to keep
-    several wgmma in flight, and waits for each."""
+    """ptxas's report of one kernel, per thread and per block. ``serialized``: ptxas could not keep several
+    wgmma in flight and waits for each."""
 
     registers: int
     stack_bytes: int
@@ -49,27 +48,27 @@ class Resources:
 
 
 def capability_of(arch: str) -> tuple[int, int]:
-    """(9, 0) of ``sm_90a``; ``ValueError`` if that is no architecture."""
+    """Parse ``sm_90a`` to (9, 0); ``ValueError`` for anything else."""
     if not (match := re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)):
         raise ValueError(f"no architecture {arch!r}; name one like sm_80, sm_90a, sm_100a or sm_120a")
     return int(match.group(1)), int(match.group(2))
 
 
 def cache_folder() -> Path:
-    """Where cubins are kept: ``EXPLORER_KERNEL_CACHE``, or the user's cache folder."""
+    """The folder of compiled kernels: ``EXPLORER_KERNEL_CACHE``, or one in the user's cache folder."""
     set_by_user = os.environ.get("EXPLORER_KERNEL_CACHE")
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return Path(set_by_user) if set_by_user else home / "quantization-explorer" / "kernels"
 
 
 def built_folder() -> Path | None:
-    """Cubins that were compiled ahead and are only read: ``EXPLORER_BUILT_KERNELS``, as in an image."""
+    """The read-only folder of kernels compiled ahead, as in an image: ``EXPLORER_BUILT_KERNELS``."""
     set_by_user = os.environ.get("EXPLORER_BUILT_KERNELS")
     return Path(set_by_user) if set_by_user else None
 
 
 def included_files(file: str) -> set[str]:
-    """``file``, the project's headers that it includes, and those that they include."""
+    """List ``file`` and the project headers that it includes, directly or indirectly."""
     found, left = set(), {file}
     while left:
         name = left.pop()
@@ -80,9 +79,10 @@ def included_files(file: str) -> set[str]:
 
 
 def compile_cubin(build: Build, arch: str) -> Path:
-    """The cubin of ``build`` for ``arch``, from the cache or by nvcc. ``KernelError`` with nvcc's message.
+    """Return the cubin of ``build`` for ``arch``, kept from before or compiled by nvcc. ``KernelError`` with
+    nvcc's message.
 
-    Written under a temporary name and renamed, so that no process reads half a file.
+    It is written under a temporary name and renamed, so that no process reads a partial file.
     """
     folder, key = cache_folder(), _key(build, arch)
     built = built_folder()
@@ -113,7 +113,7 @@ def compile_cubin(build: Build, arch: str) -> Path:
 
 
 def _whole(path: Path) -> bool:
-    """Whether the cubin is in the cache as it was written: one that was cut off would crash the launch."""
+    """True if the kept cubin is complete: a truncated one would crash the launch."""
     known = path.with_suffix(".sum")
     return path.exists() and known.exists() and known.read_text() == _sum(path)
 
@@ -125,14 +125,14 @@ def _sum(path: Path) -> str:
 def compile_all(
     builds: Sequence[Build], arches: Sequence[str], workers: int | None = None
 ) -> Iterator[tuple[Build, str]]:
-    """Fill the cache, several nvcc at a time; yields each (build, arch) as it is done."""
+    """Compile all builds, several nvcc at a time; yields each (build, arch) when it is done."""
     yield from compile_jobs([(build, arch) for arch in arches for build in dict.fromkeys(builds)], workers)
 
 
 def compile_jobs(
     jobs: Sequence[tuple[Build, str]], workers: int | None = None
 ) -> Iterator[tuple[Build, str]]:
-    """``compile_all`` where each architecture has builds of its own."""
+    """Compile builds as in ``compile_all``, with separate builds for each architecture."""
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         started = [(pool.submit(compile_cubin, build, arch), build, arch) for build, arch in jobs]
         for job, build, arch in started:
@@ -141,8 +141,8 @@ def compile_jobs(
 
 
 def resources(build: Build, arch: str) -> dict[str, Resources]:
-    """Registers, stack, spills and static shared memory of every kernel in ``build``, as ptxas reported
-    them."""
+    """Return registers, stack, spills and static shared memory of every kernel in ``build``, as ptxas
+    reported them."""
     log = compile_cubin(build, arch).with_suffix(".log").read_text()
     pattern = re.compile(
         r"entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores"
@@ -163,7 +163,7 @@ def resources(build: Build, arch: str) -> dict[str, Resources]:
 
 
 def _key(build: Build, arch: str) -> str:
-    """sha256 over everything that shapes the machine code."""
+    """Hash (sha256) everything that shapes the machine code."""
     parts = [build.file, repr(build.macros), arch, repr(OPTIONS), _cached_version()]
     parts += [(KERNELS / name).read_text(encoding="utf-8") for name in sorted(included_files(build.file))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
@@ -178,7 +178,7 @@ def _nvcc_version() -> str:
 
 
 def _cached_version() -> str:
-    """nvcc's version; on a machine without nvcc, the one the kernels there are were compiled with."""
+    """nvcc's version; without nvcc, the version that compiled the kept kernels."""
     version = _nvcc_version()
     if version != "none":
         return version
@@ -187,7 +187,7 @@ def _cached_version() -> str:
 
 
 def _run_nvcc(nvcc: str, build: Build, arch: str, cubin: Path) -> str:
-    """Write ``cubin``; what ptxas reported."""
+    """Write ``cubin`` and return ptxas's report."""
     # nvcc splits the values of its options at commas unless they are escaped.
     macros = [f"-D{name}={value}".replace(",", "\\,") for name, value in build.macros]
     source = str(KERNELS / build.file)

@@ -1,6 +1,6 @@
-"""A scheme and a matrix in the kernels' terms, the compilations they need, and kernels ready to be launched.
+"""A scheme and a matrix in the kernels' terms, the builds they need, and kernels ready to launch.
 
-Nothing here knows schemes: a ``Config`` holds C++ types and enumerators, a ``Layout`` whole numbers.
+Nothing here depends on schemes: a ``Config`` holds C++ types and enumerators, a ``Layout`` integers.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from explorer.gpu.runtime import Build, launch, multiprocessors
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
 """The element types that the kernels read and write, as C++ types."""
 BLOCKS = "(QQiiQ)"
-"""The letters of ``Layout.blocks``: blocks.cuh's ``Blocks``, one parameter."""
+"""The letters of ``Layout.blocks``: one parameter, ``Blocks`` of blocks.cuh."""
 
 
 SMALL = 2**25
-"""Elements below which a matrix does not fill a GPU several times with long runs."""
+"""Elements below which long runs do not fill a GPU several times over."""
 WALKING_WARPS = 8
-"""Warps of a thread block that walks down columns; ranges.cu's ``column_range`` merges as many."""
+"""Warps of a thread block that walks down columns; ``column_range`` in ranges.cu merges as many."""
 
 
 class Mapping(enum.Enum):
-    """scale.cuh's ``Mapping``: how a range is laid over the codes."""
+    """``Mapping`` of scale.cuh: the mapping of a range to codes."""
 
     SYMMETRIC = enum.auto()
     ASYMMETRIC = enum.auto()
@@ -36,7 +36,8 @@ class Mapping(enum.Enum):
 
 
 class KernelScaleRule(enum.Enum):
-    """scale.cuh's ``ScaleRule``: none, rounded to its format, E8M0 by four rules, or under a tensor scale."""
+    """``ScaleRule`` of scale.cuh: none, rounded to its format, E8M0 by four rules, or under a tensor
+    scale."""
 
     CAST = enum.auto()
     ROUNDED = enum.auto()
@@ -48,7 +49,7 @@ class KernelScaleRule(enum.Enum):
 
 
 class KernelRange(enum.Enum):
-    """extent.cuh's ``Range``: the calibrators that a kernel has."""
+    """``Range`` of extent.cuh: the calibrators with a kernel."""
 
     MINMAX = enum.auto()
     ABSMEAN = enum.auto()
@@ -70,16 +71,16 @@ MACROS: dict[str, tuple[str, ...]] = {
     "fake_quantize.cu": ("ELEMENT", "CODEC", "MAPPING", "SCALE_RULE", "STOCHASTIC"),
     "learned_step.cu": ("ELEMENT", "CODEC", "MAPPING"),
 }
-"""The macros that each file reads: builds that differ in no other macro are one."""
+"""The macros that each file reads: builds that differ in other macros are the same."""
 
 
 @dataclass(frozen=True)
 class Config:
     """A scheme in the kernels' terms.
 
-    ``codec`` and ``scale_codec`` are C++ types of codec.cuh, ``bits`` a code's; ``per_byte`` codes share a
-    byte in base three (ternary: 5; 0 otherwise). Stored scales have ``scale_dtype`` and are at least
-    ``smallest_scale``. ``wide`` says that blocks are whole runs of 32 elements.
+    ``codec`` and ``scale_codec`` are C++ types of codec.cuh, ``bits`` the width of a code. ``per_byte`` codes
+    share a byte in base three (ternary: 5; otherwise 0). Stored scales have ``scale_dtype`` and are at least
+    ``smallest_scale``. ``wide`` marks blocks of whole runs of 32 elements.
     """
 
     codec: str
@@ -108,8 +109,8 @@ class Config:
         return self.scale_rule is KernelScaleRule.TWO_LEVEL
 
     def run(self, dtype: torch.dtype, elements: int) -> int:
-        """Elements of ``dtype`` that a quantizing thread takes at a time of so many: whole packing units and
-        loads. Long runs share the work of a scale; in a small matrix they leave too few threads."""
+        """The number of elements of ``dtype`` that a quantizing thread takes at a time: whole packing units
+        and loads. Long runs share the work of a scale, but leave too few threads in a small matrix."""
         if self.per_byte:
             return 20
         if self.bits < 8:
@@ -119,18 +120,18 @@ class Config:
 
     @property
     def restored_run(self) -> int:
-        """Elements that a dequantizing thread takes at a time."""
+        """The number of elements that a dequantizing thread takes at a time."""
         return 20 if self.per_byte else 16 if self.bits < 8 else 8
 
     def column_run(self, dtype: torch.dtype, run: int) -> int:
-        """Elements that a thread takes at a time where each column has its step: one access of 16 bytes, or
-        ``run`` where the codes of that are not whole pairs of bytes. Few, for the steps fill registers."""
+        """The number of elements that a thread takes at a time if each column has its step: one access of 16
+        bytes, or ``run`` if their codes are not whole pairs of bytes. Few, because steps fill registers."""
         narrow = 16 // dtype.itemsize
         return narrow if narrow < run and narrow * self.bits % 16 == 0 else run
 
     def build(self, file: str, dtype: torch.dtype, **tunables: int) -> Build:
-        """The compilation of ``file`` for this scheme and element type; ``tunables``: KEPT, THREADS,
-        and RUN, which is ``restored_run`` unless given."""
+        """The build of ``file`` for this scheme and element type; ``tunables``: KEPT, THREADS, and RUN
+        (default ``restored_run``)."""
         values: dict[str, str | int] = {
             "ELEMENT": ELEMENTS[dtype],
             "RUN": self.restored_run,
@@ -150,7 +151,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Layout:
-    """A matrix and its blocks: ``height`` and ``width`` are whole numbers, the last blocks may be smaller."""
+    """A matrix and its blocks: ``height`` and ``width`` are integers, the last blocks may be smaller."""
 
     rows: int
     columns: int
@@ -168,14 +169,14 @@ class Layout:
 
     @property
     def blocks(self) -> tuple[int, int, int, int, int]:
-        """The members of blocks.cuh's ``Blocks``; their letters are ``BLOCKS``."""
+        """The members of ``Blocks`` (blocks.cuh); ``BLOCKS`` has their letters."""
         return self.rows, self.columns, self.height, self.width, self.grid[1]
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """A kernel with its grid and arguments; ``types`` has a letter for each (``runtime.launch``). It
-    begins with dependent.cuh's ``follow``."""
+    """A kernel with its grid and arguments; ``types`` has a letter for each (``runtime.launch``). The kernel
+    begins with ``follow`` (dependent.cuh)."""
 
     build: Build
     kernel: str
@@ -190,9 +191,9 @@ class Launch:
 
 
 def walk_columns(layout: Layout, run: int, device: torch.device, at_once: int = 0) -> tuple[int, int]:
-    """The grid of kernels that walk down columns: blocks of 32 runs across, and as many down as leave the
-    last of them little of the time, of at least 16 rows a warp. Where that is more than run ``at_once`` on
-    every multiprocessor (0: not asked for), whole rounds of those."""
+    """The grid of kernels that walk down columns: blocks of 32 runs across, and enough down that the last of
+    them take little of the time, with at least 16 rows a warp. If more than ``at_once`` per multiprocessor
+    would result (0: no limit), whole rounds of those."""
     across = math.ceil(layout.columns / (32 * run))
     enough = math.ceil(multiprocessors(device) * 32 / across)
     down = max(1, min(math.ceil(layout.rows / (16 * WALKING_WARPS)), enough, 65535))

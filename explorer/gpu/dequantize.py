@@ -24,7 +24,7 @@ def dequantize(
     layout: Layout,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Launch | None]:
-    """The matrix [rows, columns] in ``dtype`` that packed codes and stored scales stand for, and the launch
+    """Restore the matrix [rows, columns] in ``dtype`` from packed codes and stored scales; also the launch
     (None for an empty matrix)."""
     out = packed.new_empty((layout.rows, layout.columns), dtype=dtype)
     if not out.numel():
@@ -35,19 +35,19 @@ def dequantize(
 
 
 def launch_for(config: Config, layout: Layout, dtype: torch.dtype) -> Launch:
-    """What ``dequantize`` would launch for an aligned matrix of this layout, without any memory."""
+    """Plan the launch of ``dequantize`` for an aligned matrix of this layout, without memory."""
     packed = torch.empty((layout.rows, layout.row_bytes), dtype=torch.uint8, device="meta")
     out = packed.new_empty((layout.rows, layout.columns), dtype=dtype)
     return _choose(packed, (packed, None, None, None, out), config, layout)
 
 
 def builds(config: Config, layout: Layout, dtype: torch.dtype) -> list[Build]:
-    """What ``dequantize`` compiles for aligned matrices of this layout."""
+    """The builds of ``dequantize`` for aligned matrices of this layout."""
     return [launch_for(config, layout, dtype).build]
 
 
 def _choose(packed: Tensor, tensors: tuple[Tensor | None, ...], config: Config, layout: Layout) -> Launch:
-    """The launch that fills the last of ``tensors``."""
+    """Choose the launch that fills the last of ``tensors``."""
     out = tensors[-1]
     assert out is not None
     run, rows, columns = config.restored_run, layout.rows, layout.columns
@@ -80,7 +80,7 @@ def _choose(packed: Tensor, tensors: tuple[Tensor | None, ...], config: Config, 
 
 
 def _shift(config: Config, layout: Layout) -> int:
-    """log2 of how many runs in a row share a cell, ``ALL_RUNS`` or ``BY_DIVISION``."""
+    """log2 of the number of consecutive runs that share a cell, or ``ALL_RUNS`` or ``BY_DIVISION``."""
     if layout.cells == 1 or config.cast:
         return ALL_RUNS
     across = layout.width // config.restored_run

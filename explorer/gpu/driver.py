@@ -21,7 +21,7 @@ from typing import Any
 from explorer.gpu.compile import KernelError
 
 MAP_BYTES = 128
-"""Of a ``CUtensorMap``; cuda.h aligns it to as many."""
+"""Size of a ``CUtensorMap``, which is also its alignment in cuda.h."""
 LETTERS = {
     "P": ("Q", 8),
     "Q": ("Q", 8),
@@ -31,10 +31,10 @@ LETTERS = {
     "f": ("f", 4),
     "M": (f"{MAP_BYTES}s", MAP_BYTES),
 }
-"""Kinds of arguments: struct's letter, and bytes, to which they are aligned. P pointer, Q uint64, q int64, I
-uint32, i int32, f float, M tensor map."""
+"""Kinds of arguments: the letter of Python's struct, and the size and alignment in bytes. P pointer, Q
+uint64, q int64, I uint32, i int32, f float, M tensor map."""
 SHARED_WITHOUT_ASKING = 48 * 1024
-"""Bytes of dynamic shared memory that every function may use."""
+"""Bytes of dynamic shared memory available to every function."""
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 """CU_FUNC_ATTRIBUTE_... (cuda.h)."""
 CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 4, 6
@@ -44,13 +44,13 @@ UINT8, NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_L2_256B, ZERO_FILL = 0, 0, 3, 3, 0
 
 
 class LaunchAttribute(ctypes.Structure):
-    """cuda.h's ``CUlaunchAttribute``: the value is a union of 64 bytes."""
+    """``CUlaunchAttribute`` of cuda.h: the value is a union of 64 bytes."""
 
     _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_uint * 16))
 
 
 class LaunchConfig(ctypes.Structure):
-    """cuda.h's ``CUlaunchConfig``."""
+    """``CUlaunchConfig`` of cuda.h."""
 
     _fields_ = (
         ("gridDimX", ctypes.c_uint),
@@ -68,12 +68,12 @@ class LaunchConfig(ctypes.Structure):
 
 @functools.cache
 def library() -> Any:
-    """libcuda, as every process with a CUDA context has loaded it."""
+    """Load libcuda, which every process with a CUDA context has loaded."""
     return declared(ctypes.CDLL("libcuda.so.1"))
 
 
 def declared(libcuda: Any) -> Any:
-    """The library, with the types of the functions that are called most."""
+    """The library, with argument types declared for the functions called most."""
     pointer = ctypes.c_void_p
     libcuda.cuLaunchKernelEx.argtypes = (pointer, pointer, pointer, pointer)
     libcuda.cuStreamSynchronize.argtypes = (pointer,)
@@ -85,7 +85,7 @@ def declared(libcuda: Any) -> Any:
 
 
 def error_text(libcuda: Any, code: int) -> str:
-    """What the driver says of an error, and its name: ``invalid argument (CUDA_ERROR_INVALID_VALUE)``."""
+    """The driver's description of an error and its name: ``invalid argument (CUDA_ERROR_INVALID_VALUE)``."""
     text, name = ctypes.c_char_p(), ctypes.c_char_p()
     unknown = libcuda.cuGetErrorString(code, ctypes.byref(text))
     if unknown or libcuda.cuGetErrorName(code, ctypes.byref(name)) or not text.value or not name.value:
@@ -94,21 +94,21 @@ def error_text(libcuda: Any, code: int) -> str:
 
 
 def current_context(libcuda: Any) -> int | None:
-    """The driver's handle of the context that is current in this thread; None without one."""
+    """The driver's handle of this thread's current context; None without one."""
     found = ctypes.c_void_p()
     libcuda.cuCtxGetCurrent(ctypes.byref(found))
     return found.value
 
 
 def synchronize(libcuda: Any, stream: int) -> None:
-    """Wait for all work of a stream; ``KernelError`` if some of it failed."""
+    """Wait for all work on a stream; ``KernelError`` if some of it failed."""
     failed = libcuda.cuStreamSynchronize(stream)
     if failed:
         raise KernelError(f"work on the GPU failed: {error_text(libcuda, failed)}")
 
 
 def load_module(libcuda: Any, cubin: bytes, name: str) -> int:
-    """The driver's handle of a compiled file called ``name``; ``KernelError`` if it cannot be loaded."""
+    """Load a compiled file called ``name`` and return the driver's handle; ``KernelError`` if that fails."""
     module = ctypes.c_void_p()
     failed = libcuda.cuModuleLoadData(ctypes.byref(module), cubin)
     if failed or not module.value:
@@ -117,7 +117,7 @@ def load_module(libcuda: Any, cubin: bytes, name: str) -> int:
 
 
 def encode_map(libcuda: Any, address: int, rows: int, width: int, box_rows: int) -> bytes:
-    """The ``CUtensorMap`` of a matrix of bytes [rows, width] at ``address`` with boxes of 128 bytes ×
+    """Encode the ``CUtensorMap`` of a byte matrix [rows, width] at ``address`` with boxes of 128 bytes ×
     ``box_rows``, the 128-byte swizzle, and zeros outside; ``KernelError`` if the driver refuses."""
     memory = ctypes.create_string_buffer(2 * MAP_BYTES)
     at = _aligned(ctypes.addressof(memory), MAP_BYTES)
@@ -135,8 +135,8 @@ def encode_map(libcuda: Any, address: int, rows: int, width: int, box_rows: int)
 
 @dataclass(frozen=True)
 class Arguments:
-    """How arguments lie in memory. ``packer`` packs all values at once; each parameter has its offset and
-    size, of which a struct's members are one."""
+    """The memory layout of arguments. ``packer`` packs all values at once; each parameter has its offset and
+    size, and the members of a struct are one parameter."""
 
     packer: struct.Struct
     offsets: tuple[int, ...]
@@ -145,8 +145,8 @@ class Arguments:
 
 @functools.cache
 def arguments_of(types: str) -> Arguments:
-    """The layout of ``types``: a letter of ``LETTERS`` for each value; the members of a struct, which are one
-    parameter, in parentheses: ``P(QQiiQ)f``. ``ValueError`` for anything else."""
+    """Parse ``types``: a letter of ``LETTERS`` for each value, with the members of a struct (one parameter)
+    in parentheses: ``P(QQiiQ)f``. ``ValueError`` for anything else."""
     known = "".join(LETTERS)
     if not re.fullmatch(rf"([{known}]|\([{known}]+\))*", types):
         raise ValueError(f"expected letters of {known}, those of a struct in parentheses, got {types!r}")
@@ -172,7 +172,7 @@ def _aligned(at: int, multiple: int) -> int:
 
 
 def _as_float32(types: str, values: Sequence[Any]) -> list[Any]:
-    """``values`` with floats as C rounds them: infinite where float32 ends."""
+    """Round the floats in ``values`` as C does: infinite beyond float32."""
     letters = types.replace("(", "").replace(")", "")
     return [
         ctypes.c_float(value).value if letter == "f" else value
@@ -181,11 +181,11 @@ def _as_float32(types: str, values: Sequence[Any]) -> list[Any]:
 
 
 class Kernel:
-    """A function of a loaded module, ready to be launched: memory for its arguments and the launch's
-    configuration are made once. Threads may share it."""
+    """A function of a loaded module, ready to launch: the memory for its arguments and the launch
+    configuration is allocated once. Threads may share it."""
 
     def __init__(self, libcuda: Any, module: int, name: str, types: str) -> None:
-        """``KernelError`` if the module has no such function or it takes other arguments."""
+        """``KernelError`` if the module lacks the function or it takes other arguments."""
         self._libcuda, self.name, self._types = libcuda, name, types
         self._lock, self._shared = threading.Lock(), SHARED_WITHOUT_ASKING
         function = ctypes.c_void_p()
@@ -212,8 +212,8 @@ class Kernel:
         self._parameters_address = ctypes.addressof(self._parameters)
 
     def _check_parameters(self, layout: Arguments) -> None:
-        """Against the sizes as compiled, which drivers know from CUDA 12.4 on: what is one argument too few
-        would be read from whatever follows in memory."""
+        """Compare with the compiled sizes, which drivers report from CUDA 12.4 on: a missing argument would
+        be read from whatever follows in memory."""
         if not hasattr(self._libcuda, "cuFuncGetParamInfo"):
             return
         compiled: list[int] = []
@@ -246,8 +246,8 @@ class Kernel:
         """Launch with ``values`` (numbers, and 128 bytes for a map) on a stream, which may be captured.
 
         ``grid`` of three; ``block`` threads; ``shared`` bytes of dynamic shared memory; ``cluster`` CTAs
-        along x in a cluster, of a kernel that does not say so itself. ``early``: programmatic dependent
-        launch. ``KernelError`` where values are not those of the types, or the driver refuses.
+        along x in a cluster, for a kernel that does not declare them itself. ``early``: programmatic
+        dependent launch. ``KernelError`` if values do not match the types, or the driver refuses.
         """
         config = self._config
         with self._lock:

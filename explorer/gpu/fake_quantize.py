@@ -22,7 +22,8 @@ def fake_quantize(
     overflow: float,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """``x`` [rows, cols] restored from its codes, in its own dtype, and bool [rows, cols]: not clipped.
+    """Quantize ``x`` [rows, cols] and restore it in its own dtype; also bool [rows, cols]: True where not
+    clipped.
 
     ``steps`` float32, ``zeros`` int8, both [grid]; float formats clip where |x / step| exceeds ``overflow``.
     """
@@ -36,7 +37,8 @@ def fake_quantize(
 
 
 def learned_forward(x: Tensor, steps: Tensor, config: Config, layout: Layout) -> Tensor:
-    """LSQ: ``x`` [rows, cols] under learned ``steps`` float32 [grid], in its own dtype; integer codes."""
+    """LSQ's forward pass: ``x`` [rows, cols] under learned ``steps`` float32 [grid], in its own dtype;
+    integer codes."""
     _check(x, steps)
     out = torch.empty_like(x)
     if x.numel():
@@ -49,7 +51,7 @@ def learned_forward(x: Tensor, steps: Tensor, config: Config, layout: Layout) ->
 def learned_backward(
     x: Tensor, upstream: Tensor, steps: Tensor, config: Config, layout: Layout
 ) -> tuple[Tensor, Tensor]:
-    """LSQ: dL/dx in x's dtype, and float32 [grid] of Σ dL/dx̂ · ∂x̂/∂step, not yet scaled."""
+    """LSQ's backward pass: dL/dx in x's dtype, and Σ dL/dx̂ · ∂x̂/∂step, float32 [grid], unscaled."""
     _check(x, steps)
     upstream = upstream.to(x.dtype).contiguous()
     gradient = torch.empty_like(x)
@@ -65,7 +67,7 @@ def learned_backward(
 
 
 def builds(config: Config, dtype: torch.dtype) -> list[Build]:
-    """What these launchers compile for a scheme; steps are learned for symmetric integer codes."""
+    """The builds of these launchers for a scheme; steps are learned for symmetric integer codes."""
     files = ["fake_quantize.cu"]
     if config.codec.startswith("IntegerCodec") and not config.asymmetric:
         files.append("learned_step.cu")
@@ -73,7 +75,7 @@ def builds(config: Config, dtype: torch.dtype) -> list[Build]:
 
 
 def _grid(x: Tensor, layout: Layout) -> tuple[tuple[int], int]:
-    """Thread blocks for the whole matrix, and whether (1 or 0) a thread reads four elements at once."""
+    """Thread blocks for the whole matrix, and 1 if a thread reads four elements at once, else 0."""
     fours = layout.columns % 4 == 0 and x.data_ptr() % 16 == 0
     blocks = min(math.ceil(x.numel() / (THREADS * (4 if fours else 1))), 2**31 - 1)
     return (blocks,), int(fours)

@@ -1,4 +1,4 @@
-"""A word of host memory that kernels set: it is read without a copy, once their work has ended."""
+"""A word of host memory that kernels set; the host reads it without a copy once their work has ended."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 
 class HostFlag:
-    """Zero, until a kernel that is given ``address`` writes to it. Page-locked memory has one address for the
-    host and for all GPUs (CUDA's unified addressing)."""
+    """Zero until a kernel that is given ``address`` writes to it. Page-locked memory has one address for the
+    host and all GPUs (CUDA's unified addressing)."""
 
     def __init__(self) -> None:
         self._memory = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -18,7 +18,7 @@ class HostFlag:
         self._word = ctypes.c_int32.from_address(self.address)
 
     def lower(self) -> bool:
-        """Whether the flag was set; it is zero again. The kernels have to be waited for first."""
+        """Return True if the flag was set, and reset it. The kernels must have been waited for."""
         was_set = bool(self._word.value)
         if was_set:
             self._word.value = 0
@@ -27,11 +27,12 @@ class HostFlag:
 
 _OF_THREAD = threading.local()
 _ABANDONED: list[HostFlag] = []
-"""Flags that a kernel may yet set, since their call ended before the kernel did: never used again."""
+"""Flags that a kernel may still set because their call ended before it did: never used again."""
 
 
 def flag_of_thread() -> HostFlag:
-    """This thread's flag. Who gives it to kernels waits for them before the thread asks for it again."""
+    """Return this thread's flag. A caller that gives it to kernels waits for them before the thread asks for
+    it again."""
     flag: HostFlag | None = getattr(_OF_THREAD, "flag", None)
     if flag is None:
         flag = _OF_THREAD.flag = HostFlag()
@@ -39,6 +40,6 @@ def flag_of_thread() -> HostFlag:
 
 
 def abandon_flag() -> None:
-    """Leave this thread's flag to the kernels that were not waited for."""
+    """Leave this thread's flag to kernels that were not waited for."""
     _ABANDONED.append(_OF_THREAD.flag)
     del _OF_THREAD.flag

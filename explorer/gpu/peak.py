@@ -1,4 +1,4 @@
-"""Launchers of the peak_*.cu files: rates of the multipliers with nothing to load."""
+"""Launchers of the peak_*.cu files: arithmetic rates without memory loads."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _DTYPES = {
 
 
 def tensor_peak(kind: str, device: torch.device) -> tuple[Callable[[], None], float]:
-    """A call that keeps every tensor core of a Hopper chip busy with an ``OperandType``, and how many
-    operations it is."""
+    """Return a call that keeps every tensor core of a Hopper chip busy with an ``OperandType``, and its
+    number of operations."""
     build = Build("peak_tensor_core.cu", macros(TYPE=OperandType(kind)))
     blocks = multiprocessors(device)
     noise, out = _noise(kind, device), torch.empty(blocks * 256, device=device)
@@ -40,7 +40,7 @@ def tensor_peak(kind: str, device: torch.device) -> tuple[Callable[[], None], fl
 
 
 def _noise(kind: str, device: torch.device) -> Tensor:
-    """Random values of the type itself: random bits would hold NaN and Inf, which draw less power."""
+    """Random values of the type itself: random bits would include NaN and Inf, which draw less power."""
     dtype = _DTYPES.get(kind)
     if dtype is None:
         return torch.randint(0, 256, (NOISE_BYTES,), dtype=torch.uint8, device=device)
@@ -48,8 +48,8 @@ def _noise(kind: str, device: torch.device) -> Tensor:
 
 
 def word_peak(name: str, device: torch.device) -> tuple[Callable[[], None], float]:
-    """A ``WordOp`` ("dp4a" or "popc") on every core, and how many operations (two an element: multiply and
-    add)."""
+    """Return a call that runs a ``WordOp`` ("dp4a" or "popc") on every core, and its number of operations
+    (two per element: multiply and add)."""
     op = WordOp(name)
     build = Build("peak_simt32.cu", macros(OP=op))
     blocks = multiprocessors(device) * 8

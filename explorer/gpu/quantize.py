@@ -1,8 +1,8 @@
 """Launchers of the quantizing kernels: check the arguments, choose kernels, grid and thread blocks, launch.
 
-Blocks that fit a warp or a thread block are quantized in one pass (quantize_groups.cu, quantize_tile.cu); for
-others the ranges come first, then scales, then codes (ranges.cu, scales.cu, encode.cu). What a whole tensor's
-range gives, its scale or the one above its blocks' scales, comes from tensor_range.cu.
+Blocks that fit a warp or a thread block are quantized in one pass (quantize_groups.cu, quantize_tile.cu). For
+others, ranges come first, then scales, then codes (ranges.cu, scales.cu, encode.cu). Scales that depend on
+the whole tensor's range come from tensor_range.cu.
 """
 
 from __future__ import annotations
@@ -47,25 +47,26 @@ __all__ = [
 ]  # fmt: skip
 
 RANGES = tuple(kind.name.lower() for kind in KernelRange)
-"""The calibrators that a kernel has, by name."""
+"""The calibrators with a kernel, by name."""
 THREADS = 256
 MAX_TILE_THREADS = 512
 GROUP_BLOCKS, FEW_GROUP_BLOCKS, FEW_AFTER_A_RANGE = 128, 32, 8
-"""Thread blocks on a multiprocessor, one after another, where blocks of the scheme are parts of rows: in
-larger matrices each thread takes several runs. Few where there would not be so many; fewer after a tensor's
-range was found, when much of the matrix lies in the L2 cache."""
+"""Thread blocks that a multiprocessor runs in turn if blocks of the scheme are parts of rows; in larger
+matrices each thread takes several runs. FEW applies where there would not be so many, and fewer after a
+tensor's range was found, when much of the matrix lies in the L2 cache."""
 RANGE_BLOCKS = 48
-"""Thread blocks on a multiprocessor that find the range of a whole tensor, at most."""
+"""The most thread blocks per multiprocessor that find the range of a whole tensor."""
 KEPT_SHARE = 0.75
-"""Part of the L2 cache that a range pass fills with the tensor's end, where the codes' pass begins."""
+"""The share of the L2 cache that a range pass fills with the tensor's end, where the codes' pass begins."""
 RANGED_AT_ONCE = 4
-"""Thread blocks of ``column_range`` that run at once on a multiprocessor."""
+"""Thread blocks of ``column_range`` that a multiprocessor runs at once."""
 TILE_THREADS = 128
-"""Threads of a thread block that holds a small block of the scheme: beyond them each keeps several runs."""
+"""Threads of a thread block that holds a small block of the scheme; for larger blocks each thread keeps
+several runs."""
 
 
 class Slot(enum.IntEnum):
-    """What a call brings: an argument of a planned launch in place of its memory's address."""
+    """A value that a call supplies: an argument of a planned launch in place of an address."""
 
     X = 0
     PACKED = 1
@@ -82,14 +83,14 @@ class Slot(enum.IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """What quantization leaves.
+    """The result of quantization.
 
     packed   uint8 [rows, row bytes]        codes
     scales   [grid rows, grid columns]      in the scale's own dtype
     zeros    int8 [grid], or None           zero points of asymmetric schemes
-    amax     float32 [4], or None           the largest -x and x, and the tensor scale that they give
-    bad      int32 [1], or None             1 if a kernel met NaN, Inf or a range beyond 2^127; of a graph, in
-                                            this replay or one before; None where a flag was given for it
+    amax     float32 [4], or None           the largest -x and x, and the tensor scale from them
+    bad      int32 [1], or None             1 if a kernel met NaN, Inf or a range beyond 2^127; in a graph, in
+                                            any replay so far; None if a flag was given instead
     sums     float64 [2], or None           Σx·v and Σv·v of the codes' values v, for a least-squares scale
     """
 
@@ -125,23 +126,23 @@ def quantize(
 
 
 def check_input(x: Tensor) -> None:
-    """``ValueError`` unless ``x`` is what the kernels read."""
+    """Raise ``ValueError`` unless kernels can read ``x``."""
     if x.dtype not in ELEMENTS or not x.is_cuda or not x.is_contiguous():
         raise ValueError("expected a contiguous CUDA tensor of float32, bfloat16 or float16")
 
 
 def is_aligned(x: Tensor) -> bool:
-    """Whether 16 bytes of ``x`` may be read at once."""
+    """True if ``x`` allows loads of 16 bytes."""
     return x.data_ptr() % 16 == 0
 
 
 def launches(config: Config, layout: Layout, dtype: torch.dtype) -> tuple[Launch, ...]:
-    """What ``quantize`` would launch for an aligned matrix of this layout, without any memory."""
+    """Plan the launches of ``quantize`` for an aligned matrix of this layout, without memory."""
     return LaunchPlan(config, layout, dtype, True, torch.device("meta")).launches
 
 
 def builds(config: Config, layout: Layout, dtype: torch.dtype) -> list[Build]:
-    """What ``quantize`` compiles for aligned matrices of this layout."""
+    """The builds of ``quantize`` for aligned matrices of this layout."""
     return [launch.build for launch in launches(config, layout, dtype)]
 
 
@@ -149,8 +150,7 @@ class LaunchPlan:
     """The launches that quantize matrices of one layout, element type and alignment on one device: chosen
     once, started by each call with the addresses of its memory. Threads may share it.
 
-    ``aligned``: 16 bytes of the matrix may be read at once. ``given``: scales are given and only codes are
-    made.
+    ``aligned``: the matrix allows loads of 16 bytes. ``given``: scales are given and only codes are made.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class LaunchPlan:
         return Output(packed, scales, zeros, amax, bad, sums, self.launches)
 
     def _prepare(self) -> tuple[Template, ...]:
-        """The launches with their kernels loaded; numbers stand where they are known."""
+        """Load the kernels of the launches and fill in the known numbers."""
         self._templates = tuple(self._template(launch) for launch in self.launches)
         return self._templates
 
@@ -236,7 +236,7 @@ class LaunchPlan:
         )
 
     def _range_memory(self, x: Tensor) -> Tensor:
-        """Two ranges a cell that are zero where kernels add to them."""
+        """Two ranges per cell, zero where kernels add to them."""
         kind = torch.float64 if self.config.range is not KernelRange.MINMAX else torch.float32
         make = x.new_zeros if self._columns_fit else x.new_empty
         return make(2 * self.layout.cells, dtype=kind)
@@ -253,13 +253,13 @@ class LaunchPlan:
 
     @cached_property
     def _ranges_first(self) -> bool:
-        """Whether ranges and steps lie in memory between the launches."""
+        """True if ranges and steps lie in memory between the launches."""
         one_pass = self.given or self.config.cast or self._groups_fit or self._tiles_fit
         return bool(self.elements) and not one_pass
 
     @property
     def _whole_runs(self) -> bool:
-        """Rows are whole runs and everything is aligned for 16-byte accesses."""
+        """True if rows are whole runs and everything is aligned for 16-byte accesses."""
         return self.layout.columns % self.run == 0 and self.aligned and not self.config.per_byte
 
     @property
@@ -268,7 +268,7 @@ class LaunchPlan:
 
     @property
     def _groups_fit(self) -> bool:
-        """Blocks lie in one row and are 1, 2, 4 … 32 runs."""
+        """True if blocks lie in one row and are 1, 2, 4 … 32 runs."""
         width = self.layout.width
         lanes, rest = divmod(width, self.run)
         power_of_two = not rest and 0 < lanes <= 32 and lanes & (lanes - 1) == 0
@@ -277,13 +277,13 @@ class LaunchPlan:
 
     @property
     def _columns_fit(self) -> bool:
-        """Blocks are columns, whose ranges are maxima."""
+        """True if blocks are columns with maxima as ranges."""
         several = self.layout.height >= self.layout.rows and self.layout.cells > 1
         return several and self.config.range is KernelRange.MINMAX and self._whole_runs
 
     @property
     def _tile_threads(self) -> int:
-        """The largest thread block whose registers hold four runs a thread."""
+        """The largest thread block with registers for four runs per thread."""
         return THREADS if self.run * self.dtype.itemsize > 32 else MAX_TILE_THREADS
 
     @property
@@ -293,7 +293,7 @@ class LaunchPlan:
 
     @property
     def _tiles_fit(self) -> bool:
-        """A block fits the registers of one thread block."""
+        """True if a block fits the registers of one thread block."""
         whole = self._whole_runs and min(self.layout.width, self.layout.columns) % self.run == 0
         held = 0 < self._tile_runs <= 4 * self._tile_threads
         one_pass = not self.config.two_level and not self.config.refit
@@ -361,7 +361,7 @@ class LaunchPlan:
         )
 
     def _by_ranges(self) -> None:
-        """A maximum (or mean) for every block first, scales from those, then the codes."""
+        """Plan a maximum (or mean) for every block first, then scales, then codes."""
         if self.layout.cells == 1:
             self._tensor_range(settles=True)
         else:
@@ -392,7 +392,8 @@ class LaunchPlan:
         )
 
     def _tensor_range(self, settles: bool = False) -> None:
-        """``settles``: the scheme has one block, whose scale the kernel stores."""
+        """Plan the whole tensor's range. ``settles``: the scheme has one block, and the kernel stores its
+        scale."""
         run = 32 // self.dtype.itemsize
         enough = math.ceil(self.elements / (THREADS * run * 2))
         of_one_block = (Slot.SCALES, Slot.ZEROS, Slot.STEPS) if settles else (Slot.NOTHING,) * 3

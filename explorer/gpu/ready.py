@@ -1,7 +1,7 @@
-"""Launches of which nothing changes from call to call but values: the kernel is found once.
+"""Launches that repeat with other values: the kernel is looked up once.
 
-``runtime.launch`` looks the kernel up by its build each time, and asks of each value whether it is a tensor.
-A layer, or a quantization, that runs thousands of times a second does neither here.
+``runtime.launch`` looks the kernel up by its build each time and tests each value for a tensor. A layer or a
+quantization that runs thousands of times a second skips both here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Ready:
         cluster: int = 1,
         early: bool = False,
     ) -> None:
-        """As ``runtime.launch`` takes them. ``KernelError`` if the kernel cannot be compiled or loaded."""
+        """Parameters as for ``runtime.launch``. ``KernelError`` if the kernel cannot be compiled or
+        loaded."""
         self._index = torch.cuda.current_device() if device.index is None else device.index
         with runtime.context(self._index):
             self._kernel = runtime.loaded_kernel(self._index, build, name, types)
@@ -49,14 +50,14 @@ class Ready:
                 pushed.pop()
 
     def launch(self, values: Sequence[Any], stream: int) -> None:
-        """``start`` on a stream, where the device's context is current already."""
+        """Launch on a stream of the device whose context is already current."""
         self._kernel.launch(values, self._grid, self._block, stream, self._shared, self._cluster, self._early)
 
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """A launch that lacks the addresses of a call's memory: ``places`` pairs the position of each in
-    ``values`` with its index among them."""
+    """A launch without the addresses of a call's memory: ``places`` pairs the position of each in ``values``
+    with its index among them."""
 
     ready: Ready
     values: list[Any]

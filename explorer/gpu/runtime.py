@@ -1,7 +1,7 @@
-"""The way to the GPU: whether there is one, its context, compiled kernels, launching one.
+"""Access to the GPU: availability, context, compiled kernels, launches.
 
 pycuda is imported here and nowhere else, and only when a GPU is used. Everything runs in torch's primary
-context. Where it is not current it is pushed before and popped after a call, so that any worker thread may
+context. If that is not current, it is pushed before a call and popped after it, so that any worker thread may
 launch and none ends with a context on its stack. torch owns all memory. Launches go to torch's current stream
 (``driver.Kernel``), which a CUDA graph may be capturing.
 """
@@ -60,7 +60,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ACCELERATED = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a", (12, 0): "sm_120a"}
-"""Chips whose own instructions need the architecture-specific target."""
+"""Chips with instructions that need the architecture-specific target."""
 
 NATIVE = (
     ((7, 5), ("FP16", "INT8", "INT4", "binary")),
@@ -69,13 +69,13 @@ NATIVE = (
     ((9, 0), ("FP16", "BF16", "TF32", "FP8", "INT8", "binary")),
     ((10, 0), ("FP16", "BF16", "TF32", "FP8", "FP6", "FP4", "MX", "NVFP4", "INT8")),
 )
-"""What tensor cores multiply from each compute capability on (PTX ISA, mma, wgmma and tcgen05); from 9.0 on
-INT4 is still accepted but emulated (measured there: 50 of INT8's 1939 TOPS)."""
+"""Formats that tensor cores multiply, by the compute capability that introduced them (PTX ISA, mma, wgmma and
+tcgen05). From 9.0 on INT4 is accepted but emulated (measured there: 50 of INT8's 1939 TOPS)."""
 
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether kernels can run here; ``reason`` says why not, or on what they run."""
+    """Availability of the kernels; ``reason`` says why they cannot run, or on which GPU they run."""
 
     ok: bool
     reason: str
@@ -83,7 +83,7 @@ class Availability:
 
 @functools.cache
 def available() -> Availability:
-    """Whether there is a GPU with a driver, pycuda, and nvcc or a filled cache."""
+    """Check for a GPU with a driver, pycuda, and nvcc or compiled kernels."""
     if not torch.cuda.is_available():
         return Availability(False, "no GPU found")
     name = f"{torch.cuda.get_device_name()} · {arch_of(torch.device('cuda', 0))}"
@@ -106,12 +106,13 @@ def arch_of(device: torch.device) -> str:
 
 
 def native_formats(capability: tuple[int, int]) -> tuple[str, ...]:
-    """What the tensor cores of a chip multiply themselves; everything else is emulated."""
+    """The formats that a chip's tensor cores multiply natively; all others are emulated."""
     return next((formats for least, formats in reversed(NATIVE) if capability >= least), ())
 
 
 def multiprocessors(device: torch.device) -> int:
-    """How many a GPU has; 1 for other devices, where launches are planned but not started."""
+    """The number of multiprocessors of a GPU; 1 for other devices, where launches are planned but not
+    started."""
     if device.type != "cuda":
         return 1
     return _multiprocessors(torch.cuda.current_device() if device.index is None else device.index)
@@ -131,7 +132,7 @@ def _multiprocessors(index: int) -> int:
 
 @contextmanager
 def context(index: int) -> Iterator[None]:
-    """torch's primary context of a device, current in this thread while the block runs."""
+    """Make torch's primary context of a device current in this thread for the block."""
     pushed = entered(index)
     try:
         yield
@@ -141,7 +142,8 @@ def context(index: int) -> Iterator[None]:
 
 
 def entered(index: int) -> Any | None:
-    """Make torch's primary context of a device current: what has to be popped then, None if it was that."""
+    """Make torch's primary context of a device current. Returns the context to pop afterwards, or None if it
+    was current."""
     held, handle = _CONTEXTS.get(index) or _primary_context(index)
     if cuda.current_context(cuda.library()) == handle:
         return None
@@ -150,15 +152,15 @@ def entered(index: int) -> Any | None:
 
 
 def is_current(index: int) -> bool:
-    """Whether a device is torch's current GPU, or none (-1)."""
+    """True if a device is torch's current GPU, or none (-1)."""
     return index < 0 or index == torch._C._cuda_getDevice()
 
 
 def on_device_of(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: the device of the argument ``name`` is torch's current one while the function runs. The
-    argument is a tensor, a list of them or a ``QuantizedTensor``.
+    """Decorate a function to run with the device of its argument ``name`` as torch's current one. The
+    argument is a tensor, a list of tensors or a ``QuantizedTensor``.
 
-    Streams, captures, and some of torch's operations are those of the current device, wherever tensors lie.
+    Streams, captures, and some torch operations belong to the current device, wherever tensors lie.
     """
 
     def decorate(called: Callable[P, R]) -> Callable[P, R]:
@@ -180,8 +182,8 @@ def on_device_of(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether torch's current stream of a GPU is being captured into a CUDA graph: nothing may wait for it
-    then. False for other devices."""
+    """True while torch's current stream of a GPU is being captured into a CUDA graph, when nothing may wait
+    for it. False for other devices."""
     if device.type != "cuda":
         return False
     if device.index is None or is_current(device.index):
@@ -191,14 +193,14 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def stream_of(index: int) -> int:
-    """The handle of torch's current stream, without an object for it, as torch's own compiled code asks."""
+    """The handle of torch's current stream, without creating an object, as in torch's own compiled code."""
     return int(torch._C._cuda_getCurrentRawStream(index))
 
 
 _LOCK = threading.RLock()
-"""Of what is loaded, while nvcc may run."""
+"""Guards the loaded kernels; nvcc may run while it is held."""
 _CONTEXTS: dict[int, tuple[Any, int | None]] = {}
-"""pycuda's object of a primary context, and the driver's handle, by device."""
+"""pycuda's object of a primary context and the driver's handle, by device."""
 _KERNELS: dict[tuple[int, Build, str, str], cuda.Kernel] = {}
 _MODULES: dict[tuple[int, Build], int] = {}
 
@@ -219,7 +221,7 @@ def _primary_context(index: int) -> tuple[Any, int | None]:
 
 
 def loaded_kernel(index: int, build: Build, name: str, types: str) -> cuda.Kernel:
-    """A kernel, loaded into the current context by its first call."""
+    """Return a kernel, loaded into the current context at its first call."""
     key = (index, build, name, types)
     kernel = _KERNELS.get(key)
     if kernel is None:
@@ -252,9 +254,9 @@ def launch(
 
     ``types`` has one letter for each argument (``driver.LETTERS``), those of a struct's members in
     parentheses; tensors become their addresses. ``shared`` bytes of dynamic shared memory; ``cluster`` CTAs
-    along x in a cluster, of a kernel that does not say so itself. ``early``: from Hopper on it may begin
-    while the kernel before it on the stream ends, and itself waits for what that writes (CUDA programming
-    guide, programmatic dependent launch). ``KernelError`` if it cannot be compiled or launched.
+    along x in a cluster, for a kernel that does not declare them itself. ``early``: from Hopper on the kernel
+    may begin while the one before it on the stream ends, and itself waits for that one's writes (CUDA
+    programming guide, programmatic dependent launch). ``KernelError`` if it cannot be compiled or launched.
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
     # Numbers first: to ask whether they are tensors would take longer than all the rest.
@@ -280,12 +282,12 @@ def wait(index: int) -> None:
 
 @functools.cache
 def launches_early(index: int) -> bool:
-    """From Hopper on."""
+    """True from Hopper on."""
     return torch.cuda.get_device_capability(index) >= (9, 0)
 
 
 def occupancy(build: Build, name: str, device: torch.device, block: int) -> float:
-    """The share of a multiprocessor's warps that fit at once with ``block`` threads a block, 0 ... 1."""
+    """The share (0 ... 1) of a multiprocessor's warps that are resident with ``block`` threads per block."""
     properties = torch.cuda.get_device_properties(device)
     used = resources(build, arch_of(device))[name]
     warps = -(-block // 32)

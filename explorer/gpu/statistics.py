@@ -16,7 +16,8 @@ THREADS = 256
 
 
 def error_sums(x: Tensor, restored: Tensor, low: Tensor, high: Tensor, layout: Layout) -> ErrorSums:
-    """Sums over contiguous float32 matrices; outside ``low`` ... ``high``, float32 [grid], x is clipped."""
+    """Sum over contiguous float32 matrices; x outside ``low`` ... ``high``, float32 [grid], counts as
+    clipped."""
     _check(x, restored, low, high)
     blocks = _blocks(x.numel(), x.device)
     sums = x.new_empty((blocks, 8), dtype=torch.float64)
@@ -41,7 +42,7 @@ def error_sums(x: Tensor, restored: Tensor, low: Tensor, high: Tensor, layout: L
 
 
 def histogram(x: Tensor, low: float, per_width: float, bins: int, minus: Tensor | None = None) -> Tensor:
-    """int64 [bins]: counts of ``x`` (or x - minus), float32 of any shape, in bin ⌊(v - low) · per_width⌋."""
+    """Count ``x`` (or x - minus), float32 of any shape, by bin ⌊(v - low) · per_width⌋, int64 [bins]."""
     _check(x, *([] if minus is None else [minus]))
     counts = x.new_zeros(bins, dtype=torch.int64)
     if x.numel():
@@ -51,7 +52,7 @@ def histogram(x: Tensor, low: float, per_width: float, bins: int, minus: Tensor 
 
 
 def byte_counts(packed: Tensor) -> Tensor:
-    """int64 [256]: how often each byte occurs in a contiguous uint8 tensor."""
+    """Count each byte of a contiguous uint8 tensor, int64 [256]."""
     counts = packed.new_zeros(256, dtype=torch.int64)
     if packed.numel():
         blocks = _blocks(packed.numel() // 4 + 1, packed.device)
@@ -60,7 +61,7 @@ def byte_counts(packed: Tensor) -> Tensor:
 
 
 def code_counts(packed: Tensor, bits: int, columns: int) -> Tensor:
-    """int64 [2^bits]: how often each code of up to 16 bits occurs in packed rows uint8 [rows, row bytes]."""
+    """Count each code of up to 16 bits in packed rows uint8 [rows, row bytes], int64 [2^bits]."""
     counts = packed.new_zeros(1 << bits, dtype=torch.int64)
     if packed.numel():
         rows, row_bytes = packed.shape
@@ -70,7 +71,7 @@ def code_counts(packed: Tensor, bits: int, columns: int) -> Tensor:
 
 
 def tile_maximum(x: Tensor, tall: int, wide: int) -> Tensor:
-    """float32 [⌈rows/tall⌉, ⌈cols/wide⌉]: the maximum over each tile of a matrix."""
+    """The maximum over each tile of a matrix, float32 [⌈rows/tall⌉, ⌈cols/wide⌉]."""
     _check(x)
     rows, columns = x.shape
     tiles = Layout(rows, columns, tall, wide, row_bytes=0)

@@ -1,4 +1,4 @@
-"""Words of device memory that are zero: kernels' flags and counters, without a launch that fills them."""
+"""Zeroed words of device memory for kernels' flags and counters, without a launch that fills them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from torch import Tensor
 from explorer.gpu.runtime import is_capturing
 
 AT_ONCE = 1 << 20
-"""Words that are filled with zeros by one launch."""
+"""Words that one launch fills with zeros."""
 
 _LOCK = threading.Lock()
 _LEFT: dict[int, tuple[Tensor, int]] = {}
-"""Words of each device, and how many of them are given away."""
+"""Words of each device, and the number given away."""
 _CAPTURED: list[Tensor] = []
-"""What graphs use, which do not keep it alive themselves."""
+"""Words in use by graphs, which do not keep them alive themselves."""
 
 
 def zero_words(device: torch.device, count: int) -> Tensor:
-    """int32 [count], zeros that were given to nobody before. A graph finds them at each replay as the last
-    one left them, or fills them itself where too few were left when it was captured."""
+    """Return int32 [count], zeros that were given to no one before.
+
+    In a graph, each replay finds them as the last one left them. If too few were left at capture, the graph
+    fills them itself.
+    """
     if device.type != "cuda":
         return torch.zeros(count, dtype=torch.int32, device=device)
     index, taken = device.index or 0, -(-count // 4) * 4  # 16 bytes, as doubles and vectors need
@@ -39,7 +42,7 @@ def zero_words(device: torch.device, count: int) -> Tensor:
 
 
 def reserve(device: torch.device, count: int = AT_ONCE // 2) -> None:
-    """See to it that so many words are left: before a capture, so that the graph fills none itself."""
+    """Ensure that so many words are left: before a capture, so that the graph fills none itself."""
     if device.type != "cuda":
         return
     index = device.index or 0

@@ -1,4 +1,5 @@
-"""Schemes: a number format, the blocks that share a scale, and how that scale is chosen and stored."""
+"""Quantization schemes: a number format, the blocks that share a scale, and the choice and storage of that
+scale."""
 
 from explorer.schemes.calibrators import CALIBRATORS, Calibrator, Range
 from explorer.schemes.named import ALIASES

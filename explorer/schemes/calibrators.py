@@ -1,12 +1,12 @@
-"""Calibrators: which range of values the codes of a block should span.
+"""Calibrators choose the range of values that the codes of a block span.
 
 A calibrator maps the blocks of a tensor to one ``Range`` per block, which ``schemes.scale_for`` turns into
 scales and zero points. Blocks are views [grid rows, block rows, grid columns, block columns]; reducing dims 1
 and 3 leaves one number per block. A new calibrator is one function and one row of ``CALIBRATORS``.
 
-Min-max clips only what the stored scale, being rounded, does not reach; min-max with headroom not even that.
-The others clip a few values for a smaller scale: percentile clips a fixed share, MSE searches for the least
-squared error, entropy keeps the shape of the histogram (TensorRT's rule; S. Migacz, GTC 2017, s7310).
+Min-max clips only values beyond the reach of the rounded stored scale; min-max with headroom clips none. The
+others clip a few values for a smaller scale: percentile clips a fixed share, MSE searches for the least
+squared error, entropy preserves the shape of the histogram (TensorRT's rule; S. Migacz, GTC 2017, s7310).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ BLOCK_DIMS = (1, 3)
 
 @dataclass(frozen=True)
 class Range:
-    """float32 [grid rows, grid columns]: the values that the codes of each block should span.
+    """The values that the codes of each block span, float32 [grid rows, grid columns].
 
-    ``low`` <= 0 <= ``high``, so that zero is representable, but under schemes with floating-point offsets.
-    ``low_first``, bool of the same shape: whether the first of a block's largest magnitudes is negative. It
-    decides on the sign of a scale that may be negative where both ends are as far from zero; without it the
-    positive end does.
+    ``low`` <= 0 <= ``high``, so that zero is representable, except under schemes with floating-point offsets.
+    ``low_first``, bool of the same shape, is True where the first of a block's largest magnitudes is
+    negative. If both ends are equally far from zero, it gives the sign of a scale that may be negative;
+    without it the positive end does.
     """
 
     low: Tensor
@@ -62,11 +62,14 @@ class Range:
 
 @dataclass(frozen=True)
 class CalibrationContext:
-    """What a calibrator may use of the scheme: ``scales`` are those of blocks under a range,
-    ``restore`` quantizes and dequantizes blocks under their scales (these, or some of them in another grid),
-    ``levels`` is the number of codes on one side of zero, ``asymmetric`` says that both ends of a
-    range count, ``scale`` how scales are stored. Ranges include zero unless the scheme adds a floating-point
-    offset (``zero_included`` False).
+    """The parts of a scheme that a calibrator may use.
+
+    ``scales``         gives the scales of blocks under a range
+    ``restore``        quantizes and dequantizes blocks under such scales, also some of them in another grid
+    ``levels``         number of codes on one side of zero
+    ``asymmetric``     both ends of a range count
+    ``scale``          storage of scales
+    ``zero_included``  False only for schemes with floating-point offsets, with ranges that may exclude zero
     """
 
     scales: Callable[[Range], Grids]
@@ -77,17 +80,18 @@ class CalibrationContext:
     scale: ScaleRule | None = None
 
     def restored(self, blocks: Tensor, clip_range: Range) -> Tensor:
-        """``blocks`` [grid rows, height, grid columns, width] after they were quantized under a range."""
+        """Quantize ``blocks`` [grid rows, height, grid columns, width] under a range and restore them."""
         return self.restore(blocks, self.scales(clip_range))
 
     def restore_of(self, scales: Grids) -> Callable[[Tensor], Tensor]:
-        """What quantizes and dequantizes float32 [n] of one block under its ``scales`` [1, 1]."""
+        """Return a function that quantizes and restores float32 [n] of one block under its ``scales`` [1,
+        1]."""
         return lambda values: self.restore(values.view(1, 1, 1, -1), scales).view(-1)
 
     def error(self, blocks: Tensor, clip_range: Range) -> Tensor:
-        """float64 [grid rows, grid columns]: the squared error that ``restored`` leaves of each block.
+        """Return the squared error that ``restored`` leaves in each block, float64 [grid rows, grid columns].
 
-        In float64: squares of values beyond 1e±19 are not float32 numbers.
+        Float64 because float32 cannot hold squares of values beyond 1e±19.
         """
         scales, total = self.scales(clip_range), None
         for part in _parts(blocks):
@@ -98,12 +102,12 @@ class CalibrationContext:
 
 @dataclass(frozen=True)
 class Calibrator:
-    """One way to choose a range: ``of(blocks, context)`` gives one entry per block.
+    """A rule for ranges: ``of(blocks, context)`` gives one entry per block.
 
-    ``headroom``: a scale over the whole tensor is that many times larger than its largest value asks for,
-    so that block scales have room above it (Four Over Six: E4M3 up to 256 instead of 448).
-    ``of_magnitudes``: the range is found from |x|, and so includes zero.
-    ``of_ends``: it follows from the least and the greatest value of a block.
+    ``headroom``       factor on a scale over the whole tensor that leaves block scales room above it (Four
+                       Over Six: E4M3 up to 256 instead of 448)
+    ``of_magnitudes``  the range follows from |x|, and so includes zero
+    ``of_ends``        the range follows from the least and the greatest value of a block
     """
 
     name: str
@@ -115,25 +119,25 @@ class Calibrator:
     of_ends: bool = False
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A row of ``CALIBRATORS`` is pickled as its name, since its function may have none."""
+        """Pickle a row of ``CALIBRATORS`` as its name, since its function may have none."""
         if CALIBRATORS.get(self.name) is self:
             return calibrator_named, (self.name,)
         return super().__reduce_ex__(protocol)
 
 
 def minmax_range(blocks: Tensor, zero_included: bool = True) -> Range:
-    """The smallest and the largest value of each block, and zero if it is to be included."""
+    """The smallest and the largest value of each block, extended to zero if ``zero_included``."""
     low, high = blocks.amin(BLOCK_DIMS), blocks.amax(BLOCK_DIMS)
     return Range(low.clamp_(max=0), high.clamp_(min=0)) if zero_included else Range(low, high)
 
 
 PIECE = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Elements of a block beyond which what is computed of it is computed in parts, so that it needs no second
-tensor of its size."""
+"""Elements of a block that are processed at a time, so that a large block needs no second tensor of its
+size."""
 
 
 def _parts(blocks: Tensor) -> tuple[Tensor, ...]:
-    """The ``blocks`` in runs of their rows, or of their columns where a row is large; most are one part."""
+    """Split ``blocks`` into runs of rows, or of columns if a row is large; most blocks are one part."""
     height, width, most = blocks.shape[1], blocks.shape[3], PIECE[blocks.device.type]
     if height * width <= most:
         return (blocks,)
@@ -142,14 +146,15 @@ def _parts(blocks: Tensor) -> tuple[Tensor, ...]:
 
 
 def low_first(blocks: Tensor) -> Tensor:
-    """bool [grid rows, grid columns]: whether the first of each block's values of largest magnitude is
+    """Return bool [grid rows, grid columns]: True if the first of a block's values of largest magnitude is
     negative."""
     values = blocks.permute(0, 2, 1, 3).flatten(2)
     return values.gather(2, values.abs().argmax(2, keepdim=True))[:, :, 0] < 0
 
 
 def _mean_magnitude(blocks: Tensor) -> Tensor:
-    """float32 mean |x| per block, summed in float64 so that the order of the sum does not matter."""
+    """The mean |x| of each block, float32, summed in float64 so that the order of summation does not
+    matter."""
     parts = _parts(blocks)
     total = sum(
         (torch.linalg.vector_norm(part, 1, BLOCK_DIMS, dtype=torch.float64) for part in parts[1:]),
@@ -173,32 +178,34 @@ def _twn(blocks: Tensor, _: CalibrationContext) -> Range:
 
 
 PERCENTILE = 99.99
-"""Percent of the |x| of a block that stay inside the range."""
+"""Percentage of a block's |x| that stays inside the range."""
 SHRINKS = tuple(1 - i / 100 for i in range(80))
 """The factors on min-max that the search for the least squared error tries, in this order."""
 POWERS_OF_TWO = (1.0, 2.0, 0.5, 0.25, 0.125)
-"""The same for E8M0 scales, which other factors do not change, or change by two."""
+"""The factors for E8M0 scales: others change such a scale by a power of two or not at all."""
 SIXTEENTH_OCTAVES = (1.0, *(2 ** (i / 16) for i in range(14, -38, -1) if i))
-"""The same for E4M3 scales, from 1.83 to 0.2: their neighbours are 1/16 to 1/8 apart, so that each is met."""
+"""The factors for E4M3 scales, from 1.83 to 0.2: neighbouring scales are 1/16 to 1/8 apart, and each is
+met."""
 BOTH_ENDS, LOW_END, HIGH_END = (True, True), (True, False), (False, True)
 ENTROPY_BINS, ENTROPY_FLOOR = 2048, 1e-4
 
 
 def check_percentile(percentile: float) -> None:
-    """``ValueError`` unless 0 < ``percentile`` ≤ 100: the 0th would clip everything."""
+    """Raise ``ValueError`` unless 0 < ``percentile`` ≤ 100: the 0th would clip everything."""
     if not 0 < percentile <= 100:
         raise ValueError(f"a percentile is above 0 and at most 100, not {percentile}")
 
 
 def _rank(n: int, percentile: float) -> int:
-    """The place, from 1, of the percentile among ``n`` sorted numbers."""
+    """The rank, from 1, of the percentile among ``n`` sorted numbers."""
     return min(n, max(1, math.ceil(n * percentile / 100 - 1e-9)))
 
 
 def percentile_threshold(magnitudes: Tensor, percentile: float) -> Tensor:
-    """[blocks]: the least value of each row [n] that at least ``percentile`` % of the row do not exceed.
+    """Return [blocks]: the least value of each row [n] that at least ``percentile`` % of the row do not
+    exceed.
 
-    Where that is 0, because nearly all are, it is the row's largest: a range of 0 would hold no value.
+    If that value is 0 because nearly all are, the row's largest: a range of 0 would hold no value.
     """
     check_percentile(percentile)
     threshold = magnitudes.kthvalue(_rank(magnitudes.shape[1], percentile), 1).values
@@ -206,10 +213,10 @@ def percentile_threshold(magnitudes: Tensor, percentile: float) -> Tensor:
 
 
 def _threshold_of_large(block: Tensor) -> Tensor:
-    """``percentile_threshold`` of one large block [1, rows, 1, columns], float32 [].
+    """Compute ``percentile_threshold`` of one large block [1, rows, 1, columns], float32 [].
 
-    Of positive numbers the order is that of their bits: the upper 16 are counted, then the lower 16 of those
-    that share the threshold's upper ones.
+    Positive floats are ordered like their bits. The upper 16 bits are counted first, then the lower 16 of the
+    values that share the threshold's upper bits.
     """
     rank, found = _rank(block.shape[1] * block.shape[3], PERCENTILE), 0
     for shift in (16, 0):
@@ -232,7 +239,7 @@ def _rows(blocks: Tensor) -> Tensor:
 
 
 def _clipped(blocks: Tensor, threshold: Tensor) -> Range:
-    """Min-max clipped to ± threshold [blocks]."""
+    """Clip min-max to ± threshold [blocks]."""
     whole, limit = minmax_range(blocks), threshold.view(blocks.shape[0], blocks.shape[2])
     return Range(torch.maximum(whole.low, -limit), torch.minimum(whole.high, limit))
 
@@ -245,10 +252,10 @@ def _percentile(blocks: Tensor, _: CalibrationContext) -> Range:
 
 
 def _factors(scale: ScaleRule | None) -> tuple[float, ...]:
-    """What min-max is multiplied by in the search, itself first.
+    """The factors on min-max that the search tries, 1 first.
 
-    Above 1 only where scales are coarse: the scale that min-max asks for is rounded there, and values of a
-    block whose largest meets a smaller code may lie better (a block of FP4 on 0 … 4 instead of 0 … 6).
+    Factors above 1 are for coarse scales: min-max asks for a scale that is then rounded, and a block may fit
+    better if its largest value meets a smaller code (a block of FP4 on 0 … 4 instead of 0 … 6).
     """
     if scale is not None and scale.exponent is not None:
         return POWERS_OF_TWO
@@ -256,7 +263,7 @@ def _factors(scale: ScaleRule | None) -> tuple[float, ...]:
 
 
 def _mse(blocks: Tensor, context: CalibrationContext) -> Range:
-    """For each block the multiple of min-max with the least squared error; the first tried of equals.
+    """Return the multiple of min-max with the least squared error of each block; the first tried of equals.
 
     With zero points both ends are moved together first, then the low end alone, then the high one.
     """
@@ -283,8 +290,8 @@ def _mse(blocks: Tensor, context: CalibrationContext) -> Range:
 def _mse_of_short(
     blocks: Tensor, whole: Range, ends: Sequence[tuple[bool, bool]], context: CalibrationContext
 ) -> Range:
-    """``_mse`` of blocks along rows, by the search that leaves out what cannot win. On a CPU alone: it looks
-    at each candidate's result before the next, for which it would wait for a GPU."""
+    """Compute ``_mse`` of blocks along rows by a search that skips candidates that cannot win. Only on a CPU:
+    it inspects each result before the next candidate, and would wait for a GPU each time."""
 
     def scales(low: Tensor, high: Tensor) -> Grids:
         return context.scales(Range(low, high))
@@ -309,8 +316,8 @@ def _mse_of_short(
 def _mse_of_large(
     blocks: Tensor, whole: Range, ends: Sequence[tuple[bool, bool]], context: CalibrationContext
 ) -> Range:
-    """``_mse`` of large blocks, one after another: errors are summed over all values only where what is known
-    of them from sorted values leaves open which is the least."""
+    """Compute ``_mse`` of large blocks one after another. Errors are summed over all values only if the
+    bounds from sorted values leave the winner open."""
     low, high = torch.empty_like(whole.low), torch.empty_like(whole.high)
     for row, column in itertools.product(range(blocks.shape[0]), range(blocks.shape[2])):
         at = (slice(row, row + 1), slice(column, column + 1))
@@ -329,7 +336,7 @@ def _mse_of_large(
 
 
 def _moved_by(whole: Range, pair: tuple[float, float], context: CalibrationContext) -> Range:
-    """``_moved`` by numbers."""
+    """Apply ``_moved`` with numbers."""
     low, high = (torch.full_like(whole.high, factor) for factor in pair)
     return _moved(whole, low, high, context)
 
@@ -337,7 +344,7 @@ def _moved_by(whole: Range, pair: tuple[float, float], context: CalibrationConte
 def _least(
     block: Tensor, ranges: dict[tuple[float, float], Range], context: CalibrationContext
 ) -> tuple[float, float]:
-    """The key of the range with the least squared error of one block; the first of equals."""
+    """Return the key of the range with the least squared error of one block; the first of equals."""
     scales = [context.scales(clip_range) for clip_range in ranges.values()]
     known = squared_errors(_parts(block), [context.restore_of(each) for each in scales])
     most = min(error + bound for error, bound in known)
@@ -353,9 +360,8 @@ def _least(
 
 
 def _moved(whole: Range, low: Tensor, high: Tensor, context: CalibrationContext) -> Range:
-    """``whole`` with its ends' distances from zero multiplied; from its middle where zero need not lie in
-    it.
-    """
+    """Multiply the distances of the ends of ``whole`` from zero, or from its middle if zero need not lie in
+    it."""
     if context.zero_included:
         return Range(whole.low * low, whole.high * high)
     middle = whole.low / 2 + whole.high / 2
@@ -363,11 +369,11 @@ def _moved(whole: Range, low: Tensor, high: Tensor, context: CalibrationContext)
 
 
 FOUR_OVER_SIX = (1.0, 1.5)
-"""The ranges of a block of E2M1: its largest magnitude takes the code 6, or the code 4."""
+"""The ranges of a block of E2M1: its largest magnitude takes the code 6 or the code 4."""
 
 
 def _four_over_six(blocks: Tensor, context: CalibrationContext) -> Range:
-    """For each block the one of ``FOUR_OVER_SIX`` with the least squared error; 6 of equals."""
+    """Choose for each block the range of ``FOUR_OVER_SIX`` with the least squared error; 6 of equals."""
     whole = minmax_range(blocks)
     ranges = [Range(whole.low * factor, whole.high * factor) for factor in FOUR_OVER_SIX]
     six, four = (context.error(blocks, r) for r in ranges)
@@ -378,10 +384,10 @@ def _four_over_six(blocks: Tensor, context: CalibrationContext) -> Range:
 
 
 def _wider(scale: ScaleRule | None) -> list[float]:
-    """Factors on min-max from 1 up, one of which gives a stored scale that is not too small.
+    """Factors on min-max, ascending from 1, one of which gives a stored scale that is large enough.
 
-    Rounding to the nearest makes a normal scale too small by a factor below 1 + eps/2: 17/16 of E4M3, a
-    power of two of E8M0. Of subnormal ones, k units of the smallest, it is 1 + 1/2k.
+    Rounding to nearest makes a normal scale too small by a factor below 1 + eps/2: 17/16 for E4M3, a power of
+    two for E8M0. For a subnormal scale of k units the factor is 1 + 1/2k.
     """
     if scale is None or scale.exponent is not None:
         return [1.0, 2.0]
@@ -390,7 +396,8 @@ def _wider(scale: ScaleRule | None) -> list[float]:
 
 
 def _unclipped(blocks: Tensor, context: CalibrationContext) -> Range:
-    """For each block min-max, or the least of the wider ranges whose codes reach both ends of it."""
+    """Return for each block min-max, or the smallest wider range with codes that reach both ends of the
+    block."""
     whole = minmax_range(blocks, context.zero_included)
     most = torch.finfo(torch.float32).max
     beyond = (torch.stack((whole.low, whole.high), 2)[:, None] * 4).clamp(-most, most)
@@ -407,7 +414,7 @@ def _unclipped(blocks: Tensor, context: CalibrationContext) -> Range:
 
 
 _AT_ONCE = 1 << 18
-"""Groups of bins whose terms are computed together: on a GPU a threshold by itself is all overhead."""
+"""Groups of bins processed together: on a GPU a single threshold would be all overhead."""
 
 
 def entropy_objective(histogram: Tensor, levels: int) -> Tensor:
@@ -555,9 +562,9 @@ _ROWS = (
 CALIBRATORS: dict[str, Calibrator] = {row.name: row for row in _ROWS}
 
 SHARE = re.compile(r"share(1(\.0{1,4})?|0?\.[0-9]{1,4})", re.ASCII | re.IGNORECASE)
-"""The name of a calibrator that is no row: ``share0.31`` spans 0.31 of min-max in every block."""
+"""The prefix of calibrators outside the table: ``share0.31`` spans 0.31 of min-max in every block."""
 SHARES = "share0.0001 … share1"
-"""What is accepted there, in a message."""
+"""The accepted shares, for messages."""
 
 
 def calibrator_named(name: str) -> Calibrator:

@@ -1,11 +1,11 @@
-"""llama.cpp's search of the scales of K-quants and of IQ4_NL's codebook, for all blocks and all candidates of
-a tile at once.
+"""llama.cpp's search of the scales of K-quants and of IQ4_NL's codebook, vectorised over blocks and
+candidates.
 
-A block's scale, and its minimum where it has one, are those of the least weighted error among a few dozen
-candidates, each refitted to its codes by weighted least squares (ggml's reference quantizer; Q3_K: one start,
-improved a code at a time). Every sum is taken in ggml's order, and every operation is rounded to float32 by
-itself, so that scales, minimums and codes equal those of ggml's C bit for bit, where that is compiled without
-fused multiply-adds.
+A block's scale (and minimum, if it has one) is the candidate with the least weighted error among a few dozen,
+each refitted to its codes by weighted least squares (ggml's reference quantizer). Q3_K has one start, which
+is improved one code at a time. Sums are taken in ggml's order and every operation is rounded to float32, so
+that scales, minimums and codes equal those of ggml's C bit for bit, if that is compiled without fused
+multiply-adds.
 
 Blocks lie [width, n]: element i of all n blocks is one row.
 """
@@ -20,18 +20,18 @@ import torch
 from torch import Tensor
 
 SMALLEST = 1e-15
-"""A block without minimums whose magnitudes are all smaller is a block of zeros."""
+"""A block without minimums whose magnitudes are all below this counts as zeros."""
 _SHIFT = 12582912.0  # 1.5 · 2^23: of a sum with it, the mantissa holds the nearest whole number
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the search found for n blocks.
+    """Result of the search for n blocks.
 
-    scale    float32 [n]         of either sign without minimums
-    minimum  float32 [n] or None what is subtracted, at least 0
-    codes    float32 [width, n]  counted from 0, under the scale before it is rounded; None of a codebook,
-                                 whose codes are those of ``IQ4_CODES``
+    scale    float32 [n]          of either sign without minimums
+    minimum  float32 [n] or None  subtracted, at least 0
+    codes    float32 [width, n]   counted from 0, under the scale before it is rounded; None for a codebook,
+                                  where codes follow by ``IQ4_CODES``
     """
 
     scale: Tensor
@@ -49,14 +49,15 @@ class Steps:
     count: int
 
     def factors(self, largest: int, device: torch.device) -> Tensor:
-        """float32 [count + 2]: steps that a range is divided into, rounded as ggml adds them."""
+        """The numbers of steps that a range is divided into, float32 [count + 2], accumulated with ggml's
+        rounding."""
         i = torch.arange(self.count + 1, dtype=torch.float32, device=device)
         moved = i * torch.tensor(self.step, device=device) + torch.tensor(self.first, device=device) + largest
         return torch.cat([torch.full_like(moved[:1], largest), moved])
 
 
 def sum_in_order(rows: Tensor) -> Tensor:
-    """float32 [n]: the sum of ``rows`` [width, n] from the first to the last."""
+    """Sum ``rows`` [width, n] from the first to the last, float32 [n]."""
     total = rows[0].clone()
     for row in rows[1:]:
         total += row
@@ -64,23 +65,23 @@ def sum_in_order(rows: Tensor) -> Tensor:
 
 
 def nearest_whole(x: Tensor) -> Tensor:
-    """int32: ``x`` rounded to nearest, ties to even, as ggml does: beyond 2^22 and for NaN the low bits of a
-    sum, which are no rounding."""
+    """Round ``x`` to nearest, ties to even, int32, as ggml does: beyond 2^22 and for NaN it gives the low
+    bits of a sum."""
     return (x + _SHIFT).view(torch.int32).bitwise_and_(0x7FFFFF).sub_(0x400000)
 
 
 def root(x: Tensor) -> Tensor:
-    """float32: the correctly rounded square root of ``x``; torch's in float32 may be an ulp off on a CPU."""
+    """The correctly rounded float32 square root of ``x``; torch's may be an ulp off on a CPU."""
     return x.double().sqrt_().float()
 
 
 def search_with_minimum(
     x: Tensor, weights: Tensor, codes: int, steps: Steps, absolute: bool = False
 ) -> Found:
-    """The scale and the minimum of each block of ``x`` [width, n] with the least Σ w · (x' - x)², or
-    Σ w · |x' - x|, under ``weights`` [width, n]; the first tried of equals.
+    """Search scale and minimum of each block of ``x`` [width, n] for the least Σ w · (x' - x)² (or Σ w · |x'
+    - x|) under ``weights`` [width, n]; the first tried of equals.
 
-    A candidate starts from the best minimum so far, so that they are tried one after another.
+    Each candidate starts from the best minimum so far, so candidates are tried one after another.
     """
     low, high = x.amin(0).clamp_(max=0), x.amax(0)
     flat, factors = high == low, steps.factors(codes - 1, x.device).split(1)
@@ -119,7 +120,7 @@ def search_with_minimum(
 
 
 def _levels(x: Tensor, low: Tensor, per_unit: Tensor, codes: int, out: Tensor) -> None:
-    """The codes, counted from 0 at ``low`` [n], of ``x`` [width, n]."""
+    """The codes of ``x`` [width, n], counted from 0 at ``low`` [n]."""
     torch.sub(x, low, out=out).mul_(per_unit).round_().clamp_(0, codes - 1)
 
 
@@ -132,8 +133,8 @@ def _weighted_error(
 
 
 def search_signed(x: Tensor, weights: Tensor, half: int) -> Found:
-    """The scale of each block of ``x`` [width, n] with the largest (Σ w·x·l)² / Σ w·l·l, for codes l from
-    -half to half - 1 of which the value of largest magnitude takes about -half."""
+    """Search the scale of each block of ``x`` [width, n] with the largest (Σ w·x·l)² / Σ w·l·l, for codes l
+    from -half to half - 1. The value of largest magnitude takes about the code -half."""
     extreme, zero = first_largest(x)
     offsets = torch.tensor([0, *range(-9, 0), *range(1, 10)], dtype=torch.float32, device=x.device)
     steps = offsets * torch.tensor(0.1, device=x.device) + half
@@ -153,8 +154,8 @@ def search_signed(x: Tensor, weights: Tensor, half: int) -> Found:
 
 
 def _best_fit(sum_xl: Tensor, sum_l2: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [n]: the least-squares scale of the candidate with the largest (Σ w·x·l)² / Σ w·l·l, sums
-    [candidates, n]; int64 [n]: which it is, the first of equals as ggml compares them."""
+    """Return the least-squares scale, float32 [n], of the candidate with the largest (Σ w·x·l)² / Σ w·l·l,
+    from sums [candidates, n], and its index, int64 [n]: the first of equals as ggml compares them."""
     ratio = torch.where(sum_l2 == 0, torch.zeros_like(sum_l2), sum_xl / sum_l2)
     squares, products = sum_xl * sum_xl, ratio * sum_xl
     scale, best = ratio[0], products[0]
@@ -167,9 +168,9 @@ def _best_fit(sum_xl: Tensor, sum_l2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def search_levels(x: Tensor, weights: Tensor, levels: Levels) -> Found:
-    """The scale of each block of ``x`` [width, n] with the largest (Σ w·x·l)² / Σ w·l·l, for the nearest ones
-    l of ``levels``: the value of largest magnitude is first laid on minus the least level, then near the
-    least one."""
+    """Search the scale of each block of ``x`` [width, n] with the largest (Σ w·x·l)² / Σ w·l·l, where l is
+    the nearest of ``levels``. The value of largest magnitude is first placed on minus the least level, then
+    near the least level."""
     extreme, zero = first_largest(x)
     least = levels.values[0]
     steps = torch.arange(-7, 8, dtype=torch.float32, device=x.device) + least
@@ -187,7 +188,7 @@ def search_levels(x: Tensor, weights: Tensor, levels: Levels) -> Found:
 
 
 class Levels:
-    """Whole numbers in ascending order, of which a value takes the nearest, the upper one at a tie."""
+    """Integers in ascending order; a value takes the nearest, the upper one at a tie."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.values = tuple(values)
@@ -198,13 +199,13 @@ class Levels:
         self._table = torch.tensor([self.values[at] for at in of_floor], dtype=torch.float32)
 
     def nearest(self, x: Tensor) -> Tensor:
-        """float32: the level that each of ``x`` takes; NaN the largest one."""
+        """Return the level that each of ``x`` takes, float32; NaN takes the largest."""
         index = (x + x).floor_().clamp_(self._low, self._high).nan_to_num_(self._high).sub_(self._low)
         return self._table.to(x.device).index_select(0, index.int().view(-1)).view(x.shape)
 
 
 def search_by_code(x: Tensor, half: int) -> Found:
-    """The scale of each block of ``x`` [width, n], under weights x², whose codes are improved one after
+    """Search the scale of each block of ``x`` [width, n] under weights x²: its codes are improved one after
     another, five times over."""
     extreme, zero = first_largest(x)
     level = (-half / extreme).mul(x).round_().clamp_(-half, half - 1)
@@ -231,8 +232,8 @@ def search_by_code(x: Tensor, half: int) -> Found:
 
 
 def search_positive(x: Tensor, weights: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """The scale [n] of numbers ``x`` [m, n], which are not negative, and their whole numbers int32 [m, n] up
-    to ``largest``: with the least weighted error of nine scales, then improved one number after another."""
+    """Search a scale [n] for nonnegative ``x`` [m, n], and integers int32 [m, n] up to ``largest``: the least
+    weighted error of nine scales, then improved one number at a time."""
     high = x.amax(0).clamp_(min=0)
     offsets = torch.tensor([0, *range(-4, 0), *range(1, 5)], dtype=torch.float32, device=x.device)
     per_unit = (offsets * torch.tensor(0.1, device=x.device) + largest)[:, None] / high
@@ -268,8 +269,8 @@ def search_positive(x: Tensor, weights: Tensor, largest: int) -> tuple[Tensor, T
 
 
 def first_largest(x: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [n]: of each column of ``x`` [width, n] the first value of largest magnitude; and bool [n]:
-    whether it is as good as zero."""
+    """Return for each column of ``x`` [width, n] the first value of largest magnitude, float32 [n], and bool
+    [n]: True if it is practically zero."""
     magnitude = x.abs()
     extreme = x.gather(0, magnitude.argmax(0, keepdim=True))[0]
     return extreme, extreme.abs() < SMALLEST

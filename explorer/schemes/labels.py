@@ -35,9 +35,8 @@ _CODE_LABELS = {
 
 
 def custom_label(parts: SchemeParts) -> str:
-    """A label for a scheme that has no row of its own, which no other scheme has: "INT4 groups of 48,
-    asymmetric, least squared error, FP16 scales"; of the layout of a K-quant "Q4_K layout, least squared
-    error"."""
+    """A unique label for a scheme without a row: "INT4 groups of 48, asymmetric, least squared error, FP16
+    scales". With the layout of a K-quant: "Q4_K layout, least squared error"."""
     layout = _k_quant(parts)
     words = [f"{layout} layout" if layout else f"{parts.format.label} {parts.granularity}"]
     if parts.mapping is not MappingType.SYMMETRIC and not layout:
@@ -55,8 +54,8 @@ def custom_label(parts: SchemeParts) -> str:
 
 
 def _k_quant(parts: SchemeParts) -> str:
-    """The K-quant that has this layout ("Q4_K"), where llama.cpp's search does not find the scales; empty of
-    others."""
+    """The K-quant with this layout ("Q4_K") if llama.cpp's search does not find the scales; otherwise
+    empty."""
     if parts.scale is None or parts.scale.is_searched or parts.flat:
         return ""
     layout = (parts.block, parts.scale.super_bits, parts.mapping)
@@ -67,7 +66,7 @@ def _k_quant(parts: SchemeParts) -> str:
 
 
 def _scale_label(rule: ScaleRule) -> str:
-    """How scales are stored, in a few words: "FP16 scales", "E8M0 scales (RCEIL)"."""
+    """The storage of scales in a few words: "FP16 scales", "E8M0 scales (RCEIL)"."""
     if rule.super_bits is not None:
         text = f"{rule.super_bits}-bit scales in super-blocks"
         return f"{text} {rule.convention.words}" if rule.is_searched else text
@@ -80,9 +79,8 @@ def _scale_label(rule: ScaleRule) -> str:
 
 
 def sentence(parts: SchemeParts, stored_by: str = "") -> str:
-    """One English sentence: what is stored for each value, which block shares a scale, and which other
-    library stores exactly this.
-    """
+    """Describe the scheme in one sentence: the stored value, the block that shares a scale, and the library
+    that stores exactly this."""
     fmt = parts.format
     if parts.scale is None:
         return f"Each value is rounded to {fmt.label} ({fmt.bits} bits) as it is, without a scale."
@@ -101,7 +99,7 @@ def sentence(parts: SchemeParts, stored_by: str = "") -> str:
 
 
 def _layout_words(parts: SchemeParts) -> str:
-    """Whose layout it is, and whose search finds its scales, of K-quants without llama.cpp's."""
+    """The layout and the search of the scales, for K-quants without llama.cpp's search."""
     layout = _k_quant(parts)
     if not layout:
         return ""

@@ -1,5 +1,5 @@
-"""How the scales of blocks are stored: rounded to a format, as integers under scales of super-blocks, or
-doubly quantized.
+"""Storage of block scales: rounded to a format, as integers under scales of super-blocks, or doubly
+quantized.
 
 Every division is an IEEE float32 division, so that all devices get the same bits.
 """
@@ -20,11 +20,11 @@ from explorer.schemes.scheme import Scheme
 
 @dataclass(frozen=True)
 class SuperBlockLevel:
-    """What restores the stored scales of blocks: stored · scale.
+    """The level above integer block scales: stored · scale.
 
-    scale     float32 [grid rows, grid columns]  the same number for all blocks of a super-block
-    minimum   likewise what a block's integer minimum is multiplied by, with minus an offset; None without
-    low, high the least and the largest integer that a scale is stored as
+    scale      float32 [grid rows, grid columns]  the same number for all blocks of a super-block
+    minimum    likewise                           factor on a block's integer minimum; None without
+    low, high                                     least and largest integer of a stored scale
     """
 
     scale: Tensor
@@ -33,24 +33,24 @@ class SuperBlockLevel:
     high: int
 
     def restore(self, stored: Tensor) -> Tensor:
-        """float32 [grid]: what multiplies a code's value."""
+        """Return the factors on the codes' values, float32 [grid]."""
         return stored * self.scale
 
     def nearest(self, scale: Tensor) -> Tensor:
-        """float32 [grid]: what is stored of float32 scales [grid] under this level."""
+        """Round float32 scales [grid] to those that can be stored under this level."""
         return _whole(scale, self.scale, self.low, self.high)
 
     def map_grids(self, change: Callable[[Tensor], Tensor]) -> SuperBlockLevel:
-        """The level with ``change`` applied to every tensor that has an entry for each block."""
+        """Apply ``change`` to every tensor with an entry for each block."""
         minimum = None if self.minimum is None else change(self.minimum)
         return dataclasses.replace(self, scale=change(self.scale), minimum=minimum)
 
     def to(self, device: torch.device | str) -> SuperBlockLevel:
-        """The same level on ``device``."""
+        """Copy the level to ``device``."""
         return self.map_grids(lambda grid: grid.to(device))
 
     def join(self, parts: Sequence[SuperBlockLevel], dim: int) -> SuperBlockLevel:
-        """The level of a matrix from those of its parts."""
+        """Join the levels of a matrix's parts."""
         minimums = [part.minimum for part in parts if part.minimum is not None]
         return dataclasses.replace(
             self,
@@ -61,7 +61,7 @@ class SuperBlockLevel:
 
 @dataclass(frozen=True)
 class NestedLevel:
-    """What restores doubly quantized scales: stored · scale + mean, stored being one of ``DYNAMIC_MAP``.
+    """The level above doubly quantized scales: stored · scale + mean, where stored is one of ``DYNAMIC_MAP``.
 
     scale  float32 [grid rows, grid columns]  the same number for all of ``NESTED_BLOCK`` blocks
     mean   float32 [grid rows, grid columns]  one number, of the whole tensor
@@ -71,25 +71,25 @@ class NestedLevel:
     mean: Tensor
 
     def restore(self, stored: Tensor) -> Tensor:
-        """float32 [grid]: what multiplies a code's value."""
+        """Return the factors on the codes' values, float32 [grid]."""
         return stored * self.scale + self.mean
 
     def nearest(self, scale: Tensor) -> Tensor:
-        """float32 [grid]: what is stored of float32 scales [grid] under this level."""
+        """Round float32 scales [grid] to those that can be stored under this level."""
         share = (scale - self.mean) / self.scale
         levels = DYNAMIC_MAP.to(scale.device)
         return levels[torch.bucketize(torch.nan_to_num(share, 0.0), (levels[1:] + levels[:-1]) / 2)]
 
     def map_grids(self, change: Callable[[Tensor], Tensor]) -> NestedLevel:
-        """The level with ``change`` applied to every tensor that has an entry for each block."""
+        """Apply ``change`` to every tensor with an entry for each block."""
         return NestedLevel(change(self.scale), change(self.mean))
 
     def to(self, device: torch.device | str) -> NestedLevel:
-        """The same level on ``device``."""
+        """Copy the level to ``device``."""
         return self.map_grids(lambda grid: grid.to(device))
 
     def join(self, parts: Sequence[NestedLevel], dim: int) -> NestedLevel:
-        """The level of a matrix from those of its parts; ``ValueError`` if they were found apart."""
+        """Join the levels of a matrix's parts; ``ValueError`` if they were found apart."""
         if any(not torch.equal(part.mean.view(-1)[:1], self.mean.view(-1)[:1]) for part in parts):
             raise ValueError(
                 "doubly quantized scales are found for a whole tensor, not for one part after another"
@@ -102,12 +102,13 @@ UpperLevel = SuperBlockLevel | NestedLevel
 
 
 def divide(x: Tensor, by: float) -> Tensor:
-    """IEEE division by a number: torch on a GPU multiplies by the reciprocal of a Python number."""
+    """Divide by a number with IEEE rounding: torch on a GPU multiplies by the reciprocal of a Python
+    number."""
     return x / torch.full_like(x, by)
 
 
 def round_scale(raw: Tensor, rule: ScaleRule) -> Tensor:
-    """``raw`` rounded to the scale format, as float32; its magnitude is at least ``rule.smallest``."""
+    """Round ``raw`` to the scale format, as float32; its magnitude is at least ``rule.smallest``."""
     size = raw.abs().clamp(rule.smallest, rule.format.max)
     if rule.format is not FLOAT32:
         size = rule.format.nearest(size)
@@ -119,11 +120,11 @@ def round_scale(raw: Tensor, rule: ScaleRule) -> Tensor:
 def super_blocks(
     raw: Tensor, minimum: Tensor | None, scheme: Scheme
 ) -> tuple[Tensor, Tensor | None, SuperBlockLevel]:
-    """Stored scales [grid], offsets [grid] and the level above, of float32 scales ``raw`` [grid].
+    """Return stored scales [grid], offsets [grid] and the level above, from float32 scales ``raw`` [grid].
 
-    As GGUF's K-quants have them; those that llama.cpp's search finds are rounded in ``core.k_quants``. With a
-    ``minimum`` [grid], at most 0: scales d · s and offsets -(d' · m), s and m unsigned. Without: scales d · s
-    of either sign, the one of largest magnitude as the least integer.
+    The storage is that of GGUF's K-quants; scales from llama.cpp's search are rounded in ``core.k_quants``.
+    With a ``minimum`` [grid], at most 0: scales d · s and offsets -(d' · m), s and m unsigned. Without:
+    scales d · s of either sign; the one of largest magnitude takes the least integer.
     """
     rule, width = scheme.scale, scheme.block[1]
     assert rule is not None and rule.super_bits is not None and width is not None
@@ -138,12 +139,12 @@ def super_blocks(
 
 
 def nested(raw: Tensor) -> tuple[Tensor, NestedLevel]:
-    """Stored scales [grid] and the level above, of float32 scales ``raw`` [grid], which are not negative.
+    """Return stored scales [grid] and the level above, from nonnegative float32 scales ``raw`` [grid].
 
-    As bitsandbytes has them (``compress_statistics``): less their mean, divided by the largest magnitude of
-    each ``NESTED_BLOCK``, and as the nearest of ``DYNAMIC_MAP`` to the nearest of 65536 even steps of -1 … 1.
-    The mean is torch's on the CPU: of more than 32768 scales its last bit may depend on the number of
-    threads.
+    The storage is bitsandbytes' (``compress_statistics``): less their mean, divided by the largest magnitude
+    of each ``NESTED_BLOCK``, rounded to the nearest of 65536 even steps of -1 … 1 and then of
+    ``DYNAMIC_MAP``. The mean is torch's on the CPU: above 32768 scales its last bit may depend on the number
+    of threads.
     """
     flat, mean = raw.reshape(1, -1), _mean(raw.cpu()).to(raw.device)
     above = flat - mean
@@ -157,7 +158,7 @@ def nested(raw: Tensor) -> tuple[Tensor, NestedLevel]:
 
 
 def _mean(x: Tensor) -> Tensor:
-    """float32 []: torch's mean; in float64 where the sum is no float32 number, and 0 of nothing."""
+    """torch's mean, float32 []; in float64 where the sum exceeds float32, and 0 for an empty tensor."""
     mean = x.mean() if x.numel() else x.new_zeros(())
     return mean if bool(mean.isfinite()) else x.double().mean().float()
 
@@ -174,23 +175,26 @@ def _dynamic_map() -> Tensor:
 
 
 DYNAMIC_MAP = _dynamic_map()
-"""What doubly quantized scales are stored as, by their 8-bit code: bitsandbytes' map of 8 bits."""
+"""The values of doubly quantized scales by 8-bit code: bitsandbytes' dynamic map."""
 
 
 def integer_limits(bits: int, signed: bool) -> tuple[int, int]:
-    """The least and the largest integer that the scale of a block is stored as."""
+    """The least and the largest integer of a stored block scale."""
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
 
 
 def _whole(x: Tensor, unit: Tensor, low: int, high: int) -> Tensor:
-    """float32 ``x`` in whole ``unit``s, 0 where the unit is 0; integers have no -0.0."""
+    """Divide float32 ``x`` by ``unit`` and round; 0 where the unit is 0. Integers have no -0.0."""
     whole = (x / unit).round().clamp(low, high) + 0.0
     return torch.where(unit == 0, torch.zeros_like(whole), whole)
 
 
 def _largest(x: Tensor, each: int) -> Tensor:
-    """float32 [grid rows, grid columns]: of every ``each`` columns the entry of largest magnitude, the first
-    of equals, in all their places. A zero is +0.0: which of equals comes first is another one on a GPU."""
+    """Replace every ``each`` columns by their entry of largest magnitude, float32 [grid rows, grid columns];
+    the first of equals.
+
+    A zero is +0.0, since a GPU may choose another of equals.
+    """
     runs = torch.nn.functional.pad(x, (0, -x.shape[1] % each)).unflatten(1, (-1, each))
     largest = runs.gather(2, runs.abs().argmax(2, keepdim=True))
     return (largest + 0.0).expand(runs.shape).flatten(1)[:, : x.shape[1]]

@@ -1,4 +1,4 @@
-"""The named schemes that pickers, the comparison, the tests and the command line read, as rows of parts.
+"""The named schemes, as rows of parts, for pickers, the comparison, the tests and the command line.
 
 A name is format, then block: ``tensor``, ``row`` (a weight's output channel, an activation's token),
 ``column``, ``groupN`` along the row, or rows x columns. ``ALIASES`` holds names of older links, files and
@@ -55,7 +55,7 @@ def _fp8() -> list[Row]:
 
 
 def _with_asymmetric(name: str, label: str, fmt: Format, block: Block, scale: ScaleRule) -> list[Row]:
-    """The symmetric scheme, and the same with zero points."""
+    """The symmetric scheme and its variant with zero points."""
     return [
         Row(name, label, fmt, block, scale),
         Row(f"{name}_asym", f"{label}, asymmetric", fmt, block, scale, _ASYM),
@@ -129,7 +129,7 @@ _UP = CodeRule(reciprocal=True, unrounded=True, ties=Ties.UP)
 
 
 def _of_other_libraries() -> list[Row]:
-    """What other libraries store, bit for bit: docs/conformance.md."""
+    """Schemes that equal other libraries' bit for bit: docs/conformance.md."""
     f, bf16_ct = FORMATS, ScaleRule(float_format("bfloat16"), convention=_CT)
     in_bf16, bnb = CodeRule(bfloat16=True), ScaleRule(convention=_ZERO)
     return [
@@ -207,7 +207,7 @@ _ROWS = (
 )
 ROWS: dict[str, Row] = {row.name: row for row in _ROWS}
 NAMES = {row.text: row.name for row in _ROWS}
-"""The name of the row that a spelled text stands for."""
+"""The row's name for each spelled text."""
 
 _STORED_BY = {
     "int8_row_vllm": "llm-compressor's and vLLM's W8A8 weights of a BF16 checkpoint",
@@ -223,7 +223,8 @@ _STORED_BY = {
     **{name.lower(): f"GGUF's {name} by llama.cpp's own quantizer" for name in IQ4_SCALES.values()},
 }
 STORED_BY: dict[str, str] = {ROWS[name].text: who for name, who in _STORED_BY.items()}
-"""Texts of schemes -> whose quantization gives the same bits: rows of docs/conformance.md say where not."""
+"""The library whose quantization gives the same bits, by scheme text; docs/conformance.md lists
+exceptions."""
 
 ALIASES: dict[str, str] = {
     **{f"fp8_{short}_channel": f"fp8_{short}_row" for short in ("e4m3", "e5m2", "e4m3fnuz", "e5m2fnuz")},
@@ -234,6 +235,4 @@ ALIASES: dict[str, str] = {
     **{f"{name}_channel{kind}": f"{name}_row{kind}" for name in ("int4", "int3") for kind in ("", "_asym")},
     "binary_channel": "binary_row",
 }
-"""Names of earlier versions -> names of today. ``Scheme.parse`` takes both; nothing new is written under an
-old one.
-"""
+"""Earlier names and the names that replaced them. ``Scheme.parse`` accepts both and writes the new one."""

@@ -33,12 +33,12 @@ _NAME = re.compile(rf"(?P<format>.+?)_(?P<block>{_BLOCK})(?:_(?P<ending>.+))?")
 _WORDS = {word: block for block, word in BLOCK_WORDS.items()}
 _LONGEST = 80
 MAPPING_ENDINGS = {"asym": MappingType.ASYMMETRIC, "full": MappingType.FULL}
-"""Endings that say how an integer format is mapped, with any block."""
+"""Endings for the mapping of integers, allowed with any block."""
 
 
 @dataclass(frozen=True)
 class _Name:
-    """A name taken apart; ``ending`` is empty where there is none."""
+    """A name split into its parts; ``ending`` is empty if there is none."""
 
     format: str
     block: Block
@@ -46,7 +46,7 @@ class _Name:
 
     @property
     def kind(self) -> str:
-        """What a block is: one of ``BLOCK_WORDS``, a group along the row, or a tile."""
+        """The kind of block: one of ``BLOCK_WORDS``, a group along the row, or a tile."""
         return BLOCK_WORDS.get(self.block) or ("group" if self.block[0] == 1 else "tile")
 
 
@@ -69,9 +69,10 @@ _TAKEN_APART = [(own, row) for row in ROWS.values() if (own := _taken_apart(row.
 
 
 def named(name: str) -> SchemeParts:
-    """The scheme of a name in lower case that is no row of ``ROWS``, with the name as name and label.
+    """Return the scheme of a lower-case name that is no row of ``ROWS``, with that name as its name and
+    label.
 
-    ``ValueError`` says what is wrong with it.
+    ``ValueError`` says which part is wrong.
     """
     wanted = _taken_apart(name)
     same_format = [(own, row) for own, row in _TAKEN_APART if wanted and own.format == wanted.format]
@@ -87,10 +88,11 @@ def named(name: str) -> SchemeParts:
 
 
 def _most_like(wanted: _Name, rows: list[tuple[_Name, SchemeParts]]) -> SchemeParts | None:
-    """The row of ``rows`` with the same ending and kind of block, or one that is easily changed into it.
+    """Return the row of ``rows`` with the same ending and kind of block, or the one closest to it; None if
+    there is none.
 
     An ending of ``MAPPING_ENDINGS`` is put on a row without ending; no ending, or such a one, goes with rows
-    of other blocks too. None if there is no such row.
+    of other blocks too.
     """
     integer = isinstance(rows[0][1].format, IntegerFormat)
     mapping = MAPPING_ENDINGS.get(wanted.ending) if integer else None

@@ -23,13 +23,11 @@ from explorer.schemes.calibrators import (
 MOVING = 0.01
 """The weight of a new batch in the moving average of the range (TensorFlow's and torch's default)."""
 OBSERVED = ("minmax", "percentile", "mse", "entropy")
-"""The names of the calibrators whose range an ``Observer`` finds."""
+"""The calibrators that an ``Observer`` supports."""
 
 
 class Observer:
-    """Statistics of batches of any shape, one after another. ``ValueError`` for a batch that holds NaN or
-    Inf.
-    """
+    """Running statistics of batches of any shape. ``ValueError`` for a batch with NaN or Inf."""
 
     def __init__(self, bins: int = ENTROPY_BINS) -> None:
         if bins < 2 or bins % 2:
@@ -45,7 +43,7 @@ class Observer:
         return max(-self.low, self.high)
 
     def add(self, batch: Tensor) -> None:
-        """Take in one more batch."""
+        """Add one batch."""
         values = batch.detach().reshape(-1).to(torch.float32)
         if not len(values):
             return
@@ -76,10 +74,8 @@ class Observer:
             self.width *= 2
 
     def clip_range(self, calibrator: str, levels: int) -> Range:
-        """The range [1, 1] of everything seen, by the calibrator of this name, for ``levels`` codes on one
-        side of zero: min-max clipped to the calibrator's threshold. ``ValueError`` for a name that is not of
-        ``OBSERVED``.
-        """
+        """Return the range [1, 1] of all batches by the named calibrator: min-max clipped to its threshold,
+        for ``levels`` codes on one side of zero. ``ValueError`` for a name outside ``OBSERVED``."""
         thresholds = {
             "minmax": lambda: self.amax,
             "percentile": self.percentile,

@@ -1,6 +1,6 @@
-"""The parts of a scheme, and which of them go together.
+"""The parts of a scheme and the valid combinations.
 
-One ``block`` says every granularity of a matrix W [N, K] (rows are output channels, or tokens):
+One ``block`` gives every granularity of a matrix W [N, K] (rows are output channels, or tokens):
 
     (None, None)  the whole tensor            (1, 128)    groups of 128 along the row
     (1, None)     each row                    (128, 128)  tiles
@@ -40,7 +40,7 @@ FLAT = "flat"
 
 @dataclass(frozen=True)
 class SchemeParts:
-    """Name, label and parts of a scheme, checked: ``Scheme`` explains the fields.
+    """Checked name, label and parts of a scheme; ``Scheme`` explains the fields.
 
     Wrong combinations raise ``ValueError``.
     """
@@ -139,7 +139,8 @@ class SchemeParts:
             )
 
     def _check_searched(self, rule: ScaleRule) -> None:
-        """``ValueError`` unless llama.cpp's search is of this type, and is all that finds its scales."""
+        """Raise ``ValueError`` unless llama.cpp has a search for this type, and nothing else finds its
+        scales."""
         kind = self.format.bits, self.block[1], rule.super_bits, self.mapping
         codebook = (
             self.format.name == IQ4_FORMAT

@@ -1,4 +1,4 @@
-"""The rules of a scheme: how a range is laid over the codes, how a scale is stored, how a code is rounded."""
+"""The rules of a scheme: mapping of a range to codes, storage of a scale, rounding of a code."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from explorer.formats.rounding import Rounding
 
 
 class MappingType(enum.Enum):
-    """How a range is laid over the codes. All but SYMMETRIC need an integer format; SIGNED_MAX also takes a
-    codebook whose level of largest magnitude is its least one (IQ4_NL)."""
+    """The mapping of a range to codes. All but SYMMETRIC need an integer format; SIGNED_MAX also takes a
+    codebook with its level of largest magnitude as the least (IQ4_NL)."""
 
     SYMMETRIC = "symmetric: scale = amax / max, for integers the codes -Q ... Q (restricted range)"
     FULL = "symmetric, full range: scale = amax / (2^(b-1) - 1/2), codes -2^(b-1) ... 2^(b-1)-1"
@@ -27,7 +27,7 @@ class MappingType(enum.Enum):
 
     @property
     def has_offset(self) -> bool:
-        """Whether a floating-point number is added to scale · code, in place of an integer zero point."""
+        """True if a floating-point number is added to scale · code, in place of an integer zero point."""
         return self in (MappingType.MINIMUM, MappingType.MIDPOINT)
 
     @property
@@ -37,7 +37,8 @@ class MappingType(enum.Enum):
 
 
 class ExponentRule(enum.Enum):
-    """How a block's largest magnitude becomes a power-of-two scale (OCP MX v1.0 and its variants)."""
+    """The rule that turns a block's largest magnitude into a power-of-two scale (OCP MX v1.0 and its
+    variants)."""
 
     FLOOR = "OCP: 2^(floor(log2 amax) - emax); elements above the format's maximum saturate"
     RCEIL = "NVIDIA: 2^ceil(log2(amax / max)); never saturates"
@@ -46,20 +47,20 @@ class ExponentRule(enum.Enum):
 
 
 class Convention(enum.Enum):
-    """Whose rules hold for a stored scale where quantization libraries differ; the value is its word.
+    """The library whose rules apply to stored scales; the value is its word.
 
     OWN                  scales of at least the format's smallest positive number; 1 for a block of zeros
     COMPRESSED_TENSORS   a scale that rounds to 0 becomes the format's epsilon (E4M3: 1/8); EVEN rounds amax
                          to one mantissa bit (E2M3: three); the scale over an NVFP4 tensor is stored as its
-                         reciprocal, 6 · 448 / amax (compressed-tensors 0.20, llm-compressor)
+                         reciprocal, 6 · 448 / amax (compressed-tensors 0.20, llm-compressor);
                          a block of zeros has the zero point 0
-    TORCHAO              scales of at least the format's smallest normal number, which a block of zeros has
+    TORCHAO              scales of at least the format's smallest normal number, also for a block of zeros
                          (torchao 0.18)
-    ZERO                 a scale may be 0, and a block of zeros has that scale (GGUF, bitsandbytes, torchao's
+    ZERO                 a scale may be 0, and is 0 for a block of zeros (GGUF, bitsandbytes, torchao's
                          Float8Tensor)
-    GGML                 scales as llama.cpp's search finds them (``schemes.k_search``): each type of K-quant,
-                         and the two with the codebook IQ4_NL, have their own weights and candidates. Where a
-                         range is given instead, they are those of the range, as by ZERO
+    GGML                 scales from llama.cpp's search (``schemes.k_search``), with weights and candidates
+                         for each type of K-quant and for the two with the codebook IQ4_NL. A given range is
+                         treated as by ZERO
     """
 
     OWN = ""
@@ -70,7 +71,7 @@ class Convention(enum.Enum):
 
     @property
     def words(self) -> str:
-        """What a sentence says in brackets behind "scale" where this convention holds."""
+        """The words in brackets after "scale" in a sentence about this convention."""
         return _CONVENTION_WORDS.get(self.value, "")
 
 
@@ -83,9 +84,9 @@ _CONVENTION_WORDS = {
 
 
 SUPER_BLOCK = 256
-"""Elements along the row whose blocks share a super-block's scale; the last of a row may be shorter."""
+"""Elements of a super-block, along the row; a row's last one may be shorter."""
 SUPER_BITS = (4, 6, 8)
-"""The widths of a block's scale under a super-block's: those of GGUF's K-quants."""
+"""The widths of block scales under a super-block: those of GGUF's K-quants."""
 K_QUANTS = (
     (2, 16, 4, MappingType.MINIMUM),
     (3, 16, 6, MappingType.SIGNED_MAX),
@@ -96,22 +97,22 @@ K_QUANTS = (
 """GGUF's Q2_K … Q6_K: bits of a code, length of a block, bits of its scale, mapping."""
 IQ4_FORMAT, IQ4_BLOCK = "iq4_nl", 32
 IQ4_SCALES: dict[int | None, str] = {None: "IQ4_NL", 6: "IQ4_XS"}
-"""GGUF's types with that codebook in such blocks, by the bits of a block's scale under a super-block's; None:
-a float16 number of its own."""
+"""GGUF's types with that codebook, by the bits of a block's scale under a super-block; None: a float16 scale
+of its own."""
 TQ1_FORMAT = "ternary_run256"
 """The codes of GGUF's TQ1_0."""
 NESTED_BLOCK = 256
-"""Scales, counted row by row, that share a scale of their own under double quantization (QLoRA)."""
+"""Scales, counted row by row, under one scale in double quantization (QLoRA)."""
 
 
 @dataclass(frozen=True)
 class ScaleRule:
-    """The number format of the scales. ``exponent`` is given exactly when that format is E8M0.
+    """The storage of scales. ``exponent`` is given exactly when the format is E8M0.
 
-    ``per_tensor`` puts one float32 scale over the whole tensor above the block scales (NVFP4).
-    ``super_bits`` stores the scales of blocks as integers of so many bits under one float16 scale for each
-    ``SUPER_BLOCK``, and minimums likewise (GGUF's K-quants). ``nested`` stores them less their mean in 8 bits
-    under one float32 scale for each ``NESTED_BLOCK`` (bitsandbytes). Both kinds of scales may be 0.
+    ``per_tensor`` adds one float32 scale over the whole tensor above the block scales (NVFP4). ``super_bits``
+    stores block scales as integers of this many bits under one float16 scale for each ``SUPER_BLOCK``, and
+    minimums likewise (GGUF's K-quants). ``nested`` stores them less their mean in 8 bits under one float32
+    scale for each ``NESTED_BLOCK`` (bitsandbytes). Scales of the last two kinds may be 0.
     """
 
     format: FloatFormat = FLOAT32
@@ -150,27 +151,27 @@ class ScaleRule:
 
     @property
     def has_upper_level(self) -> bool:
-        """Whether the scales of blocks are themselves quantized, so that no block is restored alone."""
+        """True if block scales are themselves quantized, so that no block is restored alone."""
         return self.nested or self.super_bits is not None
 
     @property
     def is_searched(self) -> bool:
-        """Whether llama.cpp's search finds the scales, and not a calibrator's range."""
+        """True if llama.cpp's search finds the scales instead of a calibrator's range."""
         return self.convention is Convention.GGML
 
     @property
     def of_ranges(self) -> ScaleRule:
-        """The rule by which ranges decide on scales, where llama.cpp's search does not."""
+        """The same rule with scales from ranges instead of llama.cpp's search."""
         return dataclasses.replace(self, convention=Convention.ZERO) if self.is_searched else self
 
     @property
     def spans_tensor(self) -> bool:
-        """Whether a number of the whole tensor is needed for the scale of any block."""
+        """True if the scale of a block depends on the whole tensor."""
         return self.per_tensor or self.nested
 
     @property
     def of_a_block_alone(self) -> ScaleRule:
-        """The rule without the level above: what a search for the range of one block assumes."""
+        """The rule without the level above, which a search for one block's range assumes."""
         return ScaleRule(convention=Convention.ZERO) if self.has_upper_level else self
 
     @property
@@ -180,7 +181,7 @@ class ScaleRule:
 
     @property
     def smallest(self) -> float:
-        """The least scale of a block that is not all zeros; what would be smaller is raised to it.
+        """The least scale of a nonzero block; smaller ones are raised to it.
 
         By OWN the format's smallest positive number (E8M0: 2^-127): the values of a block with a smaller
         scale are less than a step apart, and those below half a step become 0.
@@ -192,9 +193,8 @@ class ScaleRule:
         return 0.0
 
     def empty(self, fmt: Format) -> float:
-        """The scale of a block of zeros. By OWN it is 1, whose codes of 0 restore zeros; for element formats
-        without a zero 0, or the smallest there is (E8M0).
-        """
+        """The scale of a block of zeros. By OWN it is 1, so that codes of 0 restore zeros; for element
+        formats without a zero it is 0, or the smallest scale (E8M0)."""
         if self.convention is Convention.OWN and fmt.has_zero:
             return 1.0
         if self.convention is Convention.COMPRESSED_TENSORS and self.format is not E8M0:
@@ -203,7 +203,7 @@ class ScaleRule:
 
     @property
     def divides_by_tensor_scale(self) -> bool:
-        """Whether the scale over the tensor is stored as its reciprocal."""
+        """True if the scale over the tensor is stored as its reciprocal."""
         return self.per_tensor and self.convention is Convention.COMPRESSED_TENSORS
 
     @property
@@ -221,7 +221,7 @@ class ScaleRule:
 
 
 class Ties(enum.Enum):
-    """Where a value halfway between two codes goes. UP: toward +Inf, by adding 1/2 and rounding down."""
+    """The direction of values halfway between two codes. UP: toward +Inf, by adding 1/2 and rounding down."""
 
     EVEN = ""
     AWAY = "away"
@@ -230,14 +230,14 @@ class Ties(enum.Enum):
 
 @dataclass(frozen=True)
 class CodeRule:
-    """How x becomes a code under its block's scale, where quantization libraries differ.
+    """The computation of a code from x and its block's scale, where quantization libraries differ.
 
     reciprocal   x · (1 / scale) instead of x / scale (torchao, bitsandbytes, GGUF)
     zero_first   the zero point is added before rounding instead of after (compressed-tensors)
-    unrounded    the scale is taken as computed, before it is rounded to its stored format (GGUF)
+    unrounded    the scale is taken before it is rounded to its stored format (GGUF)
     bfloat16     every operation is rounded to BF16 (compressed-tensors and torchao on BF16 weights). Under
                  compressed-tensors' scale over the tensor only scales are; x / scale is a float32 number
-    ties         where halves go (microxcaling, GGUF Q8_0: away; GGUF's other types: up)
+    ties         rounding of halves (microxcaling, GGUF Q8_0: away; GGUF's other types: up)
     """
 
     reciprocal: bool = False
@@ -248,7 +248,7 @@ class CodeRule:
 
     @property
     def words(self) -> list[str]:
-        """The rule in a scheme's text: one word for each switch that is on."""
+        """The rule in a scheme's text: one word for each active switch."""
         return [word for word, (name, on) in CODE_WORDS.items() if getattr(self, name) == on]
 
     def rounding(self, seed: int | None) -> Rounding:
@@ -258,9 +258,9 @@ class CodeRule:
 
 
 OWN_CODES = CodeRule()
-"""x / scale, ties to even, then the zero point: what every scheme does that says nothing else."""
+"""The default rule: x / scale, ties to even, then the zero point."""
 IQ4_CODES = CodeRule(reciprocal=True, unrounded=True)
-"""How codes of IQ4_NL and IQ4_XS come from the scales that llama.cpp's search finds."""
+"""The rule of IQ4_NL and IQ4_XS with scales from llama.cpp's search."""
 CODE_WORDS: dict[str, tuple[str, bool | Ties]] = {
     "reciprocal": ("reciprocal", True),
     "zerofirst": ("zero_first", True),
@@ -269,7 +269,7 @@ CODE_WORDS: dict[str, tuple[str, bool | Ties]] = {
     "away": ("ties", Ties.AWAY),
     "up": ("ties", Ties.UP),
 }
-"""The words of a ``CodeRule`` in a scheme's text: the field, and what it is set to."""
+"""The words of a ``CodeRule`` in a scheme's text: each sets a field to a value."""
 
 CODE_SENTENCES: dict[str, str] = {
     "reciprocal": "values are multiplied by the reciprocal of the scale",

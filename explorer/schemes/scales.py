@@ -1,4 +1,4 @@
-"""From the range of a block's values to its scale and zero point, rounded as they are stored.
+"""Compute a block's scale and zero point from its range, rounded as they are stored.
 
 Every division is an IEEE float32 division, so that all devices get the same bits.
 """
@@ -21,23 +21,23 @@ from explorer.schemes.scheme import Scheme
 
 MANTISSA_MASK = (1 << MANTISSA_BITS) - 1
 SMALLEST_TENSOR_SCALE = 2.0**-126
-"""The smallest normal float32: a tensor scale keeps all its bits, so that block scales can do the rest."""
+"""The smallest normal float32: a tensor scale keeps full precision, and block scales cover the rest."""
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Scales of a quantized matrix: x is about scale · (value of the code - zero point) + offset.
+    """Scales of a quantized matrix: x ≈ scale · (value of the code - zero point) + offset.
 
     stored        float32 [grid rows, grid columns]  the scales, already rounded to their format
     zero_points   int8 [grid rows, grid columns]     the code of 0; None when symmetric
     tensor_scale  float32 []                         over all stored scales; None without two levels
-    raw           [grid rows, grid columns]          ``stored`` in its own dtype, where a kernel wrote it so
+    raw           [grid rows, grid columns]          ``stored`` in its own dtype, if a kernel wrote it
     offsets       float32 [grid rows, grid columns]  rounded to the scale's format; None without
-    first_code    the value of the code that an offset stands for (``Scheme.first_code``)
+    first_code    the code value that an offset stands for (``Scheme.first_code``)
     divided       ``tensor_scale`` divides instead of multiplying
-    unrounded     float32 [grid rows, grid columns]  the scales as computed, where codes come from those
+    unrounded     float32 [grid rows, grid columns]  the scales before rounding, if codes follow from those
     minimum       float32 [grid rows, grid columns]  likewise the value that codes are counted from
-    upper         what restores stored scales that are themselves quantized; None without
+    upper         the level above stored scales that are themselves quantized; None without
     """
 
     stored: Tensor
@@ -61,13 +61,13 @@ class Scales:
         offsets: Tensor | None = None,
         upper: UpperLevel | None = None,
     ) -> Scales:
-        """Scales that were stored under ``scheme``, as they are read back."""
+        """Assemble scales that were stored under ``scheme``, as read back from a file."""
         divided = scheme.scale is not None and scheme.scale.divides_by_tensor_scale
         first = scheme.first_code
         return cls(stored, zero_points, tensor_scale, None, offsets, first, divided, upper=upper)
 
     def map_grids(self, change: Callable[[Tensor], Tensor]) -> Scales:
-        """The scales with ``change`` applied to every tensor that has an entry for each block."""
+        """Apply ``change`` to every tensor with an entry for each block."""
 
         def changed(grid: Tensor | None) -> Tensor | None:
             return None if grid is None else change(grid)
@@ -84,7 +84,7 @@ class Scales:
         )
 
     def to(self, device: torch.device | str) -> Scales:
-        """The same scales on ``device``."""
+        """Copy the scales to ``device``."""
         parts = {row.name: getattr(self, row.name) for row in dataclasses.fields(self)}
         moved = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
         upper = None if self.upper is None else self.upper.to(device)
@@ -92,7 +92,7 @@ class Scales:
 
     @property
     def scale(self) -> Tensor:
-        """float32 [grid rows, grid columns]: both levels together."""
+        """Both levels multiplied, float32 [grid rows, grid columns]."""
         if self.upper is not None:
             return self.upper.restore(self.stored)
         if self.tensor_scale is None:
@@ -101,7 +101,7 @@ class Scales:
 
 
 def join_scales(parts: Sequence[Scales], dim: int) -> Scales:
-    """The scales of a matrix from those of its runs of rows (``dim`` 0) or groups of columns (1).
+    """Join the scales of runs of rows (``dim`` 0) or groups of columns (1) of a matrix.
 
     ``ValueError`` for doubly quantized scales that were found apart.
     """
@@ -125,12 +125,11 @@ def join_scales(parts: Sequence[Scales], dim: int) -> Scales:
 
 @keeps_subnormals
 def scale_for(clip_range: Range, scheme: Scheme, largest: Tensor | None = None) -> Scales:
-    """Scales and zero points that map each block's ``clip_range`` to the codes of ``scheme``, rounded as
-    stored.
+    """Map each block's ``clip_range`` to the codes of ``scheme``: scales and zero points, rounded as stored.
 
-    ``largest`` is the whole tensor's amax, needed for a per-tensor scale when ``clip_range`` holds only some
-    of its blocks. A block whose range is empty (all zeros) restores zeros (``ScaleRule.empty``); a constant
-    one under an offset restores its value, as the scale's format has it.
+    ``largest`` is the amax of the whole tensor, needed for a tensor scale when ``clip_range`` holds only some
+    of its blocks. A block with an empty range (all zeros) restores zeros (``ScaleRule.empty``); a constant
+    block under an offset restores its value, rounded to the scale's format.
     """
     if scheme.scale is None:
         return Scales(torch.ones_like(clip_range.high), None, None)
@@ -170,7 +169,7 @@ def scale_for(clip_range: Range, scheme: Scheme, largest: Tensor | None = None) 
 
 
 def _under_super_blocks(clip_range: Range, scheme: Scheme) -> Scales:
-    """Integer scales under those of super-blocks, and integer minimums, which are at most 0."""
+    """Integer scales and integer minimums (at most 0) under super-blocks."""
     low = clip_range.low.clamp(max=0)
     raw = _raw_scale(Range(low, clip_range.high), scheme)
     minimum = low if scheme.mapping.has_offset else None
@@ -181,13 +180,12 @@ def _under_super_blocks(clip_range: Range, scheme: Scheme) -> Scales:
 
 @keeps_subnormals
 def fit_scales(xv: Tensor, vv: Tensor, scales: Scales, rule: ScaleRule) -> Scales:
-    """``scales`` with the least-squares scale of every block, rounded as stored.
+    """Replace the scale of every block by the least-squares scale, rounded as stored.
 
-    Σ(x - s·v)² is least at s = Σx·v / Σv·v (``xv`` and ``vv``, float64 [grid]; v: code's value - zero point,
-    x less the offset).
-    Of the stored scales the nearest one is the best, the parabola being symmetric. A block keeps its scale
-    where that leaves less (the fitted one may lie beyond the scale format's range), where v = 0, and where
-    the scale is 0.
+    Σ(x - s·v)² is least at s = Σx·v / Σv·v (``xv`` and ``vv``, float64 [grid]; v: code value - zero point, x
+    less the offset). The nearest stored scale is the best one, since the parabola is symmetric. A block keeps
+    its scale if that leaves a smaller error (the fitted one may exceed the scale format), if v = 0, or if the
+    scale is 0.
     """
     fitted = (xv / vv).to(torch.float32)
     if rule.exponent is not None:
@@ -237,15 +235,16 @@ def _exact_scale(clip_range: Range, scheme: Scheme) -> Tensor:
 
 
 def through_bfloat16(x: Tensor) -> Tensor:
-    """float32 ``x`` rounded to BF16."""
+    """Round float32 ``x`` to BF16."""
     return x.to(torch.bfloat16).to(torch.float32)
 
 
 def tensor_scale_for(amax: Tensor, scheme: Scheme) -> Tensor:
-    """float32 scalar amax / (6 · 448), so that the largest block scale is E4M3's maximum; 1 if amax is 0.
+    """Return amax / (6 · 448), float32 scalar, so that the largest block scale is E4M3's maximum; 1 if amax
+    is 0.
 
-    The calibrator's headroom is left above it. By compressed-tensors' rules it is the reciprocal, and in BF16
-    the reciprocal of amax and its product are BF16 numbers.
+    The calibrator's headroom is left above it. By compressed-tensors' rules it is the reciprocal; in BF16
+    both the reciprocal of amax and its product are BF16 numbers.
     """
     largest = amax.amax() if amax.numel() else amax.new_zeros(())
     full = scheme.format.max * E4M3.max / scheme.calibrator.headroom
@@ -259,7 +258,8 @@ def tensor_scale_for(amax: Tensor, scheme: Scheme) -> Tensor:
 
 
 def _power_of_two(amax: Tensor, scheme: Scheme) -> Tensor:
-    """2^e by the scheme's exponent rule, from exponent and mantissa fields (no log2), e in [-127, 127]."""
+    """Return 2^e by the scheme's exponent rule, from exponent and mantissa fields (no log2), e in [-127,
+    127]."""
     rule, fmt = scheme.scale.exponent if scheme.scale else None, scheme.format
     if rule is ExponentRule.RCEIL:
         exponent = _ceil_log2(divide(amax, fmt.max))
@@ -274,7 +274,7 @@ def _power_of_two(amax: Tensor, scheme: Scheme) -> Tensor:
 
 
 def _nearest_power_of_two(x: Tensor) -> Tensor:
-    """The power of two of E8M0 with the least distance from positive float32 ``x``."""
+    """The E8M0 power of two closest to positive float32 ``x``."""
     exponent = _floor_log2(x)
     exponent += (x.view(torch.int32) & MANTISSA_MASK) > MANTISSA_MASK // 2  # beyond 1.5 · 2^exponent
     return E8M0.decode((exponent.clamp(-127, 127) + 127).to(torch.uint8))
@@ -290,9 +290,8 @@ def _ceil_log2(x: Tensor) -> Tensor:
 
 
 def _width_of_even(scheme: Scheme) -> int:
-    """Mantissa bits that EVEN rounds amax to: the element's, by compressed-tensors at most one but for 6
-    bits.
-    """
+    """The number of mantissa bits that EVEN rounds amax to: the element's; by compressed-tensors at most one,
+    except for 6 bits."""
     assert scheme.scale is not None
     bits = scheme.format.significand_bits
     if scheme.scale.convention is Convention.COMPRESSED_TENSORS and scheme.format.bits != 6:
@@ -316,9 +315,8 @@ def _zero_points(clip_range: Range, scale: Tensor, scheme: Scheme) -> Tensor | N
 
 
 def _offsets(clip_range: Range, raw: Tensor, stored: Tensor, scheme: Scheme) -> Tensor | None:
-    """What the code ``first_code`` stands for, rounded to the scale's format: the minimum, or what lies
-    2^(b-1) scales above it.
-    """
+    """The value of the code ``first_code``, rounded to the scale's format: the minimum, or 2^(b-1) scales
+    above it."""
     fmt, rule = scheme.format, scheme.scale
     if rule is None or not scheme.mapping.has_offset or not isinstance(fmt, IntegerFormat):
         return None

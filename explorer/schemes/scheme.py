@@ -1,5 +1,5 @@
-"""``Scheme``, and ``SCHEMES``, the named ones: a number format, the blocks that share a scale, and how that
-scale is chosen and stored."""
+"""``Scheme`` and the named ``SCHEMES``: a number format, the blocks that share a scale, and its choice and
+storage."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _PLAIN = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True)
 class BitBudget:
-    """Bits of storage per element, itemised. ``padding`` fills each row's last byte; ``added`` is what a
-    method stores beside the codes: transforms and residues."""
+    """Storage bits per element, itemised. ``padding`` fills each row's last byte; ``added`` is a method's
+    extra storage: transforms and residues."""
 
     codes: float
     scales: float
@@ -44,14 +44,14 @@ class BitBudget:
 
 @dataclass(frozen=True)
 class Scheme(SchemeParts):
-    """How a tensor is quantized. ``scale`` None casts without scaling.
+    """A quantization scheme. ``scale`` None casts without scaling.
 
     ``least_squares_scale`` replaces each scale, after the codes are chosen, by the one with the least squared
-    error for them. ``seed`` (0 ... 2^64 - 1) switches to stochastic rounding. ``codes`` says how codes are
-    rounded where libraries differ. Wrong combinations raise ``ValueError``.
+    error for them. ``seed`` (0 ... 2^64 - 1) switches to stochastic rounding. ``codes`` is the rule for
+    rounding codes, where libraries differ. Wrong combinations raise ``ValueError``.
 
-    ``flat``: blocks (None, n) are runs of n elements of the flattened tensor, across the ends of
-    rows (bitsandbytes); only the last one of the tensor may be shorter.
+    ``flat``: blocks (None, n) are runs of n elements of the flattened tensor, across the ends of rows
+    (bitsandbytes); only the last one of the tensor may be shorter.
 
     ``text`` spells the scheme out in the grammar of ``schemes.text``; ``str(scheme)`` is the name of the row
     of ``SCHEMES`` with the same parts where there is one, else ``text``. ``Scheme.parse`` reads both.
@@ -59,12 +59,12 @@ class Scheme(SchemeParts):
 
     @classmethod
     def parse(cls, text: str) -> Scheme:
-        """The scheme that ``text`` names or spells out; the grammar is in ``schemes.text``.
+        """Parse a scheme's name or text; the grammar is in ``schemes.text``.
 
         >>> Scheme.parse("int4~1x48~asymmetric~bfloat16~mse").block
         (1, 48)
 
-        Raises ``ValueError`` that says which part of the text is wrong and what is accepted there.
+        Raises ``ValueError`` that names the wrong part of the text and the accepted values.
         """
         return _parse(text)
 
@@ -78,16 +78,16 @@ class Scheme(SchemeParts):
         return self.text if unlisted(self) else NAMES.get(self.text, self.text)
 
     def with_ranges_by(self, calibrator: Calibrator) -> Scheme:
-        """The same with another calibrator; scales that llama.cpp's search finds become those of ranges.
+        """Replace the calibrator; scales from llama.cpp's search become those of ranges.
 
-        ``ValueError`` where the calibrator does not go with the scheme.
+        ``ValueError`` if the calibrator does not go with the scheme.
         """
         scale = self.scale if self.scale is None or calibrator is self.calibrator else self.scale.of_ranges
         return dataclasses.replace(self, name="", calibrator=calibrator, scale=scale)
 
     @property
     def of_ranges(self) -> Scheme:
-        """The same, with scales of ranges where llama.cpp's search finds them."""
+        """The same scheme with scales from ranges instead of llama.cpp's search."""
         return dataclasses.replace(self, name="", scale=self.scale and self.scale.of_ranges)
 
     @property
@@ -102,14 +102,13 @@ class Scheme(SchemeParts):
 
     @property
     def codes_in_bfloat16(self) -> bool:
-        """Whether codes, too, are computed in BF16, where ``codes.bfloat16`` says so. Under a scale over the
-        tensor that divides (compressed-tensors' NVFP4) a block's scale is a float32 number, and so is x
-        divided by it."""
+        """True if codes, too, are computed in BF16 under ``codes.bfloat16``. Below a tensor scale that
+        divides (compressed-tensors' NVFP4) a block's scale is a float32 number, and so is x divided by it."""
         return self.codes.bfloat16 and not (self.scale is not None and self.scale.divides_by_tensor_scale)
 
     @property
     def first_code(self) -> int:
-        """The code's value that an offset stands for: that of the block's minimum, or 0."""
+        """The code value that an offset stands for: that of the block's minimum, or 0."""
         fmt = self.format
         return fmt.qmin if isinstance(fmt, IntegerFormat) and self.mapping is MappingType.MINIMUM else 0
 
@@ -123,7 +122,7 @@ class Scheme(SchemeParts):
         return self.format.min, self.format.max
 
     def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """How many blocks stand below and beside each other in a tensor of ``shape``."""
+        """The numbers of blocks along the rows' axis and the columns' axis of a tensor of ``shape``."""
         rows, columns = shape
         height, width = self.block
         if self.flat and width:
@@ -131,7 +130,7 @@ class Scheme(SchemeParts):
         return _ceil_div(rows, height or max(rows, 1)), _ceil_div(columns, width or max(columns, 1))
 
     def bits_per_element(self, shape: tuple[int, int]) -> BitBudget:
-        """Bits of storage per element of a tensor of ``shape``, itemised."""
+        """Storage bits per element of a tensor of ``shape``, itemised."""
         rows, columns = shape
         elements = max(rows * columns, 1)
         stored = packed_row_bytes(self.format, columns) * 8 * rows / elements
@@ -148,9 +147,8 @@ class Scheme(SchemeParts):
         )
 
     def shortened(self, shape: tuple[int, int]) -> str:
-        """What is said beside the bits of a tensor of ``shape`` whose rows end in a shorter super-block, as
-        no GGUF file has it; empty of others.
-        """
+        """A note on tensors of ``shape`` with a shorter last super-block in each row, which no GGUF file has;
+        otherwise empty."""
         if self.scale is None or shape[1] % SUPER_BLOCK == 0:
             return ""
         blocks = "super-blocks" if self.scale.super_bits is not None else ""
@@ -164,7 +162,7 @@ class Scheme(SchemeParts):
         )
 
     def _bits_above(self, shape: tuple[int, int]) -> int:
-        """Bits of the scales that scales of blocks are stored under."""
+        """Bits of the level above the block scales."""
         if self.scale is not None and self.scale.nested:
             return _ceil_div(math.prod(self.grid(shape)), NESTED_BLOCK) * self.scale.format.bits
         if self.scale is None or self.scale.super_bits is None:
@@ -179,9 +177,8 @@ class Scheme(SchemeParts):
         return self.format.bits if self.asymmetric else 0
 
     def describe(self) -> str:
-        """One English sentence: what is stored for each value, which block shares a scale, and which other
-        library stores exactly this.
-        """
+        """Describe the scheme in one sentence: the stored value, the block that shares a scale, and the
+        library that stores exactly this."""
         return sentence(self, STORED_BY.get(self.text, ""))
 
 
@@ -195,7 +192,7 @@ SCHEMES: dict[str, Scheme] = {name: _scheme_of(row) for name, row in ROWS.items(
 
 @lru_cache(4096)
 def _parse(text: str) -> Scheme:
-    """``Scheme.parse``; a text with the parts of a row of ``SCHEMES`` gives that row."""
+    """Parse a text; parts equal to a row of ``SCHEMES`` give that row."""
     text = text.strip()
     check_ascii(text)
     name = ALIASES.get(text.lower(), text.lower())
@@ -208,7 +205,7 @@ def _parse(text: str) -> Scheme:
 
 
 def scheme_called(text: str, name: str, label: str) -> Scheme:
-    """The scheme that ``text`` spells, under a name and a label. What pickled schemes call."""
+    """Rebuild a pickled scheme from its text, name and label."""
     scheme = Scheme.parse(text)
     if (scheme.name, scheme.label) == (name, label):
         return scheme
@@ -216,8 +213,8 @@ def scheme_called(text: str, name: str, label: str) -> Scheme:
 
 
 def label_of_text(text: str) -> str:
-    """The label of the scheme that ``text`` names or spells, or ``text`` itself where it does neither (a
-    recording of a scheme that has no row any more)."""
+    """The label of the scheme that ``text`` names or spells; ``text`` itself if it cannot be read (a
+    recording of a removed row)."""
     try:
         return Scheme.parse(text).label
     except ValueError:
@@ -225,8 +222,8 @@ def label_of_text(text: str) -> str:
 
 
 def todays_text(text: str) -> str:
-    """``text``, perhaps of a file of an earlier version, as ``str(Scheme)`` writes it today; unchanged where
-    it cannot be read."""
+    """Rewrite ``text``, perhaps from a file of an earlier version, as ``str(Scheme)`` writes it today;
+    unchanged if it cannot be read."""
     try:
         return str(Scheme.parse(text))
     except ValueError:

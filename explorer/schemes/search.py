@@ -1,12 +1,13 @@
-"""The search of a block's range for the least squared error, for many short blocks at once.
+"""Search the ranges of many short blocks for the least squared error.
 
-The error of a candidate is the float64 sum of squares that ``calibrators`` defines, and the least one wins,
-the first tried of equals. That sum is computed only where it decides. Candidates are first judged
+A candidate's error is the float64 sum of squares that ``calibrators`` defines; the least wins, the first
+tried of equals. That sum is computed only where it decides. Candidates are first judged
 
-1. by the error of the block's smallest and largest value alone, which the whole error cannot be below, and
-2. by the sum in float32, whose rounding is bounded.
+1. by the error of the block's smallest and largest value alone, a lower bound of the whole error, and 2. by
+the sum in float32, with bounded rounding.
 
-What neither rules out is summed in float64. The bounds are safe, so the ranges are those of the plain search.
+Remaining candidates are summed in float64. The bounds are safe, so the ranges equal those of the plain
+search.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from torch import Tensor
 from explorer.progress import checkpoint
 
 LONGEST = 1024
-"""Elements of a block whose float32 sum of squares is bounded tightly enough to be of use."""
+"""Block length up to which the bound on a float32 sum of squares is tight enough to be of use."""
 TILE = 1 << 16
-"""Elements worked on at a time: 256 kB of float32, which stay in a core's cache with what is made of them."""
+"""Elements processed at a time: 256 kB of float32, which stay in a core's cache with their temporaries."""
 SPARSE = 0.5
-"""Below this share of blocks that a candidate may still win, these are copied together first."""
+"""If a candidate can win in fewer than this share of the blocks, those are gathered first."""
 
 
 class Grids(Protocol):
-    """Scales of blocks: tensors with an entry for each block, in a grid."""
+    """Scales of blocks: tensors with an entry for each block of a grid."""
 
     def map_grids(self, change: Callable[[Tensor], Tensor]) -> Grids:
-        """The same with ``change`` applied to every tensor."""
+        """Apply ``change`` to every tensor."""
         ...
 
 
 @dataclass(frozen=True)
 class Trial:
-    """How a candidate is tried.
+    """The functions that try a candidate.
 
-    ``moved``    the range that starts at low and high, moved by two factors; all of shapes that broadcast
-    ``scales``   the scales of blocks under a range, low and high [grid rows, grid columns]
-    ``restore``  blocks [grid rows, height, grid columns, width] quantized and dequantized under scales
+    ``moved``    moves the ends of a range, low and high, by two factors; all of shapes that broadcast
+    ``scales``   gives the scales of blocks under a range, low and high [grid rows, grid columns]
+    ``restore``  quantizes and restores blocks [grid rows, height, grid columns, width] under scales
     """
 
     moved: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -65,7 +66,8 @@ class Search:
         self.slack, self.tiny = 1 + 4 * (n + 2) * 2.0**-24, n * 2.0**-147
 
     def try_factors(self, factors: Sequence[float], moves_low: bool, moves_high: bool) -> None:
-        """Take for each block the first of ``factors`` with the least error, if that is below the best."""
+        """Adopt for each block the first of ``factors`` with the least error, if that is below the best so
+        far."""
         f = torch.tensor(factors, dtype=torch.float32, device=self.low.device)[:, None]
         new_low = f.expand(-1, len(self.low)) if moves_low else self.low_factor.expand(len(f), -1)
         new_high = f.expand(-1, len(self.low)) if moves_high else self.high_factor.expand(len(f), -1)
@@ -82,8 +84,8 @@ class Search:
         self.least = errors.gather(0, chosen)[0]
 
     def _errors(self, scales: Grids, same: Tensor) -> Tensor:
-        """float32 [candidates, n]: errors under scales [candidates, n]; inf where another is surely less, or
-        the range is the ``same`` as of the candidate before."""
+        """Errors under scales [candidates, n], float32 [candidates, n]; inf where another candidate is
+        certainly better, or the range equals (``same``) that of the candidate before."""
         n, count = len(self.rows), len(same) + 1
         ends = self.ends[:, None].expand(-1, count, -1).reshape(len(self.ends), -1)
         bound = self._sums(ends, scales.map_grids(lambda grid: grid.reshape(1, -1))).view(count, n)
@@ -107,12 +109,13 @@ class Search:
         return errors
 
     def _sums(self, across: Tensor, scales: Grids) -> Tensor:
-        """float32 [n]: Σ(restored - x)² of blocks [width, n] under scales [1, n]."""
+        """Compute Σ(restored - x)² of blocks [width, n] under scales [1, n], float32 [n]."""
         blocks = across[None, :, :, None]
         return self.trial.restore(blocks, scales).sub_(blocks).square_().sum((0, 1, 3))
 
     def _first_of_least(self, errors: Tensor, scales: Grids) -> Tensor:
-        """int64 [n]: the first candidate with the least error, by float64 where float32 leaves it open."""
+        """The first candidate with the least error, int64 [n]; float64 decides where float32 leaves it
+        open."""
         least, chosen = errors.min(0)
         near = errors <= least * self.slack + self.tiny
         several = near.sum(0) > 1

@@ -1,9 +1,9 @@
-"""The squared error of one large block under many ranges, without restoring the block under each.
+"""Squared errors of one large block under many ranges, without restoring the block under each.
 
-Rounding to nearest is monotone, so the restored values of sorted values are a staircase. The values are
-sorted once and cut into short runs. Where both ends of a run restore to the same number, so does all that
-lies between them, and the run's error follows from its Σx and Σx². Only the runs with a step of the staircase
-are restored whole: at most one for each code, so that a range costs a few hundredths of restoring the block.
+Rounding to nearest is monotone, so the restored values of sorted values form a staircase. The values are
+sorted once and cut into short runs. If both ends of a run restore to the same number, so does the whole run,
+and its error follows from Σx and Σx². Only runs that contain a step are restored: at most one for each code,
+so a range costs a few hundredths of restoring the block.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from torch import Tensor
 from explorer.progress import checkpoint
 
 RUN = 128
-"""Sorted values that are taken together."""
+"""Sorted values processed together."""
 PART = 1 << 22
-"""Values that are sorted at a time: so much is copied, whatever the size of the block."""
+"""Values sorted at a time: the size of a copy, whatever the size of the block."""
 FEWEST = 1 << 17
-"""Values of a block below which restoring all of them is as fast."""
+"""Block size below which restoring all values is as fast."""
 
 Restore = Callable[[Tensor], Tensor]
-"""float32 [n] quantized and dequantized, rounded to nearest under a range."""
+"""Quantize float32 [n] under a range, rounded to nearest, and restore it."""
 
 
 def squared_errors(values: Sequence[Tensor], restores: Sequence[Restore]) -> list[tuple[float, float]]:
-    """The squared error that each of ``restores`` leaves of one block's float32 ``values``, and a bound on
-    its distance from the error that is summed in float64 over all values. Infinite where a value restores to
-    no finite number.
+    """Return the squared error of one block's float32 ``values`` under each of ``restores``, and a bound on
+    its distance from the float64 sum over all values. Infinite if a value restores to a non-finite number.
 
     ``values`` are the parts of a block on a CPU, of any shape.
     """
@@ -47,9 +46,12 @@ def squared_errors(values: Sequence[Tensor], restores: Sequence[Restore]) -> lis
 
 
 def _bound(error: float, signal: float) -> float:
-    """float32 differences are off by 2^-24 of themselves, their squares by 2^-23; a run's Σx² - 2cΣx + nc² by
+    """Bound the rounding error of a sum.
+
+    float32 differences are off by 2^-24 of themselves, their squares by 2^-23; a run's Σx² - 2cΣx + nc² by
     less than 2 · ``RUN`` roundings of 2^-53 of its terms, whose sizes are at most Σx², and twice that and the
-    error. Both are taken twice."""
+    error. Both are taken twice.
+    """
     return 2.0**-22 * error + 2 * RUN * 2.0**-53 * 16 * (signal + error)
 
 
@@ -65,7 +67,7 @@ class SortedPart:
         self.signal = float(self.squares.sum()) + float(self.rest.double().square().sum())
 
     def error(self, restore: Restore) -> float:
-        """Σ(restored - x)² of the part."""
+        """Compute Σ(restored - x)² of the part."""
         ends = restore(self.runs[:, [0, -1]].reshape(-1)).view(-1, 2)
         level = (ends[:, 0] == ends[:, 1]).logical_and_(ends[:, 0].isfinite())
         constant, steps = ends[:, 0].double(), torch.cat([self.runs[~level].reshape(-1), self.rest])

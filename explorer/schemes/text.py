@@ -76,7 +76,7 @@ _SCALE_RULES = (
 
 
 def _by_conventions(rule: ScaleRule) -> Iterator[ScaleRule]:
-    """``rule`` by every convention that its format can follow."""
+    """Return ``rule`` under every convention that its format supports."""
     for convention in Convention:
         with contextlib.suppress(ValueError):
             yield dataclasses.replace(rule, convention=convention)
@@ -99,9 +99,9 @@ Row = TypeVar("Row")
 
 
 def checked_text(parts: SchemeParts) -> str:
-    """The spelled text, for files and operators: ``Scheme.parse`` gives the same parts back.
+    """Return the spelled text for files and operators; ``Scheme.parse`` restores the same parts.
 
-    ``ValueError`` for a format or calibrator that is no row of its table.
+    ``ValueError`` for a format or calibrator outside its table.
     """
     if name := unlisted(parts):
         raise ValueError(f"{name!r} is no row of its table, so {parts.name!r} cannot be read back")
@@ -109,7 +109,8 @@ def checked_text(parts: SchemeParts) -> str:
 
 
 def unlisted(parts: SchemeParts) -> str:
-    """The name of the scheme's format or calibrator if that name does not stand for it, else empty."""
+    """The name of the scheme's format or calibrator if the table has another entry under it or none;
+    otherwise empty."""
     if ELEMENT_FORMATS.get(parts.format.name) != parts.format:
         return parts.format.name
     with contextlib.suppress(ValueError):
@@ -120,7 +121,7 @@ def unlisted(parts: SchemeParts) -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of ``whole``: its word, its number from 1, and the character it starts at, from 0."""
+    """One part of the text ``whole``: its word, its number (from 1), and its first character (from 0)."""
 
     whole: str
     number: int
@@ -128,14 +129,14 @@ class _Part:
     word: str
 
     def choose(self, kind: str, table: Mapping[str, Row]) -> Row:
-        """The row of ``table`` that the word names, in any case."""
+        """Return the row of ``table`` named by the word, in any case."""
         by_lower = {name.lower(): row for name, row in table.items()}
         if self.word.lower() not in by_lower:
             self.refuse(kind, by_lower)
         return by_lower[self.word.lower()]
 
     def refuse(self, kind: str, accepted: Iterable[str]) -> NoReturn:
-        """Raise ``ValueError``: where the part stands, what is accepted there; a note points at it."""
+        """Raise ``ValueError`` with the part's position and the accepted values; a note points at it."""
         words = list(accepted)
         place = f"part {self.number} of the scheme {self.whole!r}"
         if self.word:
@@ -158,8 +159,8 @@ def _split(text: str) -> list[_Part]:
 
 
 def check_ascii(text: str) -> None:
-    """``ValueError`` that names the first character of ``text`` beyond ASCII: lower case makes ASCII letters
-    of some others, such as the Kelvin sign."""
+    """Raise ``ValueError`` that names the first non-ASCII character of ``text``: lower-casing turns some of
+    them, such as the Kelvin sign, into ASCII letters."""
     if text.isascii():
         return
     place, wrong = next((i, c) for i, c in enumerate(text) if not c.isascii())
@@ -170,9 +171,9 @@ def check_ascii(text: str) -> None:
 
 
 def read(text: str) -> SchemeParts:
-    """The parts that ``text`` spells, with the text as name and label.
+    """Parse the parts that ``text`` spells, with the text as name and label.
 
-    ``ValueError`` says which part is wrong and what is accepted there.
+    ``ValueError`` names the wrong part and the accepted values.
     """
     if len(text) > _LONGEST:
         raise ValueError(f"the text of a scheme has at most {_LONGEST} characters, this one {len(text)}")
@@ -200,7 +201,7 @@ def _calibrator(part: _Part) -> Calibrator:
 
 
 def _block(part: _Part) -> tuple[Block, bool]:
-    """The sides of a block, and whether it is of the flattened tensor."""
+    """The sides of a block, and True if its runs cross the ends of rows (``flat``)."""
     if part.word.lower() in _BLOCKS:
         return _BLOCKS[part.word.lower()], False
     if flat := _FLAT.fullmatch(part.word):
@@ -228,7 +229,7 @@ def _options(parts: list[_Part]) -> tuple[bool, int | None, CodeRule]:
 
 
 def suggestion(word: str, accepted: Iterable[str]) -> str:
-    """ "; did you mean int4_group128?", or nothing if no accepted word is close."""
+    """A hint such as "; did you mean int4_group128?", empty if no accepted word is close."""
     by_lower = {name.lower(): name for name in accepted}
     close = difflib.get_close_matches(word[:80].lower(), by_lower, 3)
     return f"; did you mean {', '.join(by_lower[name] for name in close)}?" if close else ""

@@ -1,8 +1,8 @@
 """Launchers of the GEMM kernels: check the arguments, pad, choose grid and block, launch.
 
-Every product is Y[M, N] = X[M, K] · W[N, K]ᵀ, both operands K-major. Nothing here knows schemes: operands are
-rows of bytes, codes with scales on a grid of blocks, or 32-bit words. Launchers pad rows to what the kernels
-read and leave the caller's tensors as they are.
+Every product is Y[M, N] = X[M, K] · W[N, K]ᵀ, both operands K-major. Nothing here depends on schemes:
+operands are rows of bytes, codes with scales on a grid of blocks, or 32-bit words. Launchers pad rows as the
+kernels require and leave the caller's tensors unchanged.
 """
 
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES, Epilogue

@@ -1,5 +1,4 @@
-"""What follows the accumulation over K: integer terms, scales, bias, activation, the output's type
-(epilogue.cuh)."""
+"""The epilogue of a product (epilogue.cuh): integer terms, scales, bias, activation, the output's type."""
 
 from __future__ import annotations
 
@@ -16,9 +15,12 @@ EPILOGUE_TYPES = "PPPPPPPPiiiiii"
 
 @dataclass(frozen=True, eq=False)
 class Epilogue:
-    """``multiply`` · accumulator - row_a ⊗ col_a - row_b ⊗ col_b for integer accumulators (int32 tensors [M]
-    and [N]; a missing col_a or row_b is one), then float32 scales ([M] or one, [N] or one), bias float32 [N],
-    and an activation: "none", "gelu" or "gelu_tanh"."""
+    """Terms applied to the accumulator.
+
+    ``multiply`` · accumulator - row_a ⊗ col_a - row_b ⊗ col_b for integer accumulators (int32 tensors [M] and
+    [N]; a missing col_a or row_b is one), then float32 scales ([M] or one, [N] or one), bias float32 [N], and
+    an activation: "none", "gelu" or "gelu_tanh".
+    """
 
     dtype: torch.dtype = torch.bfloat16
     row_scale: Tensor | None = None
@@ -33,12 +35,12 @@ class Epilogue:
 
     @property
     def has_vectors(self) -> bool:
-        """Whether anything of it belongs to rows or columns."""
+        """True if a term has an entry per row or column."""
         vectors = (self.row_scale, self.col_scale, self.bias, self.row_a, self.col_a, self.row_b, self.col_b)
         return any(vector is not None for vector in vectors)
 
     def arguments(self, out: Tensor) -> tuple[object, ...]:
-        """The kernels' EPILOGUE_PARAMETERS; ``ValueError`` where a vector does not fit the output [M, N]."""
+        """The kernels' EPILOGUE_PARAMETERS; ``ValueError`` if a vector does not fit the output [M, N]."""
         m, n = out.shape
         for name, size in (("row_scale", m), ("col_scale", n), ("bias", n)):
             _check_vector(name, getattr(self, name), size, torch.float32, name != "bias")
@@ -51,7 +53,7 @@ class Epilogue:
         return (out, *vectors, *strides, self.multiply, int(self._activation), m, n)
 
     def addresses(self, out: Tensor) -> list[int]:
-        """``arguments`` with tensors as their addresses."""
+        """The ``arguments`` with tensors replaced by their addresses."""
         every = self.arguments(out)
         return [a.data_ptr() if isinstance(a, Tensor) else int(a or 0) for a in every]  # type: ignore[call-overload]
 
@@ -77,7 +79,7 @@ def _check_vector(name: str, v: Tensor | None, size: int, dtype: torch.dtype, on
 
 
 def _padded_to_eight(v: Tensor | None) -> Tensor | None:
-    """A vector over columns padded to a multiple of eight, which the kernels load at once; itself if it is
+    """Pad a vector over columns to a multiple of eight, which the kernels load at once; unchanged if it is
     one."""
     return v if v is None or v.numel() % 8 == 0 else torch.nn.functional.pad(v, (0, -v.numel() % 8))
 

@@ -1,6 +1,6 @@
-"""The names that the GEMM kernels' macros and arguments take: the enumerators and C++ types of kernels/.
+"""The values of the GEMM kernels' macros and arguments: enumerators and C++ types of kernels/.
 
-A test compares every enumeration with the one of the same name in the headers.
+A test compares each enumeration with the one of the same name in the headers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import torch
 
 
 class _Name(StrEnum):
-    """An enumeration whose texts are its members' names in lower case; unknown ones are refused with those
-    there are."""
+    """An enumeration of lower-case member names; an unknown name is refused with the accepted ones."""
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
@@ -21,7 +20,7 @@ class _Name(StrEnum):
 
 
 class OperandType(_Name):
-    """What tensor cores multiply, by its PTX name."""
+    """Operand types of the tensor cores, by PTX name."""
 
     BF16 = auto()
     F16 = auto()
@@ -33,7 +32,7 @@ class OperandType(_Name):
 
 
 class BlockScaledFormat(_Name):
-    """Formats whose block scales sm_120a's tensor cores apply themselves."""
+    """Formats with block scales that sm_120a's tensor cores apply themselves."""
 
     NVFP4 = auto()
     MXFP4 = auto()
@@ -41,8 +40,8 @@ class BlockScaledFormat(_Name):
 
 
 class ScaleK(_Name):
-    """Scales along K: none, one to a 1 × 128 block of X and a 128 × 128 block of W, or one to 128 of a column
-    of W."""
+    """Scales along K: none, one for a 1 × 128 block of X and a 128 × 128 block of W, or one for 128 elements
+    of a column of W."""
 
     NONE = auto()
     BLOCK = auto()
@@ -57,8 +56,8 @@ class ProductSide(_Name):
 
 
 class ScalePlace(_Name):
-    """Where gemm_swap_ab.cu applies scales: in the epilogue, on each group's sum, on the weights in bfloat16,
-    or on sums of 128 with scales of both sides."""
+    """The stage at which gemm_swap_ab.cu applies scales: the epilogue, each group's sum, the weights in
+    bfloat16, or sums of 128 with scales of both sides."""
 
     ROW = auto()
     SUM = auto()
@@ -67,8 +66,8 @@ class ScalePlace(_Name):
 
 
 class CodeOrder(_Name):
-    """How repacked codes lie (fragments.cuh): a register's elements apart, as neighbours, or E2M1's
-    sign and magnitude where one shift brings both to bfloat16's places."""
+    """The order of repacked codes (fragments.cuh): a register's elements apart, as neighbours, or E2M1's sign
+    and magnitude at bit positions that one shift moves to those of bfloat16."""
 
     APART = auto()
     PAIRED = auto()
@@ -76,14 +75,14 @@ class CodeOrder(_Name):
 
 
 class WordOp(_Name):
-    """How ordinary cores multiply 32-bit words: four int8 products, or xor and popc of 32 bits."""
+    """Products of 32-bit words on ordinary cores: four int8 products, or xor and popc of 32 bits."""
 
     DP4A = auto()
     POPC = auto()
 
 
 class Activation(IntEnum):
-    """What the epilogue applies to y = scaled product + bias."""
+    """The activation that the epilogue applies to y = scaled product + bias."""
 
     NONE = 0
     GELU_TANH = 1
@@ -96,11 +95,12 @@ CPP_TYPES = {
     torch.float32: "float",
     torch.int32: "int",
 }
-"""The C++ type of an output's or a scale's dtype."""
+"""The C++ type for each dtype of outputs and scales."""
 
 
 def macro(choice: StrEnum | bool | int | str | torch.dtype) -> str:
-    """The value of a -D macro: an enumerator's name, a C++ type, 0 or 1, a number, or C++ text as it is."""
+    """Format the value of a -D macro: an enumerator's name, a C++ type, 0 or 1, a number, or C++ text
+    unchanged."""
     if isinstance(choice, StrEnum):
         return choice.name
     if isinstance(choice, torch.dtype):
@@ -109,5 +109,5 @@ def macro(choice: StrEnum | bool | int | str | torch.dtype) -> str:
 
 
 def macros(**choices: StrEnum | bool | int | str | torch.dtype) -> tuple[tuple[str, str], ...]:
-    """The -D macros of a build, in order."""
+    """List the -D macros of a build in order."""
     return tuple((name, macro(choice)) for name, choice in choices.items())

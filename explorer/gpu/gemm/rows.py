@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def padded_rows(rows: Tensor, multiple: int = 16) -> Tensor:
-    """uint8 [rows, bytes] with each row zero-padded to ``multiple`` bytes, aligned to 16; itself if it is
-    already."""
+    """Return uint8 [rows, bytes] with each row zero-padded to ``multiple`` bytes and aligned to 16; unchanged
+    if already so."""
     if rows.dim() != 2 or rows.dtype != torch.uint8 or not rows.is_cuda:
         raise ValueError(f"expected CUDA uint8 [rows, bytes], got {rows.dtype} {list(rows.shape)}")
     left = -rows.shape[1] % multiple
@@ -21,8 +21,8 @@ def padded_rows(rows: Tensor, multiple: int = 16) -> Tensor:
 
 
 def padded_columns(values: Tensor, multiple: int) -> Tensor:
-    """[rows, columns] as a view of rows of whole ``multiple`` values, aligned to 16 bytes, of which whatever
-    follows the columns may be read; itself if it lies so already."""
+    """View [rows, columns] as rows of a multiple of ``multiple`` values, aligned to 16 bytes; the values
+    behind the columns are readable but undefined. Unchanged if already so."""
     rows, columns = values.shape
     width = math.ceil(columns / multiple) * multiple
     held = values.untyped_storage().nbytes() // values.element_size() - values.storage_offset()
@@ -35,7 +35,7 @@ def padded_columns(values: Tensor, multiple: int) -> Tensor:
 
 
 def padded_pair(x: Tensor, w: Tensor, multiple: int = 16) -> tuple[Tensor, Tensor]:
-    """X [M, bytes] and W [N, bytes] as ``padded_rows``; ``ValueError`` where they do not share K or a
+    """Pad X [M, bytes] and W [N, bytes] by ``padded_rows``; ``ValueError`` unless they share K and a
     device."""
     if x.shape[1] != w.shape[1]:
         raise ValueError(f"X and W must share K: rows of {x.shape[1]} and {w.shape[1]} bytes")
@@ -47,15 +47,15 @@ def padded_pair(x: Tensor, w: Tensor, multiple: int = 16) -> tuple[Tensor, Tenso
 
 
 def two_bit_rows(codes: Tensor) -> Tensor:
-    """Codes 0 ... 3, uint8 [rows, k], as plain 2-bit fields, the first lowest; rows zero-padded to 16
-    bytes."""
+    """Pack codes 0 ... 3, uint8 [rows, k], as plain 2-bit fields, the first lowest; rows are zero-padded to
+    16 bytes."""
     codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % 64))
     four = codes.view(codes.shape[0], -1, 4)
     return four[..., 0] | four[..., 1] << 2 | four[..., 2] << 4 | four[..., 3] << 6
 
 
 def row_bits(packed: Tensor) -> Tensor:
-    """int32 [rows]: how many bits are set in each row of bytes."""
+    """Count the bits set in each row of bytes, int32 [rows]."""
     pairs = packed - (packed >> 1 & 0x55)
     fours = (pairs & 0x33) + (pairs >> 2 & 0x33)
     return ((fours + (fours >> 4)) & 15).sum(1, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Launchers of the kernels on the ordinary cores: the reference from any codes, dp4a and popc, additions for
+"""Launchers of the kernels on ordinary cores: the reference for any codes, dp4a and popc, additions for
 ternary."""
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ CODES_TYPES = "PPPiiii"
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """A matrix [rows, k] of packed codes as the reference kernels read it: uint8 [rows, bytes], float32
-    scales and int8 zero points on a grid of blocks of height × width (None: unscaled), a C++ codec type, and
-    base-three digits in a byte (0: plain bits)."""
+    """A matrix [rows, k] of packed codes for the reference kernels.
+
+    uint8 [rows, bytes], float32 scales and int8 zero points on a grid of blocks of height × width (None:
+    unscaled), a C++ codec type, and the number of base-three digits in a byte (0: plain bits).
+    """
 
     packed: Tensor
     scales: Tensor | None
@@ -44,7 +46,7 @@ class Codes:
 def reference_build(
     x_codec: str, w_codec: str, x_per_byte: int, w_per_byte: int, dtype: torch.dtype, tiled: bool
 ) -> Build:
-    """The compilation of gemm_naive.cu or gemm_tiled.cu for two codecs and an output."""
+    """The build of gemm_naive.cu or gemm_tiled.cu for two codecs and an output type."""
     options = macros(
         X_CODEC=x_codec, W_CODEC=w_codec, X_PER_BYTE=x_per_byte, W_PER_BYTE=w_per_byte, OUT=dtype
     )
@@ -52,7 +54,7 @@ def reference_build(
 
 
 def gemm_reference(x: Codes, w: Codes, k: int, epilogue: Epilogue, tiled: bool) -> Tensor:
-    """The kernels that decode any codes on the fly: one output a thread, or tiles in shared memory."""
+    """Multiply any codes, decoded on the fly: one output per thread, or tiles in shared memory."""
     m, n = x.packed.shape[0], w.packed.shape[0]
     if not m or not n or not k:
         raise ValueError("M, N and K must be at least 1")
@@ -72,12 +74,13 @@ def gemm_reference(x: Codes, w: Codes, k: int, epilogue: Epilogue, tiled: bool) 
 
 @functools.cache
 def simt32_build(op: WordOp, dtype: torch.dtype) -> Build:
-    """The compilation of gemm_simt32.cu for an operation and an output."""
+    """The build of gemm_simt32.cu for an operation and an output type."""
     return Build("gemm_simt32.cu", macros(OP=op, OUT=dtype))
 
 
 def gemm_simt32(x: Tensor, w: Tensor, op: WordOp, epilogue: Epilogue) -> Tensor:
-    """dp4a (int8) or popc (bits) on rows of bytes, uint8 [M, bytes] and [N, bytes], 32 bits at a time."""
+    """Multiply rows of bytes, uint8 [M, bytes] and [N, bytes], 32 bits at a time by dp4a (int8) or popc
+    (bits)."""
     x, w = padded_pair(x, w)
     out = x.new_empty((x.shape[0], w.shape[0]), dtype=epilogue.dtype)
     launch(
@@ -94,12 +97,12 @@ def gemm_simt32(x: Tensor, w: Tensor, op: WordOp, epilogue: Epilogue) -> Tensor:
 
 @functools.cache
 def addsub_build(dtype: torch.dtype) -> Build:
-    """The compilation of gemm_addsub.cu for an output."""
+    """The build of gemm_addsub.cu for an output type."""
     return Build("gemm_addsub.cu", macros(OUT=dtype))
 
 
 def gemm_addsub(x: Tensor, w: Tensor, epilogue: Epilogue) -> Tensor:
-    """int8 rows [M, K] (as uint8) by plain 2-bit ternary codes [N, K/4], K a multiple of 16."""
+    """Multiply int8 rows [M, K] (as uint8) by plain 2-bit ternary codes [N, K/4], K a multiple of 16."""
     if x.shape[1] != w.shape[1] * 4 or x.shape[1] % 16:
         raise ValueError(
             f"expected K a multiple of 16 and W of K/4 bytes a row, got rows of {x.shape[1]} and {w.shape[1]}"

@@ -25,31 +25,33 @@ TILE_ROWS, TILE_K, TILE_BYTES = 64, 128, 128
 TOKENS = (8, 16, 32, 64, 128, 256)
 """Tokens of a CTA."""
 MOST_SHARED = MOST_SHARED_BYTES - 1024
-"""Bytes of shared memory that a CTA may have, less what alignment may cost."""
+"""Bytes of shared memory available to a CTA, less the most that alignment may cost."""
 MOST_RANKS = 2
-"""CTAs of a cluster at most: larger ones cost more than they bring (kernels/gemm_swap_ab.cu)."""
+"""The most CTAs in a cluster: larger ones cost more than they gain (kernels/gemm_swap_ab.cu)."""
 
 SIXTEEN_BITS = (OperandType.BF16, OperandType.F16)
 
 WIDE = 1.75
-"""How long a CTA takes for a tile of 128 rows of W and few tokens, relative to one of 64. This and what
-follows were measured on an H200 with a script, at N of 4,096 to 22,016 and K of 4,096 and 8,192."""
+"""A CTA's time for a tile of 128 rows of W and few tokens, relative to one of 64. This and the following were
+measured on an H200 at N of 4,096 to 22,016 and K of 4,096 and 8,192."""
 SPLITTING_FEW, SPLITTING, SPLITTING_DENSE = 26, 15, 0.9
-"""What it costs to split tiles along K: K-tiles that could be multiplied meanwhile, with mma.sync and with
-wgmma from registers; relative to a whole tile where W is not decoded."""
+"""The cost of splitting tiles along K, in K-tiles multiplied in that time: with mma.sync, with wgmma from
+registers; the last relative to a whole tile if W is not decoded."""
 WORTH_SPLITTING = 1.1
-"""How many times as long whole tiles have to take: the more tiles are split, the less is found in L2."""
+"""Splitting pays if whole tiles take this many times as long: the more tiles are split, the less is found in
+L2."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How ``gemm_swap_ab`` reads W.
+    """The layout of W for ``gemm_swap_ab``.
 
-    bits      of a code; 0: W is of X's type and lies in rows
+    bits      width of a code; 0: W is of X's type and lies in rows
     codec     its C++ codec
-    two_bit   what plain 2-bit codes are stored plus; 0: they are not 2-bit codes
-    scales    where they are applied; ``group`` elements of K have one, at most 128, of C++ type ``scale``
-    zeros     whether there are zero points
+    two_bit   offset of stored plain 2-bit codes; 0: other codes
+    scales    the stage that applies them; each serves ``group`` (at most 128) elements of K, C++ type
+              ``scale``
+    zeros     True with zero points
     """
 
     x_type: OperandType
@@ -68,7 +70,7 @@ class Tiles:
 
     @property
     def order(self) -> CodeOrder:
-        """How codes lie in a tile's words."""
+        """The order of codes in a tile's words."""
         integers = "Integer" in self.codec
         if self.bits != 4 or (integers and not self._float_bytes):
             return CodeOrder.APART
@@ -76,7 +78,7 @@ class Tiles:
 
     @property
     def tabled(self) -> bool:
-        """Whether pairs of codes are looked up in a table in shared memory."""
+        """True if pairs of codes are looked up in a table in shared memory."""
         return self.order is CodeOrder.PAIRED and self.x_type is OperandType.BF16
 
     @property
@@ -85,12 +87,12 @@ class Tiles:
 
     @property
     def code_bytes(self) -> int:
-        """Of a repacked tile's codes."""
+        """Bytes of codes in a repacked tile."""
         return TILE_ROWS * TILE_K * self.bits // 8
 
     @property
     def tile_bytes(self) -> int:
-        """Of 64 rows of W in a stage."""
+        """Bytes of 64 rows of W in a stage."""
         if not self.bits:
             return TILE_ROWS * TILE_BYTES
         scale_bytes = {"float": 4}.get(self.scale, 2)
@@ -103,11 +105,11 @@ class Tiles:
 
     @property
     def stage_k_bytes(self) -> int:
-        """Bytes of K of X in a stage."""
+        """Bytes of X's K in a stage."""
         return 2 * TILE_BYTES if self.bits and self.x_type is OperandType.BF16 else TILE_BYTES
 
     def repack_build(self) -> Build:
-        """The compilation of repack.cu."""
+        """The build of repack.cu."""
         options = macros(
             WBITS=self.bits,
             BYTES=self.x_type is not OperandType.BF16,
@@ -120,31 +122,31 @@ class Tiles:
 
     @property
     def folded(self) -> bool:
-        """Whether scales come times a power of two that brings a float's bits to its value."""
+        """True if scales include the power of two that moves a float's bits to its value."""
         return self.scales is ScalePlace.WEIGHT and "FloatCodec" in self.codec
 
     def unpack_build(self, values: bool) -> Build:
-        """The compilation of unpack.cu, to values or to codes."""
+        """The build of unpack.cu, to values or to codes."""
         decoding = macros(VALUES=values, CODEC=self.codec, TWO_BIT=self.two_bit, FOLDED=self.folded)
         return Build("unpack.cu", (*self.repack_build().macros, *decoding))
 
     def build(self, division: Division, dtype: torch.dtype) -> Build:
-        """The compilation of gemm_swap_ab.cu for a division of the output."""
+        """The build of gemm_swap_ab.cu for a division of the output."""
         return _build(self, division, dtype)
 
 
 @dataclass(frozen=True)
 class Division:
-    """How the work is divided.
+    """The division of the work.
 
     tokens        of a CTA, and ``blocks`` of 64 rows of W
     ways          parts of K that a CTA's warpgroups share
     ctas          on a multiprocessor at once
     ranks         CTAs of a cluster, which share K
-    synchronous   mma.sync multiplies decoded weights: up to 16 tokens that is faster than wgmma, which from
+    synchronous   mma.sync multiplies decoded weights: faster than wgmma for up to 16 tokens, since wgmma from
                   registers takes as long for 8 tokens as for 64
     streamed      a CTA multiplies one tile after another (``ranks`` is 1)
-    split         of streamed ones: CTAs take equal parts of K of all tiles
+    split         streamed CTAs take equal parts of K of all tiles
     """
 
     tokens: int
@@ -157,7 +159,7 @@ class Division:
     split: bool = False
 
     def stage_bytes(self, tiles: Tiles) -> int:
-        """Of one stage of the ring."""
+        """Bytes of one stage of the ring."""
         scales = self.tokens * 4 + 16 if tiles.scales is ScalePlace.BLOCK else 0
         return self._stage_bytes(tiles, self.halves(tiles)) + scales
 
@@ -166,18 +168,18 @@ class Division:
         return self.ways * (self.tokens * tiles.stage_k_bytes // halves + self.blocks * w)
 
     def halves(self, tiles: Tiles) -> int:
-        """Stages that share a repacked tile: 2 where there is no room for three whole ones."""
+        """The number of stages that share a repacked tile: 2 if three whole ones do not fit."""
         splits = tiles.bits not in (0, 3) and tiles.x_type is OperandType.BF16
         if not splits or self.ways > 1 or tiles.scales is ScalePlace.SUM:
             return 1
         return 1 if 3 * (self._stage_bytes(tiles, 1) + 16) <= self._room(tiles) else 2
 
     def table_bytes(self, tiles: Tiles) -> int:
-        """Of the values of two 4-bit codes in shared memory, a copy for each lane."""
+        """Bytes of the table of two 4-bit codes in shared memory, with a copy for each lane."""
         return 256 * 256 if tiles.tabled else 0
 
     def stages(self, tiles: Tiles) -> int:
-        """As many as fit, at most 16."""
+        """The number of stages that fit, at most 16."""
         return min(16, self._room(tiles) // (self.stage_bytes(tiles) + 16))
 
     def _room(self, tiles: Tiles) -> int:
@@ -191,13 +193,14 @@ class Division:
 
     @property
     def sums_bytes(self) -> int:
-        """Of the sums in shared memory at a time."""
+        """Bytes of sums held in shared memory at a time."""
         at_once = self.consumers // (8 * self.blocks) if self.streamed else self.tokens
         tokens = min(at_once, self.tokens)
         return self.ways * tokens * (TILE_ROWS * self.blocks + 4) * 4
 
     def shared_bytes(self, tiles: Tiles) -> int:
-        """Alignment, the ring with its barriers; the sums lie over it, or behind it if streamed."""
+        """Bytes for alignment and the ring with its barriers; the sums overlay it, or follow it if
+        streamed."""
         ring = self.stages(tiles) * (self.stage_bytes(tiles) + 16) + self.table_bytes(tiles)
         return 1024 + (ring + self.sums_bytes if self.streamed else max(ring, self.sums_bytes))
 
@@ -229,9 +232,11 @@ def _build(tiles: Tiles, division: Division, dtype: torch.dtype) -> Build:
 def repack(
     packed: Tensor, scales: Tensor | None, zeros: Tensor | None, tiles: Tiles, k: int, group: int
 ) -> Tensor:
-    """Packed codes uint8 [N, bytes] with scales and int8 zero points [N, groups] as tiles for
-    ``gemm_swap_ab``: uint8 [⌈N/64⌉, ⌈K/128⌉, tile_bytes]. ``group``: elements of K under one scale, a power
-    of two of at least 16; ``ValueError`` otherwise."""
+    """Repack codes uint8 [N, bytes], scales and int8 zero points [N, groups] into tiles for ``gemm_swap_ab``:
+    uint8 [⌈N/64⌉, ⌈K/128⌉, tile_bytes].
+
+    ``group``: elements of K under one scale, a power of two of at least 16; ``ValueError`` otherwise.
+    """
     n, k_tiles = packed.shape[0], math.ceil(k / TILE_K)
     blocks = math.ceil(n / TILE_ROWS)
     out = packed.new_empty((blocks, k_tiles, tiles.tile_bytes))
@@ -253,14 +258,14 @@ def repack(
 
 
 def unpack_values(w: Tensor, tiles: Tiles, n: int, k: int) -> Tensor:
-    """Tiles of ``repack`` as bfloat16 [n, K filled with zeros to a multiple of 8]: (value - zero point) times
-    the scales that lie in the tiles. What else scales rows is left to an epilogue."""
+    """Restore tiles of ``repack`` as bfloat16 [n, K zero-filled to a multiple of 8]: (value - zero point)
+    times the scales in the tiles. Other scales of rows are left to an epilogue."""
     return _unpacked(w, tiles, n, k, torch.bfloat16)
 
 
 def unpack_codes(w: Tensor, tiles: Tiles, n: int, k: int) -> Tensor:
-    """Tiles of ``repack`` as the codes that they were packed from, a byte each: uint8 [n, k]. Ternary digits
-    are plain 2-bit codes."""
+    """Unpack tiles of ``repack`` to the codes they were packed from, a byte each: uint8 [n, k]. Ternary
+    digits become plain 2-bit codes."""
     return _unpacked(w, tiles, n, k, torch.uint8)[:, :k]
 
 
@@ -273,7 +278,7 @@ def _unpacked(w: Tensor, tiles: Tiles, n: int, k: int, dtype: torch.dtype) -> Te
 
 
 def swap_ab_builds(tiles: Tiles, dtype: torch.dtype) -> list[Build]:
-    """Every compilation that a call may choose."""
+    """All builds that a call may choose."""
     builds = [tiles.repack_build(), tiles.unpack_build(True), tiles.unpack_build(False)] if tiles.bits else []
     for forms in (_forms(tokens, tiles) for tokens in tokens_for(tiles)):
         builds += [tiles.build(dataclasses.replace(form, streamed=True), dtype) for form in forms]
@@ -283,13 +288,13 @@ def swap_ab_builds(tiles: Tiles, dtype: torch.dtype) -> list[Build]:
 
 
 def tokens_for(tiles: Tiles) -> tuple[int, ...]:
-    """Tokens of a CTA that there are builds for: 256 where one set of accumulators is enough."""
+    """The number of tokens of a CTA, among those built: 256 if one set of accumulators is enough."""
     return TOKENS[:-1] if tiles.scales in (ScalePlace.SUM, ScalePlace.BLOCK) else TOKENS
 
 
 def _forms(tokens: int, tiles: Tiles) -> list[Division]:
-    """The fastest of those that were measured on an H200 for so many tokens, at N = K = 8192; then another,
-    which divides some N better."""
+    """The fastest form measured on an H200 for so many tokens at N = K = 8192, then another that divides some
+    N better."""
     if tokens <= 16 and tiles.bits and tiles.x_type is not OperandType.E4M3:
         return [Division(tokens, blocks=1, ways=2, ctas=1 if tiles.tabled else 2, synchronous=True)]
     if tiles.scales is ScalePlace.BLOCK:
@@ -300,13 +305,13 @@ def _forms(tokens: int, tiles: Tiles) -> list[Division]:
 
 
 def _shares_k(form: Division, tiles: Tiles) -> bool:
-    """Whether two CTAs of a cluster may share K: where W is not decoded, few tokens lose by it."""
+    """True if two CTAs of a cluster may share K: where W is not decoded, few tokens lose by it."""
     return tiles.bits > 0 or tiles.scales is ScalePlace.BLOCK or form.blocks > 1
 
 
 def division_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device) -> Division:
-    """How to divide a product: two CTAs share each tile's K where multiprocessors would idle else; then
-    whichever takes least of tiles of 64 or 128 rows one after another, whole or in equal parts of all K."""
+    """Divide a product: two CTAs share each tile's K if multiprocessors would idle otherwise. Else the
+    fastest of tiles of 64 or 128 rows one after another, whole or in equal parts of all K."""
     tokens = next((t for t in tokens_for(tiles) if m <= t), tokens_for(tiles)[-1])
     forms, count = _forms(tokens, tiles), multiprocessors(device)
     if tokens == 128 and not tiles.bits and tiles.x_type in SIXTEEN_BITS:
@@ -351,11 +356,13 @@ def gemm_swap_ab(
     early: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """X uint8 [M, bytes of K], rows of ``tiles.x_type``, by W [n, K]: rows of the same type uint8 [n, bytes],
-    or tiles of ``repack``. ``ScalePlace.BLOCK``: x_scale float32 [⌈K/128⌉, M], w_scale [⌈N/128⌉, ⌈K/128⌉].
-    ``early``: nothing on the stream still writes W; the product may begin to load its tiles while the kernel
-    before it ends. ``out``: Y [M, n] is written here. ``ValueError`` where W's tiles are not those of n rows
-    and X's K, or Y does not fit ``out``."""
+    """Multiply X uint8 [M, bytes of K], rows of ``tiles.x_type``, by W [n, K].
+
+    W is rows of the same type uint8 [n, bytes], or tiles of ``repack``. ``ScalePlace.BLOCK``: x_scale float32
+    [⌈K/128⌉, M], w_scale [⌈N/128⌉, ⌈K/128⌉]. ``early``: nothing on the stream still writes W; the product may
+    begin to load its tiles while the kernel before it ends. ``out``: Y [M, n] is written here. ``ValueError``
+    if W's tiles are not those of n rows and X's K, or Y does not fit ``out``.
+    """
     if tiles.bits:
         x, k_tiles = padded_rows(x), w.shape[1]
         expected = (math.ceil(n / TILE_ROWS), math.ceil(x.shape[1] / tiles.x_tile_bytes), tiles.tile_bytes)
@@ -391,7 +398,7 @@ def gemm_swap_ab(
 
 
 class SwapAB:
-    """``gemm_swap_ab`` at one shape, ready to be launched: everything but addresses is settled."""
+    """The product ``gemm_swap_ab`` at one shape, ready to launch: everything but addresses is settled."""
 
     def __init__(
         self,
@@ -434,7 +441,7 @@ class SwapAB:
         )
 
     def start(self, x: int, w: int, epilogue: Sequence[int], x_scale: int = 0, w_scale: int = 0) -> None:
-        """Addresses of X, W and their scales, as ``gemm_swap_ab`` has padded them (0: none), and
+        """Launch with the addresses of X, W and their scales, padded as by ``gemm_swap_ab`` (0: none), and
         ``Epilogue.addresses``."""
         of_w = w if self._w_map is None else encoded_map(self._index, w, *self._w_map)
         partial = flags = 0
@@ -452,12 +459,12 @@ planned = functools.lru_cache(1024)(SwapAB)
 
 
 _PARTIAL_SUMS: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
-"""By device and stream: on one stream launches follow one another, and may share them."""
+"""Partial sums by device and stream: launches on one stream follow one another and may share them."""
 
 
 def _partial_sums(device: torch.device, ctas: int, sums: int) -> tuple[Tensor, Tensor]:
-    """Room for the sums of tiles that CTAs share, and a flag for each CTA, which is 0 between launches. A
-    graph's products have their own, as it may be replayed on any stream."""
+    """Memory for the sums of tiles that CTAs share, and a flag for each CTA, which is 0 between launches. A
+    graph has its own, since it may be replayed on any stream."""
     if is_capturing(device):
         return torch.empty(sums, device=device), zero_words(device, ctas)
     key = (device, torch.cuda.current_stream(device).cuda_stream)

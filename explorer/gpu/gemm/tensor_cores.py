@@ -19,27 +19,30 @@ from explorer.gpu.runtime import Build, launch, multiprocessors
 from explorer.gpu.tma import tensor_map
 
 TILE_BYTES = 128
-"""Of K, in a row of a k-tile."""
+"""Bytes of K in a row of a k-tile."""
 TILE_ROWS = 128
 SCALE_COLUMNS = 128
-"""Rows of W, columns of the output, under one of its block scales."""
+"""Rows of W (columns of the output) under one of its block scales."""
 FEW_ROWS = 2048
-"""Rows of X up to which CTAs of ``gemm_wgmma`` share nothing: on an H200 they lose by waiting for each other,
-1 to 3 % at N = K = 4,096 and 8,192; from 4,096 rows on there is no difference."""
+"""Rows of X up to which CTAs of ``gemm_wgmma`` share nothing: on an H200 waiting for each other costs 1 to 3
+% at N = K = 4,096 and 8,192; from 4,096 rows on there is no difference."""
 MMA_STAGES = 3
 
 
 MOST_GROUPS = 256
-"""Of a grouped product: their tiles are counted in shared memory."""
+"""The most groups of a grouped product: their tiles are counted in shared memory."""
 MOST_SHARED_BYTES = 232448
-"""Of dynamic shared memory that one CTA can have on Hopper."""
+"""Bytes of dynamic shared memory available to one CTA on Hopper."""
 CONSUMER_WARPS, BARRIER_BYTES, MOST_STAGES = 8, 128, 6
 
 
 @dataclass(frozen=True)
 class WgmmaTile:
-    """One compilation of gemm_wgmma.cu: rows (64, 128, 256) and columns (128, 256) of a CTA's tile, CTAs in a
-    cluster and the side whose tile they share, scaling along K, and whether rows of X belong to groups."""
+    """One build of gemm_wgmma.cu.
+
+    Rows (64, 128, 256) and columns (128, 256) of a CTA's tile, CTAs in a cluster and the side with the shared
+    tile, scaling along K, and True if rows of X belong to groups.
+    """
 
     rows: int = 128
     columns: int = 256
@@ -50,13 +53,13 @@ class WgmmaTile:
 
     @property
     def _fixed_bytes(self) -> int:
-        """Alignment, barriers, each consumer warp's staging of 16 rows, and the groups' tiles."""
+        """Bytes for alignment, barriers, each consumer warp's staging of 16 rows, and the groups' tiles."""
         staging = CONSUMER_WARPS * 16 * (64 if self.scale_k is ScaleK.NONE else 32) * 4
         return 1024 + BARRIER_BYTES + staging + (4 * (MOST_GROUPS + 1) if self.grouped else 0)
 
     @property
     def _stage_bytes(self) -> int:
-        """A k-tile of both sides and its scales."""
+        """Bytes of a k-tile of both sides and its scales."""
         of_w = 0 if self.scale_k is ScaleK.NONE else self.columns // 32
         if self.scale_k is ScaleK.COLUMN:
             of_w = 128
@@ -65,16 +68,16 @@ class WgmmaTile:
 
     @property
     def stages(self) -> int:
-        """k-tiles that fit shared memory."""
+        """The number of k-tiles that fit shared memory."""
         return min(MOST_STAGES, (MOST_SHARED_BYTES - self._fixed_bytes) // self._stage_bytes)
 
     @property
     def shared_bytes(self) -> int:
-        """Of dynamic shared memory."""
+        """Bytes of dynamic shared memory."""
         return self._fixed_bytes + self.stages * self._stage_bytes
 
     def tiles(self, m: int, n: int) -> tuple[int, int]:
-        """Tiles along M and N of an output, filled to whole clusters."""
+        """The numbers of tiles along M and N of an output, filled up to whole clusters."""
         clusters = (1, self.cluster) if self.shared is ProductSide.X else (self.cluster, 1)
         return (
             math.ceil(m / (self.rows * clusters[0])) * clusters[0],
@@ -82,19 +85,20 @@ class WgmmaTile:
         )
 
     def maps(self, x: Tensor, w: Tensor) -> tuple[bytes, bytes]:
-        """Tensor maps of both sides; of the shared one, a CTA loads its part."""
+        """The tensor maps of both sides; a CTA loads its part of the shared side."""
         parts = (self.cluster, 1) if self.shared is ProductSide.X else (1, self.cluster)
         return tensor_map(x, self.x_rows(x.shape[0]) // parts[0]), tensor_map(w, self.columns // parts[1])
 
     def x_rows(self, m: int) -> int:
-        """Rows of X that a CTA waits for, of ``m`` in all; a cluster that shares them loads whole tiles."""
+        """The number of rows of X (of ``m``) that a CTA waits for; a cluster that shares them loads whole
+        tiles."""
         shares = self.cluster > 1 and self.shared is ProductSide.X
         return self.rows if shares else min(self.rows, m)
 
 
 @functools.cache
 def wgmma_build(kind: str, dtype: torch.dtype, tile: WgmmaTile) -> Build:
-    """The compilation of gemm_wgmma.cu for an operand type, an output and a tile."""
+    """The build of gemm_wgmma.cu for an operand type, an output type and a tile."""
     options = macros(
         TYPE=OperandType(kind),
         ROWS=tile.rows,
@@ -110,7 +114,7 @@ def wgmma_build(kind: str, dtype: torch.dtype, tile: WgmmaTile) -> Build:
 
 
 def wgmma_tiles(scale_k: ScaleK = ScaleK.NONE) -> tuple[WgmmaTile, ...]:
-    """Every tile that ``gemm_wgmma`` chooses from."""
+    """All tiles that ``gemm_wgmma`` chooses from."""
     # With promotion clusters are slower: CTAs stall on each other's barriers.
     if scale_k is not ScaleK.NONE:
         return tuple(WgmmaTile(rows, 128, 1, ProductSide.W, scale_k) for rows in (128, 256))
@@ -127,9 +131,12 @@ def gemm_wgmma(
     w_scale: Tensor | None = None,
     tile: WgmmaTile | None = None,
 ) -> Tensor:
-    """Hopper's asynchronous tensor cores. ``ScaleK.BLOCK`` and ``COLUMN`` scale the accumulator of every 128
-    bytes of K in float32: x_scale float32 [⌈K/128⌉, M] with w_scale [⌈N/128⌉, ⌈K/128⌉] (BLOCK), or w_scale
-    [⌈K/128⌉, N] alone. The tile is chosen by shape where it is not given."""
+    """Multiply on Hopper's asynchronous tensor cores.
+
+    ``ScaleK.BLOCK`` and ``COLUMN`` scale the accumulator of every 128 bytes of K in float32: x_scale float32
+    [⌈K/128⌉, M] with w_scale [⌈N/128⌉, ⌈K/128⌉] (BLOCK), or w_scale [⌈K/128⌉, N] alone. A tile that is not
+    given is chosen by shape.
+    """
     x, w = padded_pair(x, w)
     m, n = x.shape[0], w.shape[0]
     tile = _checked(tile or _wgmma_tile(m, n, x.device, scale_k), scale_k, grouped=False)
@@ -147,7 +154,8 @@ def _launch(
     n: int,
     groups: tuple[Tensor | None, int, int] = (None, 0, 0),
 ) -> Tensor:
-    """Rows of X and W and their scales as the kernel reads them; ``groups``: ends, their number, capacity."""
+    """Launch on rows of X and W and their scales in the kernel's layout; ``groups``: ends, their number,
+    capacity."""
     m, device = x.shape[0], x.device
     tiles_m, tiles_n = tile.tiles(m, n)
     most = (tiles_m + groups[1]) * tiles_n  # a group's last tile may be part of one
@@ -176,8 +184,8 @@ def _launch(
 
 
 def _checked(tile: WgmmaTile, scale_k: ScaleK, grouped: bool) -> WgmmaTile:
-    """The tile, or ``ValueError`` where it is another product's, or CTAs of a cluster could leave each other
-    waiting."""
+    """Return the tile; ``ValueError`` if it belongs to another product, or CTAs of a cluster could wait for
+    each other forever."""
     if tile.scale_k is not scale_k or tile.grouped is not grouped:
         kind = f"{'grouped' if grouped else 'plain'} products with {scale_k} scales along K"
         raise ValueError(f"{tile} is not for {kind}")
@@ -187,7 +195,7 @@ def _checked(tile: WgmmaTile, scale_k: ScaleK, grouped: bool) -> WgmmaTile:
 
 
 def _waves(tile: WgmmaTile, m: int, n: int, device: torch.device) -> int:
-    """How many tiles one after another a multiprocessor multiplies at most."""
+    """The most tiles that one multiprocessor multiplies one after another."""
     return math.ceil(math.prod(tile.tiles(m, n)) / multiprocessors(device))
 
 
@@ -203,7 +211,7 @@ def _wgmma_tile(m: int, n: int, device: torch.device, scale_k: ScaleK) -> WgmmaT
 
 
 def grouped_tiles(scale_k: ScaleK = ScaleK.NONE) -> tuple[WgmmaTile, ...]:
-    """Tiles of ``gemm_grouped``, for few rows a group first."""
+    """All tiles of ``gemm_grouped``, those for few rows per group first."""
     few = WgmmaTile(64, 256, 1, ProductSide.W, scale_k, grouped=True)
     if scale_k is ScaleK.NONE:
         return few, WgmmaTile(128, 256, 2, ProductSide.X, grouped=True)
@@ -212,11 +220,11 @@ def grouped_tiles(scale_k: ScaleK = ScaleK.NONE) -> tuple[WgmmaTile, ...]:
 
 
 MANY_ROWS = 512
-"""A group on average, from which on few of its rows are lost in tiles of 256."""
+"""Average rows per group from which tiles of 256 lose little."""
 
 
 def grouped_tile(rows: float, scale_k: ScaleK = ScaleK.NONE) -> WgmmaTile:
-    """The tile for so many ``rows`` a group on average."""
+    """The tile for an average of ``rows`` per group."""
     few, *wide = grouped_tiles(scale_k)
     if rows <= few.rows:
         return few
@@ -235,15 +243,16 @@ def gemm_grouped(
     expected: float | None = None,
     tile: WgmmaTile | None = None,
 ) -> Tensor:
-    """[rows, N]: rows of X [rows, bytes], each times the W of its group: W [groups, N, bytes].
+    """Multiply rows of X [rows, bytes] by the W of their group, W [groups, N, bytes]; the result is [rows,
+    N].
 
     Without a ``capacity`` (contiguous) group g has the rows from ``ends[g - 1]`` (0 for the first) to
     ``ends[g]``, int32 [groups] on the device. With one (masked) it has the first ``ends[g]`` of the
-    ``capacity`` rows from g · ``capacity`` on. Rows of no group keep whatever the output's memory holds. The
-    counts stay on the device: nothing waits for the host. x_scale [⌈K/128⌉, rows] and w_scale [groups,
-    ⌈N/128⌉, ⌈K/128⌉] as with ``ScaleK.BLOCK``. The epilogue has no vectors. The tile, where it is not given,
-    is that for the rows a group ``expected`` on average, by default as many as X has room for.
-    ``ValueError`` for shapes that do not fit.
+    ``capacity`` rows from g · ``capacity`` on. Rows of no group keep the output memory's content. The counts
+    stay on the device: nothing waits for the host. x_scale [⌈K/128⌉, rows] and w_scale [groups, ⌈N/128⌉,
+    ⌈K/128⌉] as with ``ScaleK.BLOCK``. The epilogue has no vectors. A tile that is not given is chosen for
+    ``expected`` rows per group on average, by default the rows that X has room for. ``ValueError`` for shapes
+    that do not fit.
     """
     if w.dim() != 3 or not w.numel():
         raise ValueError(f"expected W [groups, N, bytes], got {list(w.shape)}")
@@ -279,7 +288,7 @@ def scales_along_k(
     w_scale: Tensor | None,
     sizes: tuple[int, int, int],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Both scales checked and with rows padded for bulk copies: x_scale to 4 values, w_scale to 4 or 128."""
+    """Check both scales and pad their rows for bulk copies: x_scale to 4 values, w_scale to 4 or 128."""
     m, n, k_tiles = sizes
     if scale_k is ScaleK.BLOCK:
         x_scale = _padded_scale("x_scale", x_scale, (k_tiles, m), 4)
@@ -290,7 +299,7 @@ def scales_along_k(
 
 
 def _padded_scale(name: str, scale: Tensor | None, shape: tuple[int, int], multiple: int) -> Tensor:
-    """Rows as bulk copies read them (``padded_columns``)."""
+    """Pad rows for bulk copies (``padded_columns``)."""
     if scale is None:
         raise ValueError(f"{name} is needed: float32 {list(shape)}")
     if tuple(scale.shape) != shape or scale.dtype != torch.float32:
@@ -300,12 +309,12 @@ def _padded_scale(name: str, scale: Tensor | None, shape: tuple[int, int], multi
 
 @functools.cache
 def mma_build(kind: str, dtype: torch.dtype) -> Build:
-    """The compilation of gemm_mma.cu for an operand type and an output."""
+    """The build of gemm_mma.cu for an operand type and an output type."""
     return Build("gemm_mma.cu", macros(TYPE=OperandType(kind), OUT=dtype, STAGES=MMA_STAGES))
 
 
 def gemm_mma(x: Tensor, w: Tensor, kind: str, epilogue: Epilogue) -> Tensor:
-    """mma.sync tensor cores."""
+    """Multiply on tensor cores by mma.sync."""
     x, w = padded_pair(x, w)
     out = x.new_empty((x.shape[0], w.shape[0]), dtype=epilogue.dtype)
     tiles_m, tiles_n = math.ceil(out.shape[0] / 128), math.ceil(out.shape[1] / 128)
@@ -324,16 +333,15 @@ def gemm_mma(x: Tensor, w: Tensor, kind: str, epilogue: Epilogue) -> Tensor:
 
 @functools.cache
 def block_scaled_build(element: str, dtype: torch.dtype) -> Build:
-    """The compilation of gemm_block_scaled.cu for a ``BlockScaledFormat`` and an output; for sm_120a
-    alone."""
+    """The build of gemm_block_scaled.cu for a ``BlockScaledFormat`` and an output type; for sm_120a alone."""
     return Build("gemm_block_scaled.cu", macros(ELEMENT=BlockScaledFormat(element), OUT=dtype))
 
 
 def gemm_block_scaled(
     x: Tensor, w: Tensor, x_scales: Tensor, w_scales: Tensor, element: str, epilogue: Epilogue
 ) -> Tensor:
-    """sm_120a's block-scaled instruction on rows of elements with one scale byte a block, uint8 [rows,
-    blocks]."""
+    """Multiply by sm_120a's block-scaled instruction: rows of elements with one scale byte per block, uint8
+    [rows, blocks]."""
     x, w = padded_pair(x, w, 32)
     x_blocks, w_blocks = x_scales.shape[1], w_scales.shape[1]
     if x_scales.dtype != torch.uint8 or w_scales.dtype != torch.uint8 or x_blocks != w_blocks:

@@ -1,5 +1,4 @@
-"""Launchers for packed weights: decoded in registers as they are multiplied, or widened to bytes
-beforehand."""
+"""Launchers for packed weights: decoded in registers during the product, or widened to bytes beforehand."""
 
 from __future__ import annotations
 
@@ -21,15 +20,17 @@ X_TYPES = {
     torch.int8: OperandType.S8,
     torch.float8_e4m3fn: OperandType.E4M3,
 }
-"""Activations that ``gemm_dequant_in_registers`` takes."""
+"""The types of activations that ``gemm_dequant_in_registers`` takes."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """How ``gemm_dequant_in_registers`` reads W: its C++ codec, bits a code, codes that a lane loads at once,
-    the scale's C++ type, whether the accumulator of each group is scaled (else the weights, before the
-    product), whether there are zero points, and what plain 2-bit codes are stored plus (0: they are not 2-bit
-    codes)."""
+    """The storage of W for ``gemm_dequant_in_registers``.
+
+    Its C++ codec, bits per code, codes that a lane loads at once, the scale's C++ type, True if the
+    accumulator of each group is scaled (else the weights, before the product), True with zero points, and the
+    offset of stored plain 2-bit codes (0: other codes).
+    """
 
     codec: str
     bits: int
@@ -40,17 +41,17 @@ class Weight:
     two_bit: int
 
     def build(self, x_type: OperandType, tiles: int, x_in_smem: bool, dtype: torch.dtype) -> Build:
-        """The compilation for a type of activations, tiles of eight tokens, X staged in shared memory, and an
-        output."""
+        """The build for a type of activations, tiles of eight tokens, X staged in shared memory, and an
+        output type."""
         return _dequant_build(self, x_type, tiles, x_in_smem, dtype)
 
     def builds(self, x_type: OperandType, dtype: torch.dtype) -> list[Build]:
-        """Every compilation that a call may choose."""
+        """All builds that a call may choose."""
         choices = ((1, True), (1, False), (2, False), (4, False))
         return [self.build(x_type, tiles, x_in_smem, dtype) for tiles, x_in_smem in choices]
 
     def x_smem_bytes(self, m: int, k: int, dtype: torch.dtype) -> int:
-        """What X [m, k] takes in shared memory: int8, or bfloat16, with 16 bytes between rows against bank
+        """Bytes of X [m, k] in shared memory: int8 or bfloat16, with 16 bytes between rows against bank
         conflicts."""
         k_tile = 4 * self.elements
         return m * (math.ceil(k / k_tile) * k_tile * (1 if dtype == torch.int8 else 2) + 16)
@@ -79,8 +80,8 @@ def _dequant_build(
 def gemm_dequant_in_registers(
     x: Tensor, w: Tensor, scales: Tensor, zeros: Tensor | None, how: Weight, group: int, epilogue: Epilogue
 ) -> Tensor:
-    """X [M, K] (bfloat16, int8 or float8_e4m3fn) by packed codes W uint8 [N, bytes], scales and zeros [N,
-    groups].
+    """Multiply X [M, K] (bfloat16, int8 or float8_e4m3fn) by packed codes W uint8 [N, bytes] with scales and
+    zeros [N, groups].
 
     K is a multiple of 16 and W's rows are padded to 16 bytes: ``padded_rows``. ``group``: elements of K under
     one scale, a power of two. ``ValueError`` otherwise.
@@ -113,7 +114,7 @@ def gemm_dequant_in_registers(
 
 @functools.cache
 def widen_build(codec: str, bits: int, two_bit: int, to_e4m3: bool, scaled: bool = False) -> Build:
-    """The compilation of widen.cu."""
+    """The build of widen.cu."""
     options = macros(CODEC=codec, WBITS=bits, TWO_BIT=two_bit, TO_E4M3=to_e4m3, SCALED=scaled)
     return Build("widen.cu", options)
 
@@ -127,12 +128,13 @@ def widen(
     ratios: Tensor | None = None,
     group: int = 32,
 ) -> Tensor:
-    """4- or 2-bit codes uint8 [rows, bytes], bytes a multiple of 16 or 2, -> int8 or E4M3 bytes uint8 [rows,
+    """Widen 4- or 2-bit codes uint8 [rows, bytes] (a multiple of 16 or 2) to int8 or E4M3 bytes, uint8 [rows,
     elements].
 
     With ``ratios``, float32 [rows, groups], each code is multiplied by that of its group of ``group``
-    elements (a power of two, at least 32) and rounded to nearest, ties to even. int8: products are at most
-    127 in magnitude. E4M3 saturates. ``ValueError`` for other shapes."""
+    elements (a power of two, at least 32) and rounded to nearest, ties to even. int8 products are at most 127
+    in magnitude; E4M3 saturates. ``ValueError`` for other shapes.
+    """
     if bits not in (2, 4):
         raise ValueError(f"expected codes of 4 or 2 bits, not {bits}")
     unit = 32 if bits == 4 else 8

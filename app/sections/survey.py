@@ -361,7 +361,7 @@ def budget(asked: Budget) -> BudgetView:
         dataclasses.replace(asked, by=BITS, bits=None).bought()  # its error is not of the times
         return BudgetView.untimed(
             f"{NO_TIMES} ({error}). Choose a budget of bits per weight; or measure its layers on a machine "
-            f"with a GPU: explorer recipe SURVEY.jsonl --time 500us --batch {tokens(asked.batch)} --on here"
+            f"with a GPU: explorer recipe SURVEY.jsonl --time 500us --batch {tokens(asked.batch)}"
         )
     found, front, choice = one.survey, one.front, one.choice
     path = fresh_folder() / f"{file_name(f'{found.head.model} {choice.bits:.3g} bits')}.json"
@@ -466,21 +466,15 @@ def _commands(recipe: str, asked: Budget, head: Head, choice: Choice) -> list[st
         microseconds = math.ceil(1e8 * choice.time.seconds) / 100
         bound = f"--time {microseconds:.9g}us --batch {choice.time.batch}"
     words = ["explorer recipe", shlex.quote(found), bound, f"--out {made}"]
-    if asked.signal:
-        words.insert(3, f"--signal {asked.signal}")
     if asked.target != ANY:
         words.insert(3, f"--for {asked.target}")
     if asked.inputs not in ("", NOT_QUANTIZED):
         words.insert(3, f"--inputs {asked.inputs}")
     if asked.keep.strip():
         words.insert(3, f"--keep {shlex.quote(asked.keep.strip())}")
-    if asked.fuse:
-        words.insert(3, "--fuse")
     by = "" if set(schemes) == set(SCHEMES) else f" --schemes {shlex.quote(','.join(schemes))}"
     if methods:
         by += f" --methods {','.join(methods)}"
-    if head.inputs:
-        by += f" --inputs {','.join(head.inputs)}"
     lines = [
         f"explorer survey {shlex.quote(model)}{by} --out {shlex.quote(found)}",
         " ".join(words),

@@ -111,7 +111,7 @@ def _fused_refusal(plan: Plan) -> str:
             parts = [first, *(name.rpartition(".")[2] for name in more)]
             joined = f"{', '.join(parts[:-1])} and {parts[-1]}"
             what = "one scheme" if len(schemes) > 1 else "one way of quantizing inputs"
-            return f"it multiplies {joined} as one matrix: they need {what} (--fuse)"
+            return f"it multiplies {joined} as one matrix: they need {what} (recipe --for vllm)"
     return ""
 
 

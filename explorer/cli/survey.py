@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from explorer.checkpoints.inputs import INPUTS, RANGES, check_inputs, inputs_of, is_fixed
+from explorer.checkpoints.inputs import INPUTS, check_inputs, check_scheme, inputs_of, is_fixed
 from explorer.checkpoints.targets import check_target
 from explorer.cli.device import Device, use_device
 from explorer.cli.options import (
@@ -48,13 +47,12 @@ if TYPE_CHECKING:
     from explorer.analysis.cache import CachePlan
     from explorer.checkpoints.write import Written
     from explorer.models.capture import Model
+    from explorer.schemes import Scheme
     from explorer.survey import Choice, Frontier, ModelRecipe, Survey
     from explorer.survey.check import Check
     from explorer.survey.times import StepTimes
 
 app = typer.Typer()
-AS_THEY_ARE = "none"
-"""Of the ways of quantizing inputs: not."""
 SIGNALS = ("weight", "output", "fisher", "fisher_diagonal", "measured")
 """The rows of ``SENSITIVITIES``, whose module imports torch."""
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="A file that `explorer recipe` wrote.")]
@@ -102,7 +100,6 @@ Rotated = Annotated[
     epilog=examples(
         "survey path/to/model --text text.txt --out model.jsonl",
         "survey path/to/model --methods gptq --out model.jsonl",
-        "survey path/to/model --inputs int8_row,fp8_e4m3_row --out model.jsonl",
         "survey path/to/model --schemes nvfp4,mxfp4,int8_row --signal weight",
     ),
 )
@@ -154,14 +151,6 @@ def survey(
             show_default="round to nearest alone",
         ),
     ] = "",
-    inputs: Annotated[
-        str,
-        typer.Option(
-            help="Also predict what quantizing each layer's inputs by these schemes adds to the loss: then a "
-            f"recipe chooses whose inputs are quantized. Comma-separated: {', '.join(INPUTS)}.",
-            show_default="not predicted",
-        ),
-    ] = "",
     ray: Annotated[
         str | None,
         typer.Option(
@@ -181,8 +170,6 @@ def survey(
     for name in split(signal) if signal is not None else ():
         if name not in SIGNALS:
             raise ValueError(f"no signal {name!r}; there are {', '.join(SIGNALS)}")
-    for name in split(inputs) if inputs else ():
-        check_inputs(name)
     path = _survey_file(model, out)
     check_readable(text)
     (texts,) = read_files(text, column=column, sequence_length=sequence_length, samples=samples)
@@ -201,7 +188,6 @@ def survey(
         tuple(split(exclude)) if exclude else (),
         embeddings,
         tuple(split(methods)) if methods else (),
-        tuple(split(inputs)) if inputs else (),
     )
     say(*note_of(model, revision), error=True)
     use_device(device)
@@ -282,11 +268,9 @@ def _loss_words(found: Survey, is_loss: bool) -> str:
     rich_help_panel=MODELS,
     epilog=examples(
         "recipe model.jsonl --bits 4.5 --out recipe.json",
-        "recipe model.jsonl --size 3.2GB --keep down_proj --for compressed-tensors --fuse",
-        "recipe model.jsonl --bits 8.1 --for vllm --inputs int8_row --out w8a8.json",
-        "recipe model.jsonl --bits 6 --for vllm --inputs int8_row --inputs-loss 0.001 --out some.json",
-        "recipe model.jsonl --bits 4.5 --cache fp8_e4m3_tensor/fp8_e4m3_tensor --out recipe.json",
-        "recipe model.jsonl --time 12ms --batch 16 --on h200 --fuse --out fast.json",
+        "recipe model.jsonl --size 3.2GB --keep down_proj --for compressed-tensors",
+        "recipe model.jsonl --bits 8.1 --for vllm --inputs int8_row --keep-inputs down_proj --out w8a8.json",
+        "recipe model.jsonl --time 12ms --batch 16 --for vllm --out fast.json",
     ),
 )
 def recipe(
@@ -297,62 +281,48 @@ def recipe(
     size: Annotated[
         str | None,
         typer.Option(
-            help="Or the whole model's size, e.g. 3.2GB: with --for that of the target's files of weights, "
-            "headers included, where the model is on this machine; else the rest of it as it is stored."
+            help="Or the size of the whole model, e.g. 3.2GB: with --for the size of the target's files, "
+            "where the model is on this machine; else all other tensors count as they are stored."
         ),
     ] = None,
-    loss: Annotated[float | None, typer.Option(help="Or the most predicted loss.")] = None,
     time: Annotated[
         str | None,
         typer.Option(
-            help="Or, alone or beside --bits or --size, the time of all linear layers in one step, such as "
-            "12ms or 800us. Attention, norms and sampling are not counted: they are the same for every "
-            "recipe."
+            help="Or the time of all linear layers in one step, such as 12ms or 800us: measured on this "
+            "machine's GPU, or without one as recorded on a named GPU. Attention, norms and sampling are not "
+            "counted: they take the same time under every recipe."
         ),
-    ] = None,
-    tokens_per_second: Annotated[
-        float | None,
-        typer.Option(help="The same as tokens of each text a second: 80 is --time 12.5ms."),
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Tokens that the step multiplies: one of each text at once.", show_default="1"
-        ),
-    ] = None,
-    on: Annotated[
-        str | None,
-        typer.Option(
-            "--on",
-            help="Whose times: a recorded GPU, such as h200, or here: this machine's GPU, measured now.",
-            show_default="the recorded GPU",
-        ),
-    ] = None,
-    signal: Annotated[
-        str, typer.Option(help="What to choose by.", show_default="the survey's best signal")
-    ] = "",
-    schemes: Annotated[
-        str | None, typer.Option(help="Only these, comma-separated.", show_default="the survey's")
-    ] = None,
-    keep: Annotated[
-        str | None, typer.Option(help="Layers left as they are: parts of names or patterns, comma-separated.")
+        typer.Option(min=1, help="With --time: tokens of the step, one of each text.", show_default="1"),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option("--for", help="Only schemes that a checkpoint format carries together: {EXPORTS}."),
     ] = None,
-    fuse: Annotated[
-        bool, typer.Option("--fuse", help="One scheme for query, key and value, and for gate and up.")
-    ] = False,
-    head: Annotated[
-        bool, typer.Option("--head", help="Choose a scheme for the head too, as --for gguf does.")
-    ] = False,
-    embeddings: Annotated[
-        bool,
+    schemes: Annotated[
+        str | None, typer.Option(help="Only these schemes, comma-separated.", show_default="the survey's")
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option(help="Layers left as they are: parts of names or patterns, comma-separated.")
+    ] = None,
+    inputs: Annotated[
+        str,
         typer.Option(
-            "--embeddings", help="And for the tokens' embeddings, a tied head included, as --for gguf does."
+            help=f"Also quantize the layers' inputs, by {', '.join(INPUTS)}: then only schemes that are "
+            "multiplied with such inputs are chosen. The last three have one fixed scale a layer, which "
+            "texts are run for.",
+            show_default="not quantized",
         ),
-    ] = False,
+    ] = "",
+    keep_inputs: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-inputs",
+            help="With --inputs: layers that keep their inputs, and any scheme; named as for --keep.",
+        ),
+    ] = None,
     method: Annotated[
         str,
         typer.Option(
@@ -360,86 +330,45 @@ def recipe(
             show_default="the survey's (--methods), else round to nearest",
         ),
     ] = "",
-    inputs: Annotated[
-        str,
-        typer.Option(
-            help=f"Also quantize the layers' inputs, by {', '.join(INPUTS)}: only schemes that are "
-            "multiplied with such. The last three have one fixed scale a layer, which texts are run for. Of "
-            f"several, comma-separated, each layer has one; {AS_THEY_ARE} among them leaves inputs as they "
-            "are.",
-            show_default="not quantized",
-        ),
-    ] = "",
-    inputs_loss: Annotated[
-        float | None,
-        typer.Option(
-            "--inputs-loss",
-            min=0,
-            help="The most predicted loss that quantized inputs may add: those of the layers that lose most "
-            "by it stay as they are.",
-            show_default="no limit",
-        ),
-    ] = None,
-    input_range: Annotated[
-        str,
-        typer.Option(
-            help=f"What a fixed scale of inputs spans: {', '.join(RANGES)} (99.99 % of the values).",
-            show_default="max",
-        ),
-    ] = "",
-    cache: CacheOption = None,
-    recent: Recent = 0,
-    rotated: Rotated = False,
     out: Annotated[str | None, typer.Option(help="Write the recipe to this JSON file.")] = None,
     as_json: Json = False,
 ) -> None:
     """The best scheme for each layer within a budget, by a survey."""
-    seconds = _check_budget(bits, size, loss, time, tokens_per_second, batch, on)
+    seconds = _check_budget(bits, size, time, batch)
     check_readable(survey)
     if target:
         check_target(target)
-    ways = _check_inputs(inputs, input_range, inputs_loss, seconds)
+    if keep_inputs and not inputs:
+        raise ValueError("--keep-inputs names layers whose inputs --inputs does not quantize: give --inputs")
     if out is not None:
         _check_out_file(Path(out))
-    cached = _cache_plan(cache, recent, rotated)
+    quantized = _inputs_scheme(inputs)
     from explorer.survey import frontier, load_survey, recipe_of
     from explorer.survey.apply import constraints_of, unplaced
-    from explorer.survey.budget import keeping_inputs, kept_words
-    from explorer.survey.loss import EMBEDDING
+    from explorer.survey.budget import kept_words, matched
+    from explorer.survey.sentences import slightly_more
 
     found = load_survey(survey)
-    if cached is not None and found.head.loss == EMBEDDING:
-        raise ValueError(f"{found.head.model} predicts no tokens: it keeps no keys and values")
     left = unplaced(target, found) if target else {}
-    times = _times(on, batch or 1) if seconds is not None else None
+    exempt = matched(found, split(keep_inputs)) if keep_inputs else ()
     constraints = constraints_of(
         target or "",
         found,
         schemes=tuple(split(schemes)) if schemes else (),
         keep=(*(split(keep) if keep else ()), *left),
-        fuse=fuse,
-        head=head or None,
-        embeddings=embeddings or None,
-        inputs=tuple(inputs_of(x, _span_of(x, input_range)) if x != AS_THEY_ARE else None for x in ways),
-        times=times,
+        inputs=quantized,
+        own_inputs=dict.fromkeys(exempt, (None,)),
+        times=_times(batch or 1) if seconds is not None else None,
         methods=() if method else None,
     )
-    if inputs_loss is not None:
-        constraints = keeping_inputs(found, constraints, inputs_loss)
-    front = frontier(found, signal, constraints)
+    front = frontier(found, constraints=constraints)
     _hint_at_schemes(target, found, front)
     left |= front.left
     say(*kept_words(left), error=True)
-    try:
-        choice = _choice(front, bits, size, loss, seconds)
-    except ValueError as error:
-        if inputs_loss is None:
-            raise
-        raise ValueError(
-            f"{error}. Layers with quantized inputs take only schemes that are multiplied with those: a "
-            "smaller --inputs-loss leaves more layers their inputs, and any scheme"
-        ) from error
-    chosen = dataclasses.replace(recipe_of(found, choice, signal, method, constraints), cache=cached)
+    if size is not None:
+        bits = front.bits_of(byte_size(size))
+    choice = front.at(bits) if bits is not None else front.at_time(seconds or 0.0)
+    chosen = recipe_of(found, choice, method=method, constraints=constraints)
     if target:
         _check_together(target, chosen, constraints.schemes or found.head.schemes)
     if out:
@@ -449,7 +378,8 @@ def recipe(
         print_json({"recipe": _record(chosen), "choice": choice, **found_out})
         return
     _print_recipe(found, front, choice, chosen)
-    say(*_slightly_more(front, choice, bits, size))
+    if bits is not None and (more := slightly_more(front, choice, bits)):
+        say(more)
     _say_methods(found, choice, method)
     say(f"written: {out}" if out else "not written: name a file by --out")
 
@@ -503,93 +433,44 @@ def _check_together(target: str, chosen: ModelRecipe, schemes: Sequence[str]) ->
         raise ValueError(f"{target}: {why}{hint}")
 
 
-def _check_inputs(names: str, span: str, limit: float | None, seconds: float | None) -> tuple[str, ...]:
-    """The ways of quantizing inputs that --inputs names; ``ValueError`` for what does not go together."""
-    ways = tuple(dict.fromkeys(split(names))) if names else (AS_THEY_ARE,)
-    quantized = [name for name in ways if name != AS_THEY_ARE]
-    for name in quantized:
-        check_inputs(name, _span_of(name, span))
-    if span and not any(_span_of(name, span) for name in quantized):
-        if quantized:
-            check_inputs(quantized[0], span)
-        raise ValueError("--input-range is of the fixed scales that --inputs asks for")
-    if limit is not None and not quantized:
-        raise ValueError("--inputs-loss is of inputs that --inputs quantizes: name their scheme")
-    if len(ways) > len(quantized) > 0 and limit is None and seconds is None:
-        raise ValueError(
-            "inputs as they are lose least, and take no more bits: give a budget of time, or --inputs-loss"
-        )
-    return ways
+def _inputs_scheme(text: str) -> Scheme | None:
+    """The scheme of inputs called ``text``, or written out in full; ``ValueError`` for another one."""
+    if not text:
+        return None
+    if "~" not in text:
+        check_inputs(text)
+        return inputs_of(text)
+    from explorer.schemes import Scheme
+
+    check_scheme(scheme := Scheme.parse(text))
+    return scheme
 
 
-def _span_of(name: str, span: str) -> str:
-    """The range that --input-range gives inputs by the scheme ``name``: it is of those of one scale."""
-    return span if name.endswith("_tensor") else ""
-
-
-def _check_budget(
-    bits: float | None,
-    size: str | None,
-    loss: float | None,
-    time: str | None,
-    rate: float | None,
-    batch: int | None,
-    on: str | None,
-) -> float | None:
-    """The seconds of a budget of time, None without one; ``ValueError`` for options that do not go
-    together."""
-    timed = time is not None or rate is not None
-    budgets = sum(budget is not None for budget in (bits, size, loss))
-    if budgets > 1 or (not budgets and not timed):
-        raise ValueError(
-            "name one budget: --bits, --size or --loss; or --time (or --tokens-per-second), alone or with "
-            "--bits or --size"
-        )
-    if time is not None and rate is not None:
-        raise ValueError("--time and --tokens-per-second say the same: give one")
-    if timed and loss is not None:
-        raise ValueError("--loss goes with no budget of time: give --bits or --size beside --time")
-    if not timed and (batch is not None or on is not None):
-        raise ValueError("--batch and --on are of a budget of time: give --time or --tokens-per-second")
+def _check_budget(bits: float | None, size: str | None, time: str | None, batch: int | None) -> float | None:
+    """The seconds of a budget of time, None of another one; ``ValueError`` unless there is one budget."""
+    if sum(budget is not None for budget in (bits, size, time)) != 1:
+        raise ValueError("name one budget: --bits, --size or --time")
+    if batch is not None and time is None:
+        raise ValueError("--batch is of a budget of time: give --time")
     if size is not None and not byte_size(size):
         raise ValueError("--size is the size of the whole model, more than 0 bytes")
-    if time is not None:
-        from explorer.survey.times import seconds_of
+    if time is None:
+        return None
+    from explorer.survey.times import seconds_of
 
-        return seconds_of(time)
-    if rate is not None and not 0 < rate < math.inf:
-        raise ValueError(f"--tokens-per-second is a number above 0, not {rate:g}")
-    return None if rate is None else 1 / rate
+    return seconds_of(time)
 
 
-def _times(on: str | None, batch: int) -> StepTimes:
-    """Times of products on the machine ``on``; ``ValueError`` with the machines there are."""
-    from explorer.survey.times import HERE, recorded_times
+def _times(batch: int) -> StepTimes:
+    """Times of products on this machine's GPU, or without one those of the recorded GPU."""
+    from explorer.core.backend import gpu_device
+    from explorer.survey.times import recorded_times
 
-    if on is None or on.strip().lower() != HERE:
-        return recorded_times(on or "", batch)
+    if gpu_device() is None:
+        return recorded_times("", batch)
     from explorer.bench.layers import times_here
 
     return times_here(batch)
-
-
-def _choice(
-    front: Frontier, bits: float | None, size: str | None, loss: float | None, seconds: float | None
-) -> Choice:
-    if size is not None:
-        bits = front.bits_of(byte_size(size))
-    if seconds is not None:
-        return front.at_time(seconds, bits)
-    return front.at(bits) if bits is not None else front.at_loss(loss or 0.0)
-
-
-def _slightly_more(front: Frontier, choice: Choice, bits: float | None, size: str | None) -> tuple[str, ...]:
-    """What a slightly larger budget would do, if that is worth a line."""
-    from explorer.survey.sentences import slightly_more
-
-    budget = bits if size is None else front.bits_of(byte_size(size))
-    said = slightly_more(front, choice, budget)
-    return (said,) if said else ()
 
 
 def _record(chosen: ModelRecipe) -> dict[str, object]:

@@ -572,12 +572,18 @@ def _check_asked(survey: Survey, signal: str, constraints: Constraints) -> None:
         if name not in survey.head.methods:
             known = ", ".join(survey.head.methods) or "none"
             raise ValueError(f"the survey has no method {name!r}; it has {known}")
-    for pattern in constraints.keep if survey.linear else ():
+    matched(survey, constraints.keep)
+
+
+def matched(survey: Survey, patterns: Sequence[str]) -> tuple[str, ...]:
+    """The names of the layers that match one of ``patterns``; ``ValueError`` for a pattern without any."""
+    for pattern in patterns if survey.linear else ():
         if not any(matches(layer.name, pattern) for layer in survey.layers):
             raise ValueError(
-                f"no layer's name matches {pattern!r}: a part of a name such as {survey.linear[0].name}, or "
-                "a pattern with * and ?"
+                f"no layer's name matches {pattern!r}: give a part of a name such as "
+                f"{survey.linear[0].name}, or a pattern with * and ?"
             )
+    return tuple(x.name for x in survey.layers if any(matches(x.name, pattern) for pattern in patterns))
 
 
 def _families(names: Sequence[str], family: Family | None) -> list[tuple[str, ...]]:

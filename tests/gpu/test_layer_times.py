@@ -1,6 +1,6 @@
 """On a GPU: the time of a recipe's layers, measured.
 
-If this fails, `explorer recipe --on here` or `explorer check` times other products than a model runs.
+If this fails, `explorer recipe --time` or `explorer check` times other products than a model runs.
 """
 
 from __future__ import annotations

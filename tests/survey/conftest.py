@@ -122,7 +122,7 @@ def llama(tiny_llama: Path) -> Model:
 
 @pytest.fixture(scope="session")
 def files(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """By name: the model, texts, its survey by ``SURVEYED`` with losses of inputs, and a recipe."""
+    """By name: the model, texts, its survey by ``SURVEYED``, and a recipe."""
     folder = tmp_path_factory.mktemp("commands")
     (folder / "seen.txt").write_text("\n\n".join(SEEN))
     (folder / "held-out.txt").write_text("\n".join(HELD_OUT))
@@ -137,7 +137,7 @@ def files(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     names = {p.stem: str(p) for p in folder.iterdir()} | {"model": str(tiny_llama), "folder": str(folder)}
     names |= {new: str(folder / new) for new in ("new", "survey", "recipe")}
     command = ["survey", names["model"], "--text", names["seen"], "--schemes", ",".join(SURVEYED)]
-    assert main([*command, "--inputs", "int8_row,nvfp4", "--out", names["survey"], "--json"]) == 0
+    assert main([*command, "--out", names["survey"], "--json"]) == 0
     assert main(["recipe", names["survey"], "--bits", "4.6", "--out", names["recipe"], "--json"]) == 0
     return names
 

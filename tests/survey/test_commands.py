@@ -39,7 +39,7 @@ def test_a_survey_is_a_table_and_a_file(
 ) -> None:
     """The same command again opens the file; JSON has the keys of the file."""
     command = ("survey", files["model"], "--text", files["seen"], "--schemes", ",".join(SURVEYED))
-    command += ("--inputs", "int8_row,nvfp4", "--out", files["survey"])
+    command += ("--out", files["survey"])
     assert set(SURVEYED) <= set(re.findall(r"\w+", run(capsys, *command)))
     found = json.loads(run(capsys, *command, "--json"))
     assert found["head"]["default"] == tiny_survey.head.default == "fisher_diagonal"
@@ -47,27 +47,25 @@ def test_a_survey_is_a_table_and_a_file(
 
 
 def test_a_recipe_is_within_its_budget(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """By bits, size or loss; kept layers as asked; and a file that opens."""
-    out = run(capsys, "recipe", files["survey"], "--bits", "4.6", "--fuse", "--keep", "layers.0.")
+    """By bits or size; kept layers as asked; and a file that opens."""
+    out = run(capsys, "recipe", files["survey"], "--bits", "4.6", "--keep", "layers.0.")
     assert "layers.0." not in out and "layers.1." in out
     recipe = ModelRecipe.load(files["recipe"])
     assert recipe.bits is not None and recipe.bits <= 4.6 and recipe.model == files["model"]
-    for budget in (("--size", "80kB"), ("--loss", "0.05")):
-        found = json.loads(run(capsys, "recipe", files["survey"], *budget, "--json"))
-        assert found["choice"]["loss"] == found["recipe"]["predicted_loss"]
-        assert budget[0] == "--size" or found["choice"]["loss"] <= 0.05
+    found = json.loads(run(capsys, "recipe", files["survey"], "--size", "80kB", "--json"))
+    assert found["choice"]["loss"] == found["recipe"]["predicted_loss"]
 
 
-def test_a_recipe_is_within_its_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By itself, with bits, and as a rate; the file says whose time it is and how it is known."""
-    out, timed = tmp_path / "fast.json", ("--batch", "16", "--on", "h200")
-    run(capsys, "recipe", str(SHIPPED), "--time", "155us", *timed, "--out", str(out))
+def test_a_recipe_is_within_its_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU here the times are recorded ones: the file says whose time it is and how it is known."""
+    monkeypatch.setattr("explorer.core.backend.gpu_device", lambda: None)
+    out = tmp_path / "fast.json"
+    run(capsys, "recipe", str(SHIPPED), "--time", "155us", "--batch", "16", "--out", str(out))
     time = ModelRecipe.load(out).predicted_time
     assert time is not None and time.seconds <= 155e-6 and time.batch == 16 and time.machine == "NVIDIA H200"
-    both = ("--tokens-per-second", "6000", "--bits", "4.4", "--json")
-    found = json.loads(run(capsys, "recipe", str(SHIPPED), *both, *timed))["recipe"]
-    assert found["bits"] <= 4.4 and found["predicted_time"]["seconds"] <= 1 / 6000
-    assert found["predicted_time"]["how"] == "modelled" and 0 < found["predicted_time"]["error"] < 1
+    assert time.how == "modelled" and time.error is not None and 0 < time.error < 1
 
 
 def test_a_check_stands_beside_its_prediction(
@@ -109,29 +107,24 @@ def test_texts_are_read_as_the_options_say(
 REFUSED = [
     ("survey MODEL --text ROWS", "body, kind"),
     ("survey MODEL --text SEEN --column a", "seen.txt"),
-    ("survey MODEL --text SEEN --sequence-length 8 --signal fisher --out NEW", "end token"),
+    ("survey MODEL --text SEEN --sequence-length 8 --signal fisher_diagonal --out NEW", "end token"),
     ("survey MODEL --text BLANK", "blank.txt"),
     ("survey MODEL --out FOLDER", "regular file"),
     ("survey MODEL --out SEEN", "seen.txt"),
     ("survey MODEL --schemes nvfp4 --out SURVEY", "the schemes"),
-    ("survey MODEL --inputs int4_row --out NEW", "int8_row, "),
-    ("survey MODEL --inputs int8_row --signal weight --out NEW", "inputs"),
     ("survey MODEL --methods gptq,awq --out NEW", "--method awq"),
-    ("recipe SURVEY", "--bits, --size or --loss"),
+    ("recipe SURVEY", "--bits, --size or --time"),
+    ("recipe SURVEY --bits 4 --size 1MB", "--bits, --size or --time"),
     ("recipe SURVEY --size 0MB", "--size"),
     ("recipe RECIPE --bits 4.6", "recipe, no survey"),
     ("recipe SURVEY --bits 6 --for bitsandbytes", "nf4_block64"),
-    ("recipe SURVEY --bits 9 --input-range max", "--inputs"),
+    ("recipe SURVEY --bits 9 --inputs int4_row", "int8_row, "),
+    ("recipe SURVEY --bits 9 --keep-inputs down", "give --inputs"),
+    ("recipe SURVEY --bits 9 --inputs int8_row --keep-inputs nope", "'nope'"),
     ("recipe SURVEY --bits 9 --inputs int8_row --for awq", "compressed-tensors or vllm"),
     ("recipe SURVEY --bits 9 --inputs int8_row --schemes int4_group64", "INT8 weights by row or tensor"),
-    ("recipe SURVEY --bits 9 --inputs int8_row,none", "lose least"),
-    ("recipe SURVEY --bits 9 --inputs-loss 0.1", "--inputs quantizes"),
-    ("recipe SURVEY --time 1ms --inputs fp8_e4m3_row,none", "fp8_e4m3_row"),
     ("recipe SHIPPED --time 10us --batch 16", "146 µs"),
-    ("recipe SHIPPED --time 1ms --on h100", "h200"),
-    ("recipe SHIPPED --time 1ms --tokens-per-second 80", "give one"),
-    ("recipe SHIPPED --time 1ms --loss 0.1", "--loss"),
-    ("recipe SHIPPED --bits 4.5 --batch 16", "--batch and --on"),
+    ("recipe SHIPPED --bits 4.5 --batch 16", "--batch"),
     ("check ODD", "odd.json"),
     ("check RECIPE --text SEEN --sequence-length 100", "64 positions"),
     ("check RECIPE --model BERT", "made for"),
@@ -178,7 +171,7 @@ def test_apply_writes_what_the_recipe_says(
     """A checkpoint whose configuration names the schemes, with a method's codes. A target that cannot carry
     it is refused before the model is loaded: of a large one that takes half a minute."""
     recipe, out = str(tmp_path / "r.json"), tmp_path / "made"
-    budget = ("--bits", "6", "--schemes", "int4_group64,int8_row", "--for", "compressed-tensors", "--fuse")
+    budget = ("--bits", "6", "--schemes", "int4_group64,int8_row", "--for", "compressed-tensors")
     run(capsys, "recipe", files["survey"], *budget, "--method", "gptq", "--out", recipe)
     seen = ("--calibration", files["seen"])
     run(capsys, "apply", recipe, "--to", "compressed-tensors", *seen, "--out", str(out))

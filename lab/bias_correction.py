@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from explorer.core.backend import work_device
+from explorer.core.replace import replace_layers
 from explorer.methods import BIAS_CORRECTION, label_of
 from explorer.methods.bias_correction import bias_correction, into_bias
 from explorer.models.capture import Model, capture
 from explorer.models.evaluate import SAMPLES, OriginalModel, embed, embedding_scores, sentences
 from explorer.models.kinds import kind_of
-from explorer.models.quantize import MethodLinear, quantize_model
+from explorer.models.quantize import MethodLinear, quantize_by_method
 from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
 from explorer.recordings.machine import this_machine
 from explorer.schemes import SCHEMES, Scheme
@@ -108,7 +109,7 @@ def _rows(
         kinds.setdefault(kind_of(layer.name), []).append(layer.name)
     for method in methods:
         network = copy.deepcopy(original.model.network)
-        bits = quantize_model(network, original.layers, method, scheme)
+        bits = quantize_by_method(network, original.layers, method, scheme)
         for index, name in enumerate((method, corrected_name(method))):
             if index:
                 network = copy.deepcopy(network)
@@ -128,9 +129,7 @@ def _rows(
 def _mixed(rounded: nn.Module, network: nn.Module, layers: Iterable[str]) -> nn.Module:
     """A copy of ``rounded`` with ``layers`` as they are in ``network``."""
     mixed = copy.deepcopy(rounded)
-    for layer in layers:
-        parent, _, last = layer.rpartition(".")
-        setattr(mixed.get_submodule(parent), last, network.get_submodule(layer))
+    replace_layers(mixed, layers, lambda name, _: network.get_submodule(name))
     return mixed
 
 
@@ -172,8 +171,8 @@ def corrected_name(method: str) -> str:
 
 
 def _correct(network: nn.Module, original: OriginalModel) -> None:
-    """Correct the biases of all layers of ``network`` in place, as ``quantize_model`` does by a method with
-    bias correction."""
+    """Correct the biases of all layers of ``network`` in place, as ``quantize_by_method`` does by
+    methods with bias correction."""
     for captured in original.layers:
         linear = network.get_submodule(captured.name)
         assert isinstance(linear, MethodLinear)

@@ -26,11 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from explorer.core.backend import work_device
+from explorer.core.replace import replace_layers
 from explorer.methods import label_of
 from explorer.models.capture import Captured, Model, capture, linear_layers
 from explorer.models.evaluate import calibration_texts, embed, sentences
 from explorer.models.kinds import depth_of, kind_of
-from explorer.models.quantize import MethodLinear, quantize_model
+from explorer.models.quantize import MethodLinear, quantize_by_method
 from explorer.models.texts import token_sequences
 from explorer.recordings.files import NOT_RECORDED, Recording, record_each, recorded
 from explorer.recordings.machine import this_machine
@@ -207,8 +208,7 @@ class Compared:
     def loss(self, changed: Mapping[str, nn.Module]) -> float:
         """The loss with the layers ``changed`` in place of the original's."""
         network = copy.deepcopy(self.model.network)
-        for name, layer in changed.items():
-            _put(network, name, layer)
+        replace_layers(network, changed, lambda name, _: changed[name])
         return float(1 - self.cosines(network).mean())
 
     def layer_loss(self, name: str, layer: MethodLinear) -> LayerLoss:
@@ -270,11 +270,6 @@ def _ratio(errors: Sequence[Tensor], outputs: Sequence[Tensor]) -> float:
     return math.sqrt(lost / whole)
 
 
-def _put(network: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(network.get_submodule(parent), last, layer)
-
-
 class ButFirst(nn.Module):
     """``layer``, but for the first token of each text, whose output is the original's."""
 
@@ -322,7 +317,7 @@ def rank_row(
     """Quantize ``layers`` by ``method`` and measure; ``whole``: they are all, and the model is measured too;
     ``every``: each of them is measured alone, else the value layers are."""
     network = copy.deepcopy(compared.model.network)
-    bits = quantize_model(network, layers, method, SCHEMES[scheme])
+    bits = quantize_by_method(network, layers, method, SCHEMES[scheme])
     changed: dict[str, MethodLinear] = {}
     for one in layers:
         layer = network.get_submodule(one.name)

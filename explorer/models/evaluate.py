@@ -21,13 +21,14 @@ from torch import Tensor, nn
 
 from explorer.methods import RTN, names_in
 from explorer.models.capture import Captured, Model, capture, linear_layers
-from explorer.models.quantize import quantize_model
+from explorer.models.quantize import quantize_by_method
+from explorer.models.serve import quantize_model
 from explorer.models.text_files import built_in
 from explorer.models.texts import AnyTexts, TokenSequence, token_sequences
 from explorer.paths import ASSETS
+from explorer.products.layer import QuantizedLinear
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
-from explorer.training.layers import StoredLinear, convert, prepare
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 SENTENCES = ASSETS / "texts" / "similar.txt"
@@ -113,12 +114,16 @@ class OriginalModel:
         """float32 [sentences, width]."""
         return embed(self.model, self.texts or sentences())
 
+    @property
+    def names(self) -> list[str]:
+        """The linear layers that are not kept."""
+        names = linear_layers(self.model)
+        return [n for n in names if not any(fnmatch.fnmatch(n, pattern) for pattern in self.keep)]
+
     @cached_property
     def layers(self) -> list[Captured]:
-        """Weights and inputs of the layers that are not kept, from ``calibration_texts``."""
-        names = linear_layers(self.model)
-        chosen = [n for n in names if not any(fnmatch.fnmatch(n, pattern) for pattern in self.keep)]
-        return capture(self.model, calibration_texts(self.sample), chosen, self.tokens)
+        """Weights and inputs of the layers ``names``, from ``calibration_texts``."""
+        return capture(self.model, calibration_texts(self.sample), self.names, self.tokens)
 
     def inputs_in(self, model: Model, name: str) -> Tensor:
         """float32 [tokens, K]: what the layer ``name`` gets in another ``model``, for the same tokens."""
@@ -194,14 +199,17 @@ def evaluate_embeddings(
 def quantized_network(
     original: OriginalModel, scheme: Scheme, method: str = RTN.name, activations: Scheme | None = None
 ) -> tuple[nn.Module, float, int]:
-    """A copy of the network with its linear layers quantized, the bits of each of their weights, and how many
-    weights they have; arguments and ``ValueError`` as for ``evaluate_embeddings``."""
+    """A copy of the network with its linear layers quantized, the mean bits of their weights, and the number
+    of these weights; arguments and ``ValueError`` as for ``evaluate_embeddings``."""
     network = copy.deepcopy(original.model.network)
     if not needs_inputs(method):
-        return network, *_round_to_nearest(network, scheme, activations, original.keep)
+        quantize_model(network, dict.fromkeys(original.names, scheme), activations, kernels=False)
+        stored = [m.quantized for m in network.modules() if isinstance(m, QuantizedLinear)]
+        weights = sum(q.shape[0] * q.shape[1] for q in stored)
+        return network, 8 * sum(q.nbytes for q in stored) / weights, weights
     layers, now = original.layers, replace(original.model, network=network)
     inputs_now = partial(original.inputs_in, now)
-    bits = quantize_model(network, layers, method, scheme, activations, inputs_now=inputs_now)
+    bits = quantize_by_method(network, layers, method, scheme, activations, inputs_now=inputs_now)
     return network, bits, sum(layer.weight.numel() for layer in layers)
 
 
@@ -216,17 +224,6 @@ def embedding_scores(before: Tensor, after: Tensor) -> dict[str, float]:
         "rank": _rank_correlation(_pairs(before), _pairs(after)),
         "neighbours": float((nearest[0] == nearest[1]).float().mean()),
     }
-
-
-def _round_to_nearest(
-    network: nn.Module, scheme: Scheme, activations: Scheme | None, keep: Sequence[str]
-) -> tuple[float, int]:
-    """Replace ``network``'s linear layers in place; bits per weight, and the number of weights."""
-    prepare(network, scheme, activations, keep=keep)
-    convert(network)
-    stored = [m.quantized() for m in network.modules() if isinstance(m, StoredLinear)]
-    weights = sum(q.shape[0] * q.shape[1] for q in stored)
-    return 8 * sum(q.nbytes for q in stored) / weights, weights
 
 
 def _similarities(e: Tensor) -> Tensor:

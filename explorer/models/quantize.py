@@ -1,5 +1,4 @@
-"""Every linear layer of a model quantized: rounded to nearest, or by a method, each by the inputs that it had
-in the original model, or one after another by those that the layers quantized before give."""
+"""Quantization of a model's linear layers: by a method, from captured inputs, or to nearest."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor, nn
 
 from explorer.core.quantize import QuantizedTensor, quantize_as_one, quantize_weight
+from explorer.core.replace import replace_layers
 from explorer.methods import apply, label_of, rounding_in
 from explorer.methods.bias_correction import into_bias
 from explorer.methods.layer import QuantizedLayer
@@ -38,11 +38,11 @@ class MethodLinear(nn.Module):
 
 
 InputsNow = Callable[[str], Tensor]
-"""The inputs [tokens, K] that the layer of a name gets in the network as it is now, for the tokens that its
-``Captured.activations`` are of."""
+"""Name of a layer -> its inputs [tokens, K] in the network as it is now, for the tokens of its
+``Captured.activations``."""
 
 
-def quantize_model(
+def quantize_by_method(
     network: nn.Module,
     layers: Sequence[Captured],
     method: str,
@@ -52,36 +52,41 @@ def quantize_model(
     inputs_now: InputsNow | None = None,
     folded: bool = False,
 ) -> float:
-    """Replace the linear layers that ``layers`` were captured from in place; the bits of each of their
-    weights.
+    """Replace the captured ``layers`` of ``network`` in place by what ``method`` makes of them; the mean bits
+    of their weights.
 
-    A sequential method asks ``inputs_now`` for each layer's inputs when those before it are replaced;
-    ``layers`` have to be in the order that the network runs them. With ``folded`` the layers before
-    have taken in the method's factors, and ``layers`` are captured behind those. A bias takes in the
-    correction of itself; where a layer has none, that is counted in its bits. ``ValueError`` where the
-    method cannot serve the scheme or a layer, and for a sequential method without ``inputs_now``.
+    A sequential method asks ``inputs_now`` for each layer's inputs once the layers before it are replaced;
+    ``layers`` have to be in the order in which the network runs them. With ``folded`` the layers before have
+    taken in the method's factors, and ``layers`` were captured after that. A correction of the bias becomes
+    part of the bias; where a layer has none, it counts as bits of the layer. ``ValueError`` where the method
+    cannot serve the scheme or a layer, and for a sequential method without ``inputs_now``.
     """
     sequential = rounding_in(method).sequential
     if sequential and inputs_now is None:
         raise ValueError(f"{label_of(method)} needs the inputs that the layers quantized before give")
-    bits, weights = 0.0, 0
-    for index, captured in enumerate(layers):
-        linear = network.get_submodule(captured.name)
-        assert isinstance(linear, nn.Linear)
-        weight = captured.weight.to(linear.weight.device)
-        inputs = captured.activations.to(weight.device)
+    by_name, bits, weights = {captured.name: captured for captured in layers}, 0.0, 0
+
+    def made(name: str, linear: nn.Linear) -> MethodLinear:
+        nonlocal bits, weights
+        device, captured = linear.weight.device, by_name[name]
+        inputs, original = captured.activations.to(device), None
         if sequential and inputs_now is not None:
-            now = inputs_now(captured.name).to(weight.device)
-            layer = apply(method, weight, scheme, now, of_inputs=activations, original=inputs, folded=folded)
-        else:
-            layer = apply(method, weight, scheme, inputs, of_inputs=activations, folded=folded)
+            inputs, original = inputs_now(name).to(device), inputs
+        layer = apply(
+            method,
+            captured.weight.to(device),
+            scheme,
+            inputs,
+            of_inputs=activations,
+            original=original,
+            folded=folded,
+        )
         layer, bias = into_bias(layer, linear.bias)
         bits += layer.bits_per_weight * captured.weight.numel()
         weights += captured.weight.numel()
-        parent, _, last = captured.name.rpartition(".")
-        setattr(network.get_submodule(parent), last, MethodLinear(layer, bias, activations))
-        if progress is not None:
-            progress(index + 1, len(layers))
+        return MethodLinear(layer, bias, activations)
+
+    replace_layers(network, by_name, made, progress)
     return bits / max(weights, 1)
 
 

@@ -1,4 +1,4 @@
-"""A model whose linear layers hold codes and multiply by them: ``quantize_model``."""
+"""Models with linear layers that hold codes and multiply by them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from explorer.core.replace import replace_layers
 from explorer.methods.recipe import Recipe
 from explorer.models.quantize import rounding
 from explorer.products.layer import QuantizedLinear
@@ -49,33 +50,25 @@ def quantize_model(
     a weight, after the layers before it were replaced.
     """
     chosen, inputs, fused = _chosen(model, recipe)
-    _check(chosen, dict(model.named_modules()))
+    _check(model, chosen)
     if isinstance(recipe, str | Scheme):
         _warn_of_others(model, chosen)
-    others = _other_names(model)
 
     def weight(name: str) -> Tensor:
-        weight = model.get_submodule(name).weight
-        assert isinstance(weight, Tensor)
-        return weight.detach()
+        return model.get_parameter(f"{name}.weight").detach()
 
     rounded = rounding(chosen, fused, weight)
-    for index, name in enumerate(chosen):
-        linear = model.get_submodule(name)  # no list of them: each is freed when its codes are there
-        assert isinstance(linear, nn.Linear)
+
+    def coded(name: str, linear: nn.Linear) -> QuantizedLinear:
         try:
             q = rounded(name)
         except ValueError as error:
             raise ValueError(f"{name}: {error}; the layers before it are quantized") from error
-        seen = x_scheme or inputs.get(name)
-        layer = QuantizedLinear(q, linear.bias, seen, kernels).train(linear.training)
+        layer = QuantizedLinear(q, linear.bias, x_scheme or inputs.get(name), kernels)
         layer.dtype = linear.weight.dtype
-        for known in (name, *others.get(name, ())):
-            parent, _, last = known.rpartition(".")
-            setattr(model.get_submodule(parent), last, layer)
-        del linear
-        if progress is not None:
-            progress(index + 1, len(chosen))
+        return layer
+
+    replace_layers(model, chosen, coded, progress)
     return model
 
 
@@ -87,7 +80,7 @@ def _chosen(
     if isinstance(recipe, str):
         recipe = Scheme.parse(recipe)
     if isinstance(recipe, Scheme):
-        return {name: Recipe(recipe) for name in linear_layers(model)}, {}, False
+        return {name: Recipe(recipe) for name in linear_but_head(model)}, {}, False
     if isinstance(recipe, Mapping):
         return {name: _recipe(one) for name, one in recipe.items()}, {}, False
     return dict(recipe.layers), recipe.input_schemes, recipe.fused
@@ -99,17 +92,7 @@ def _recipe(one: Scheme | Recipe | str) -> Recipe:
     return one if isinstance(one, Recipe) else Recipe(one)
 
 
-def _other_names(model: nn.Module) -> dict[str, list[str]]:
-    """Further names of modules that are used in several places, by their first."""
-    first, others = dict[int, str](), dict[str, list[str]]()
-    for name, module in model.named_modules(remove_duplicate=False):
-        known = first.setdefault(id(module), name)
-        if known != name:
-            others.setdefault(known, []).append(name)
-    return others
-
-
-def linear_layers(model: nn.Module) -> list[str]:
+def linear_but_head(model: nn.Module) -> list[str]:
     """The names of a model's ``nn.Linear`` modules but its output head."""
     find = getattr(model, "get_output_embeddings", None)
     head = find() if find is not None else None
@@ -138,7 +121,8 @@ def _warn_of_others(model: nn.Module, chosen: Iterable[str]) -> None:
         )
 
 
-def _check(chosen: Mapping[str, Recipe], modules: Mapping[str, nn.Module]) -> None:
+def _check(model: nn.Module, chosen: Mapping[str, Recipe]) -> None:
+    modules = dict(model.named_modules(remove_duplicate=False))
     done = {name: module for name, module in modules.items() if isinstance(module, QuantizedLinear)}
     again = [name for name in chosen if name in done] or ([] if chosen else list(done))
     if again:
@@ -147,17 +131,15 @@ def _check(chosen: Mapping[str, Recipe], modules: Mapping[str, nn.Module]) -> No
         raise ValueError(
             "there is no linear layer to quantize: those are torch.nn.Linear, not Conv1D as in GPT-2"
         )
-    missing = [name for name in chosen if not isinstance(modules.get(name), nn.Linear)]
-    if missing:
-        known = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    known = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    if missing := [name for name in chosen if name not in known]:
         raise ValueError(
             f"{missing[0]!r} is no linear layer of this model; it has {len(known)}, such as "
             f"{', '.join(known[:3])}"
         )
-    by_method = {name: one for name, one in chosen.items() if one.method}
-    if by_method:
-        name, one = next(iter(by_method.items()))
-        raise ValueError(
-            f"{name} is to be rounded by {one.label}, which needs the layer's inputs: `explorer apply` "
-            "writes such a model"
-        )
+    for name, one in chosen.items():
+        if one.method:
+            raise ValueError(
+                f"{name} is to be rounded by {one.label}, which needs the layer's inputs: `explorer apply` "
+                "writes such a model"
+            )

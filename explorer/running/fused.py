@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.core.backend import synchronize
+from explorer.core.replace import replace_layers
 from explorer.models.kinds import fused_groups
 from explorer.products.calls import call_of
 from explorer.products.layer import QuantizedLinear
@@ -92,9 +93,7 @@ def _put_together(network: nn.Module, group: Sequence[str]) -> bool:
     if made is None:
         return False
     together = JoinedLayers(made, [layer.out_features for layer in layers])
-    for index, name in enumerate(group):
-        parent, _, last = name.rpartition(".")
-        setattr(network.get_submodule(parent), last, JoinedLayer(together, index))
+    replace_layers(network, group, lambda name, _: JoinedLayer(together, group.index(name)))
     return True
 
 

@@ -15,7 +15,7 @@ from explorer.methods.recipe import Recipe
 from explorer.models.capture import Captured, Model, capture
 from explorer.models.evaluate import needs_inputs
 from explorer.models.inputs import QuantizedInputs, find_input_scales, quantize_inputs
-from explorer.models.quantize import MethodLinear, quantize_model, rounding
+from explorer.models.quantize import MethodLinear, quantize_by_method, rounding
 from explorer.models.skeleton import HeldWeight
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress, checkpoint
@@ -200,7 +200,7 @@ def _by_method(
     def inputs_now(name: str) -> Tensor:
         return capture(now, texts, [name], tokens)[0].activations
 
-    quantize_model(
+    quantize_by_method(
         now.network,
         [captured],
         recipe.method,

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from explorer.core.blocks import rectangles
 from explorer.core.ops import check_learnable, fake_quantize, learned_quantize, restored, straight_through
 from explorer.core.quantize import QuantizedTensor, quantize, quantize_with_scales
+from explorer.core.replace import names_of_modules, replace_layers
 from explorer.schemes import OWN_CODES, ScaleRule, Scales, Scheme
 from explorer.training.float32 import Float32State
 from explorer.training.inputs import DynamicInputs, StaticInputs
@@ -233,18 +234,15 @@ def replace_linear(
             f"make it {kind}, or put it into an nn.Sequential"
         )
     linear = _named(model, nn.Linear)
-    chosen = [
-        (layer, names) for layer, names in linear if not any(fnmatch.filter(names, name) for name in keep)
-    ]
+    chosen = [names for names in linear if not any(fnmatch.filter(names, name) for name in keep)]
     if not chosen:
         raise ValueError(
             "no linear layer to quantize"
             + (f" beside those kept ({', '.join(keep)})" if linear else " in this model")
         )
     _check_replaceable(model, chosen)
-    replaced = [(make(layer), names) for layer, names in chosen]
     _leave_fast_paths(model)
-    return _put(model, replaced)
+    return replace_layers(model, [names[0] for names in chosen], lambda _, layer: make(layer))
 
 
 def observe(model: nn.Module, on: bool) -> None:
@@ -265,36 +263,25 @@ def convert(model: nn.Module) -> list[str]:
         raise ValueError(
             "the model is itself a QuantLinear, which cannot be replaced in place: make it a StoredLinear"
         )
-    return _put(model, [(StoredLinear(layer), names) for layer, names in _named(model, QuantLinear)])
+    for module in model.modules():
+        if isinstance(module, QuantLinear) and isinstance(module.inputs, StaticInputs):
+            module.inputs.check_range()
+    names = [names[0] for names in _named(model, QuantLinear)]
+    return replace_layers(model, names, lambda _, layer: StoredLinear(layer))
 
 
-Layer = TypeVar("Layer", bound=nn.Module)
+def _named(model: nn.Module, kind: type[nn.Module]) -> list[list[str]]:
+    """All names of each module of a kind."""
+    return [names for names in names_of_modules(model) if isinstance(model.get_submodule(names[0]), kind)]
 
 
-def _named(model: nn.Module, kind: type[Layer]) -> list[tuple[Layer, list[str]]]:
-    """The modules of a kind, each once, with all their names."""
-    found: dict[int, tuple[Layer, list[str]]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, kind):
-            found.setdefault(id(module), (module, []))[1].append(name)
-    return list(found.values())
-
-
-def _put(model: nn.Module, layers: Sequence[tuple[nn.Module, list[str]]]) -> list[str]:
-    """Put each layer under its names; all names, in the model's order."""
-    for layer, names in layers:
-        for name in names:
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, layer)
-    replaced = {name for _, names in layers for name in names}
-    return [name for name, _ in model.named_modules(remove_duplicate=False) if name in replaced]
-
-
-def _check_replaceable(model: nn.Module, layers: Sequence[tuple[nn.Linear, list[str]]]) -> None:
+def _check_replaceable(model: nn.Module, layers: Sequence[Sequence[str]]) -> None:
     """``ValueError`` that names every layer which has to be kept, with the reason."""
     attention = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     refused = []
-    for layer, names in layers:
+    for names in layers:
+        layer = model.get_submodule(names[0])
+        assert isinstance(layer, nn.Linear)
         above = "belongs to an nn.MultiheadAttention, which reads its weight itself"
         if reason := above if id(layer) in attention else _reason_to_leave(layer):
             refused += [(name, reason) for name in names]

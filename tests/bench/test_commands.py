@@ -15,7 +15,7 @@ from explorer.bench.steps import SHAPES, parts_of, products_of
 from explorer.core.lowering import config_of, layout_of, with_kernels
 from explorer.gpu.dequantize import launch_for
 from explorer.gpu.quantize import launches
-from explorer.models.serve import linear_layers
+from explorer.models.serve import linear_but_head
 from explorer.products.auto import TUNED_ON, variants_for
 from explorer.products.gemms import GEMMS
 from explorer.recordings.gemm import newest_gemms
@@ -116,7 +116,7 @@ def test_a_block_has_the_products_of_the_network() -> None:
     for shape, sizes in SHAPES.items():
         with torch.device("meta"):
             network = LlamaForCausalLM(LlamaConfig(**{**sizes, "num_hidden_layers": 1}))
-        layers = {tuple(network.get_submodule(name).weight.shape) for name in linear_layers(network)}
+        layers = {tuple(network.get_submodule(name).weight.shape) for name in linear_but_head(network)}
         products = products_of(shape)
         joined = {products.pop("query, key and value"), products.pop("gate and up")}
         assert set(products.values()) == layers

@@ -8,7 +8,7 @@ from torch import nn
 
 from explorer import SCHEMES
 from explorer.models.capture import Captured
-from explorer.models.quantize import MethodLinear, quantize_model
+from explorer.models.quantize import MethodLinear, quantize_by_method
 from lab.bias_correction import layer_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,7 +25,7 @@ def test_the_constant_part_is_the_mean_over_tokens() -> None:
     for method in ("rtn", "bias_correction"):
         network = nn.Sequential(nn.Linear(64, 8)).requires_grad_(False)
         network[0].weight.data, network[0].bias.data = w, original[0].bias.data
-        quantize_model(network, [Captured("0", w, same)], method, SCHEMES["int4_group64"])
+        quantize_by_method(network, [Captured("0", w, same)], method, SCHEMES["int4_group64"])
         assert isinstance(network[0], MethodLinear)
         errors[method] = layer_error(network, original, "0", same)
         restored = network[0].layer.weight().double()

@@ -17,7 +17,7 @@ from explorer.methods.bias_correction import BiasCorrection, bias_correction, in
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.method import BiasMethod
 from explorer.models.capture import Captured
-from explorer.models.quantize import MethodLinear, quantize_model
+from explorer.models.quantize import MethodLinear, quantize_by_method
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, K = 24, 128
@@ -118,7 +118,7 @@ def test_a_model_stores_it_where_there_is_no_bias(shifted: tuple[Tensor, Tensor,
             network[0].weight.data = w.clone()
             network.requires_grad_(False)
             expected = network(x).double().mean(0)
-            bits[method, has_bias] = quantize_model(network, [Captured("0", w, x)], method, SCHEME)
+            bits[method, has_bias] = quantize_by_method(network, [Captured("0", w, x)], method, SCHEME)
             assert isinstance(network[0], MethodLinear)
             difference = float((network(x).double().mean(0) - expected).abs().max())
             assert (difference < 1e-4) is method.endswith("bias_correction")

@@ -25,7 +25,7 @@ from explorer.models.evaluate import (
     evaluate_embeddings,
     sentences,
 )
-from explorer.models.quantize import MethodLinear, quantize_model
+from explorer.models.quantize import MethodLinear, quantize_by_method
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -104,7 +104,7 @@ def test_sequential_methods_get_the_inputs_of_the_network_as_it_is(encoder: Mode
         return asked[name]
 
     scheme = SCHEMES["int2_group64_asym"]
-    quantize_model(network, layers, "rotation+gptaq", scheme, inputs_now=inputs_now)
+    quantize_by_method(network, layers, "rotation+gptaq", scheme, inputs_now=inputs_now)
     assert list(asked) == names[::-1]
     first, second = layers
     torch.testing.assert_close(asked[first.name], first.activations)
@@ -116,7 +116,7 @@ def test_sequential_methods_get_the_inputs_of_the_network_as_it_is(encoder: Mode
     alone, other = (apply(n, second.weight, scheme, asked[second.name]) for n in ("gptaq", "gptq_order"))
     assert torch.equal(alone.weight(), other.weight()) and not torch.equal(alone.weight(), want.weight())
     with pytest.raises(ValueError, match="GPTAQ"):
-        quantize_model(network, layers, "gptaq", scheme)
+        quantize_by_method(network, layers, "gptaq", scheme)
 
 
 def test_rank_correlation_is_spearmans() -> None:

@@ -20,7 +20,7 @@ import explorer
 from explorer import SCHEMES, QuantizedLinear
 from explorer.core.quantize import quantize_as_one
 from explorer.methods.recipe import Recipe
-from explorer.models.serve import linear_layers
+from explorer.models.serve import linear_but_head
 from explorer.survey.recipe import ModelRecipe
 
 INT8, NVFP4 = SCHEMES["int8_row"], SCHEMES["nvfp4"]
@@ -46,14 +46,14 @@ WAYS = [(scheme, i) for scheme in ("nvfp4", "int4_group32_asym", "int8_row") for
 def test_logits_are_fake_quantizations(llama: nn.Module, scheme: str, inputs: explorer.Scheme | None) -> None:
     ours = explorer.quantize_model(copy.deepcopy(llama), scheme, inputs)
     fake = copy.deepcopy(llama)
-    for name in linear_layers(fake):
+    for name in linear_but_head(fake):
         linear = fake.get_submodule(name)
         linear.weight.data = explorer.quantize(linear.weight.data, SCHEMES[scheme]).dequantize()
         if inputs is not None:
             linear.register_forward_pre_hook(lambda _, args: (explorer.fake_quantize(args[0], inputs),))
     assert torch.equal(logits(ours), logits(fake)) and not torch.equal(logits(ours), logits(llama))
     assert type(ours.lm_head) is nn.Linear
-    assert all(isinstance(ours.get_submodule(name), QuantizedLinear) for name in linear_layers(llama))
+    assert all(isinstance(ours.get_submodule(name), QuantizedLinear) for name in linear_but_head(llama))
 
 
 def test_a_recipe_is_followed_layer_by_layer(llama: nn.Module) -> None:
@@ -90,7 +90,7 @@ def test_a_wrong_recipe_changes_nothing(llama: nn.Module) -> None:
 def test_weights_are_freed_as_layers_are_made(llama: nn.Module) -> None:
     """If this fails, quantizing takes the memory of the original and the codes together."""
     model, alive = copy.deepcopy(llama), []
-    weights = [weakref.ref(model.get_submodule(name).weight) for name in linear_layers(model)]
+    weights = [weakref.ref(model.get_submodule(name).weight) for name in linear_but_head(model)]
     explorer.quantize_model(
         model, "int8_row", progress=lambda *_: alive.append(sum(one() is not None for one in weights))
     )
@@ -110,7 +110,7 @@ def test_layers_rounded_as_one_are_saved_and_read_by_modules(llama: nn.Module, t
 
 def test_a_layer_is_quantized_once_by_text_or_object(llama: nn.Module) -> None:
     """A second time there is no linear layer left, which said that the model was a GPT-2."""
-    name, model = linear_layers(llama)[0], copy.deepcopy(llama)
+    name, model = linear_but_head(llama)[0], copy.deepcopy(llama)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         explorer.quantize_model(model, {name: "int8_row"})
@@ -119,9 +119,19 @@ def test_a_layer_is_quantized_once_by_text_or_object(llama: nn.Module) -> None:
         explorer.quantize_model(model, "int4_group32")
 
 
+@pytest.mark.parametrize("names", [("one",), ("other",), ("one", "other")])
+def test_a_shared_layer_is_quantized_once_by_any_of_its_names(names: tuple[str, ...]) -> None:
+    """In the place of all of them, in the mode that it had."""
+    model = nn.ModuleDict({"one": nn.Linear(32, 8).eval(), "more": nn.Linear(32, 8)})
+    model["other"] = model["one"]
+    explorer.quantize_model(model, dict.fromkeys(names, INT8))
+    assert isinstance(model["one"], QuantizedLinear) and model["other"] is model["one"]
+    assert not model["one"].training and type(model["more"]) is nn.Linear
+
+
 def test_a_nan_names_its_layer(llama: nn.Module) -> None:
     model = copy.deepcopy(llama)
-    last = linear_layers(model)[-1]
+    last = linear_but_head(model)[-1]
     with torch.no_grad():
         model.get_submodule(last).weight[0, 0] = float("nan")
     with pytest.raises(ValueError, match=f"{last}: .*NaN"):

@@ -1,13 +1,10 @@
-"""ONNX graph built operation by operation, with weights streamed to an external file."""
+"""ONNX graphs built operation by operation; a model's tensors go to a second file as they are read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +13,17 @@ from explorer.checkpoints.packages import needed
 FILE, DATA = "model.onnx", "model.onnx_data"
 OPSET, IR = 21, 10
 INT2_OPSET, INT2_IR = 25, 13
-"""The first of each that have 2-bit integers; the others are the first with 4-bit ones and blocks."""
+"""The first versions of the operations and of the file that have 2-bit integers. ``OPSET`` and ``IR`` are the
+first with 4-bit integers and blocks."""
+CONTRIB = "com.microsoft"
+"""The domain of ONNX Runtime's own operations."""
 _ALIGNED = 64
+_KINDS = {
+    torch.float32: "FLOAT", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.int8: "INT8",
+    torch.uint8: "UINT8", torch.int64: "INT64", torch.float8_e4m3fn: "FLOAT8E4M3FN",
+    torch.float8_e5m2: "FLOAT8E5M2",
+}  # fmt: skip
+Axes = list[str | int]
 
 
 @dataclass(frozen=True)
@@ -30,113 +36,64 @@ class StoredTensor:
 
     @classmethod
     def of(cls, tensor: Tensor) -> StoredTensor:
-        """A tensor of a dtype that ONNX has under torch's meaning."""
+        """A tensor of a dtype that torch and ONNX both have."""
         flat = tensor.detach().cpu().contiguous()
         return cls(_KINDS[tensor.dtype], tuple(tensor.shape), flat.reshape(-1).view(torch.uint8))
 
 
-_KINDS = {
-    torch.float32: "FLOAT", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.int8: "INT8",
-    torch.uint8: "UINT8", torch.int64: "INT64", torch.float8_e4m3fn: "FLOAT8E4M3FN",
-    torch.float8_e5m2: "FLOAT8E5M2",
-}  # fmt: skip
-
-
 class Graph:
-    """Nodes and initializers; ``data`` is where the bytes of large ones go, None to keep none of them."""
+    """Nodes and tensors. ``data``: the file that the tensors' bytes go to; None to keep them in the graph."""
 
-    def __init__(self, data: BinaryIO | None) -> None:
-        self._onnx = needed("onnx", "ONNX")
-        self._data = data
-        self._nodes: list[Any] = []
-        self._initializers: list[Any] = []
-        self._count = 0
-        self._constants: dict[tuple[object, ...], str] = {}
-        self.int2 = False
-        self.contrib = False
+    def __init__(self, data: BinaryIO | None = None) -> None:
+        self._onnx, self._data = needed("onnx", "ONNX"), data
+        self.nodes: list[Any] = []
+        self._tensors: list[Any] = []
 
-    def node(
-        self, operation: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Any
-    ) -> Any:
-        """Add one operation; the name of its output, or the names of several."""
-        self._count += 1
-        names = [
-            f"{operation}_{self._count}.{i}" if outputs > 1 else f"{operation}_{self._count}"
-            for i in range(outputs)
-        ]
-        self._nodes.append(
-            self._onnx.helper.make_node(operation, list(inputs), names, names[0], domain=domain, **attributes)
-        )
-        self.contrib |= bool(domain)
-        return names[0] if outputs == 1 else names
-
-    def constant(self, value: Sequence[float] | float | int, dtype: type = np.int64) -> str:
-        """A small array inside the graph; equal ones are one."""
-        array: np.ndarray[Any, Any] = np.asarray(value, dtype)
-        key = (array.tobytes(), array.shape, array.dtype.str)
-        if key not in self._constants:
-            self._constants[key] = f"constant_{len(self._constants)}"
-            tensor = self._onnx.numpy_helper.from_array(array, self._constants[key])
-            self._initializers.append(tensor)
-        return self._constants[key]
-
-    def initializer(self, name: str, stored: StoredTensor) -> str:
-        """A tensor of the model, in the external data file."""
-        onnx = self._onnx
-        proto = onnx.TensorProto(name=name, dims=stored.shape, data_location=onnx.TensorProto.EXTERNAL)
-        proto.data_type = getattr(onnx.TensorProto, stored.kind)
-        self.int2 |= stored.kind in ("INT2", "UINT2")
-        if self._data is not None:
-            self._data.write(b"\0" * (-self._data.tell() % _ALIGNED))
-            entries = {"location": DATA, "offset": self._data.tell(), "length": stored.data.numel()}
-            for key, value in entries.items():
-                proto.external_data.add(key=key, value=str(value))
-            self._data.write(stored.data.numpy().data)
-        self._initializers.append(proto)
+    def node(self, operation: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """Add one operation; the name of its output."""
+        name = f"{operation}_{len(self.nodes)}"
+        make = self._onnx.helper.make_node
+        self.nodes.append(make(operation, list(inputs), [name], name, domain=domain, **attributes))
         return name
 
     def cast(self, x: str, kind: str = "FLOAT") -> str:
         """``x`` in another type."""
-        return str(self.node("Cast", x, to=getattr(self._onnx.TensorProto, kind)))
+        return self.node("Cast", x, to=getattr(self._onnx.TensorProto, kind))
 
-    def inline(self, stored: Sequence[tuple[str, StoredTensor]]) -> list[str]:
-        """Tensors inside the graph's own file."""
-        for name, tensor in stored:
-            proto = self._onnx.TensorProto(name=name, dims=tensor.shape)
-            proto.data_type = getattr(self._onnx.TensorProto, tensor.kind)
-            proto.raw_data = tensor.data.numpy().tobytes()
-            self.int2 |= tensor.kind in ("INT2", "UINT2")
-            self._initializers.append(proto)
-        return [name for name, _ in stored]
+    def rename(self, name: str, to: str) -> None:
+        """Give the output ``name`` another name."""
+        self.nodes.append(self._onnx.helper.make_node("Identity", [name], [to]))
 
-    def save(
-        self, path: Path, inputs: dict[str, tuple[str, list[str | int]]], outputs: dict[str, list[str | int]]
-    ) -> None:
-        """Write the graph; inputs by name with type and shape, float outputs with shape."""
-        path.write_bytes(self.serialized(inputs, outputs))
+    def put(self, name: str, stored: StoredTensor) -> str:
+        """Add a tensor; its name."""
+        proto = self._onnx.TensorProto(name=name, dims=stored.shape)
+        proto.data_type = getattr(self._onnx.TensorProto, stored.kind)
+        raw = stored.data.numpy()
+        if self._data is None:
+            proto.raw_data = raw.tobytes()
+        else:
+            proto.data_location = self._onnx.TensorProto.EXTERNAL
+            self._data.write(b"\0" * (-self._data.tell() % _ALIGNED))
+            entries = {"location": DATA, "offset": self._data.tell(), "length": raw.size}
+            for key, value in entries.items():
+                proto.external_data.add(key=key, value=str(value))
+            self._data.write(raw.data)
+        self._tensors.append(proto)
+        return name
 
-    def serialized(
-        self, inputs: dict[str, tuple[str, list[str | int]]], outputs: dict[str, list[str | int]]
-    ) -> bytes:
-        """The bytes that ``save`` writes."""
+    def serialized(self, inputs: dict[str, tuple[str, Axes]], outputs: dict[str, Axes]) -> bytes:
+        """The bytes of the graph's file. Inputs have a type and a shape, float32 outputs a shape."""
         helper, kinds = self._onnx.helper, self._onnx.TensorProto
         ins = [helper.make_tensor_value_info(n, getattr(kinds, k), s) for n, (k, s) in inputs.items()]
         outs = [helper.make_tensor_value_info(n, kinds.FLOAT, shape) for n, shape in outputs.items()]
-        graph = helper.make_graph(self._nodes, "model", ins, outs, self._initializers)
-        opset = helper.make_opsetid("", INT2_OPSET if self.int2 else OPSET)
-        contrib = [helper.make_opsetid("com.microsoft", 1)] if self.contrib else []
+        int2 = any(proto.data_type in (kinds.INT2, kinds.UINT2) for proto in self._tensors)
+        opsets = [helper.make_opsetid("", INT2_OPSET if int2 else OPSET)]
+        if any(node.domain for node in self.nodes):
+            opsets.append(helper.make_opsetid(CONTRIB, 1))
         model = helper.make_model(
-            graph,
-            opset_imports=[opset, *contrib],
-            ir_version=INT2_IR if self.int2 else IR,
+            helper.make_graph(self.nodes, "model", ins, outs, self._tensors),
+            opset_imports=opsets,
+            ir_version=INT2_IR if int2 else IR,
             producer_name="quantization-explorer",
         )
         return bytes(model.SerializeToString())
-
-    def rename(self, name: str, to: str) -> None:
-        """Give the output ``name`` another one."""
-        self._nodes.append(self._onnx.helper.make_node("Identity", [name], [to]))
-
-
-Put = Callable[[str, StoredTensor], str]
-"""Places one tensor in a graph: (name, tensor) -> its name there."""

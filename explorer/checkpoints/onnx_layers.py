@@ -1,4 +1,5 @@
-"""A layer of codes as operations of ONNX: DequantizeLinear before a product, or MatMulNBits.
+"""A layer of codes as operations of ONNX: DequantizeLinear before a product, or MatMulNBits. ONNX Runtime's
+own quantizer (``matmul_nbits_quantizer``) rounds weights itself and takes no codes.
 
 Weights of DequantizeLinear are stored [K, N], as MatMul takes them: codes of 8 bits a byte each, smaller
 ones in one stream over the flattened tensor; scales [N], or [K/B, N] for blocks of B (opset 21). MatMulNBits
@@ -21,7 +22,7 @@ from explorer.checkpoints.integer_words import (
     unsigned,
     zero_codes,
 )
-from explorer.checkpoints.onnx_graph import Graph, Put, StoredTensor
+from explorer.checkpoints.onnx_graph import CONTRIB, Graph, StoredTensor
 from explorer.checkpoints.target import Shape
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import IntegerFormat
@@ -29,8 +30,7 @@ from explorer.formats.packing import pack_bits
 from explorer.schemes import Scheme
 
 BITS = (2, 4, 8)
-_FLOAT8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
-_KEPT = {"float16": torch.float16}
+_FLOAT8 = {"float8_e4m3fn": "FLOAT8E4M3FN", "float8_e5m2": "FLOAT8E5M2"}
 _SMALLEST_BLOCK = 16
 
 
@@ -61,68 +61,67 @@ def refuses_matmul(scheme: Scheme, shape: Shape) -> str:
 
 
 def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
-    """Bits per weight: scales are float16 where they are such, else float32. ``dtype`` changes nothing."""
-    rule, each = scheme.scale, 32
-    if rule is not None and rule.format.name in _KEPT:
-        each = 16
+    """Bits per weight: scales are stored in float16 or float32. The model's ``dtype`` changes nothing."""
+    each = 16 if _has_half_scales(scheme) else 32
     zeros = scheme.format.bits if is_asymmetric(scheme) else 0
     return scheme.format.bits + (each + zeros) * groups_in(scheme, shape) / math.prod(shape)
 
 
-def dequantized(graph: Graph, name: str, q: QuantizedTensor, put: Put) -> str:
+def dequantized(graph: Graph, name: str, q: QuantizedTensor) -> str:
     """float32 [K, N]: the output of the DequantizeLinear that restores the layer."""
-    bits, width = q.scheme.format.bits, q.scheme.block[1]
-    whole = q.scheme.block == (None, None)
-    kind = "FLOAT8E4M3FN" if q.scheme.format.name == "float8_e4m3fn" else "FLOAT8E5M2"
-    kind = f"INT{bits}" if isinstance(q.scheme.format, IntegerFormat) else kind
-    codes = put(f"{name}.weight_codes", _stored(q.codes.t(), kind))
-    scales = q.scales.scale.t().contiguous()
-    scale = _scales(
-        graph, f"{name}.weight_scale", scales if width is not None else _line(scales, whole), q, put
-    )
-    zeros = []
+    bits, width, floats = q.scheme.format.bits, q.scheme.block[1], _FLOAT8.get(q.scheme.format.name)
+    kind = f"INT{bits}" if floats is None else floats
+    line = () if q.scheme.block == (None, None) else (-1,)
+
+    def grid(values: Tensor) -> Tensor:
+        """Scales or zero points [K/B, N], [N] of rows, or one number."""
+        return values.t().contiguous() if width is not None else values.reshape(line)
+
+    parts = [
+        graph.put(f"{name}.weight_codes", _stored(q.codes.t(), kind)),
+        _scales(graph, f"{name}.weight_scale", grid(q.scales.scale), q.scheme),
+    ]
     if q.scales.zero_points is not None:
-        grid = q.scales.zero_points.t().contiguous().view(torch.uint8)
-        grid = (grid & ((1 << bits) - 1)) if width is not None else _line(grid & ((1 << bits) - 1), whole)
-        zeros = [put(f"{name}.weight_zero_point", _stored(grid, kind))]
+        zeros = grid(q.scales.zero_points).view(torch.uint8) & ((1 << bits) - 1)
+        parts.append(graph.put(f"{name}.weight_zero_point", _stored(zeros, kind)))
     attributes: dict[str, Any] = {"axis": 0, "block_size": width} if width is not None else {"axis": 1}
-    return str(graph.node("DequantizeLinear", codes, scale, *zeros, **attributes))
+    return graph.node("DequantizeLinear", *parts, **attributes)
 
 
-def product(graph: Graph, name: str, x: str, q: QuantizedTensor, put: Put, accuracy_level: int = 0) -> str:
-    """The output of the MatMulNBits of ``x`` [..., K] by the layer: [..., N]. ``accuracy_level``: what may
-    multiply: 0 what ONNX Runtime takes, 1 float32, 4 INT8 (``x`` is rounded to it, block by block)."""
+def by_dequantizing(graph: Graph, name: str, x: str, q: QuantizedTensor) -> str:
+    """The product of ``x`` [..., K] by the restored layer: [..., N]."""
+    return graph.node("MatMul", x, dequantized(graph, name, q))
+
+
+def by_codes(graph: Graph, name: str, x: str, q: QuantizedTensor, accuracy_level: int = 0) -> str:
+    """The MatMulNBits of ``x`` [..., K] by the layer: [..., N]. ``accuracy_level``: what may multiply: 0 what
+    ONNX Runtime chooses, 1 float32, 4 INT8 (``x`` is rounded to it, block by block)."""
     bits, (rows, columns), width = q.scheme.format.bits, q.shape, q.scheme.block[1]
     assert width is not None
     packed = pack_bits(unsigned(q).contiguous(), bits).view(rows, columns // width, width * bits // 8)
-    codes = put(f"{name}.weight_codes", StoredTensor.of(packed))
-    scale = _scales(graph, f"{name}.weight_scale", q.scales.scale.contiguous(), q, put)
-    zeros = []
+    parts = [
+        graph.put(f"{name}.weight_codes", StoredTensor.of(packed)),
+        _scales(graph, f"{name}.weight_scale", q.scales.scale, q.scheme),
+    ]
     if is_asymmetric(q.scheme):
-        zeros = [
-            put(f"{name}.weight_zero_point", StoredTensor.of(pack_bits(zero_codes(q).contiguous(), bits)))
-        ]
+        zeros = StoredTensor.of(pack_bits(zero_codes(q).contiguous(), bits))
+        parts.append(graph.put(f"{name}.weight_zero_point", zeros))
     sides = {"K": columns, "N": rows, "bits": bits, "block_size": width}
-    level = {"accuracy_level": accuracy_level}
-    return str(graph.node("MatMulNBits", x, codes, scale, *zeros, domain="com.microsoft", **sides, **level))
+    return graph.node("MatMulNBits", x, *parts, domain=CONTRIB, **sides, accuracy_level=accuracy_level)
 
 
-def _scales(graph: Graph, name: str, scales: Tensor, q: QuantizedTensor, put: Put) -> str:
-    """The scales as float32, stored in float16 where they are such."""
-    rule = q.scheme.scale
-    dtype = _KEPT.get(rule.format.name) if rule else None
-    if dtype is None:
-        return put(name, StoredTensor.of(scales))
-    return graph.cast(put(name, StoredTensor.of(scales.to(dtype))))
+def _scales(graph: Graph, name: str, scales: Tensor, scheme: Scheme) -> str:
+    """The scales as float32, stored in float16 where the scheme rounds them to it."""
+    if not _has_half_scales(scheme):
+        return graph.put(name, StoredTensor.of(scales))
+    return graph.cast(graph.put(name, StoredTensor.of(scales.half())))
 
 
-def _line(grid: Tensor, whole: bool) -> Tensor:
-    """[N], or one number for the whole tensor."""
-    return grid.reshape(()) if whole else grid.reshape(-1)
+def _has_half_scales(scheme: Scheme) -> bool:
+    return scheme.scale is not None and scheme.scale.format.name == "float16"
 
 
 def _stored(codes: Tensor, kind: str) -> StoredTensor:
     """uint8 ``codes`` as ONNX packs them: one run over the flattened tensor."""
     bits = {"INT2": 2, "INT4": 4}.get(kind, 8)
-    flat = codes.contiguous().reshape(1, -1)
-    return StoredTensor(kind, tuple(codes.shape), pack_bits(flat, bits).reshape(-1).view(torch.uint8))
+    return StoredTensor(kind, tuple(codes.shape), pack_bits(codes.reshape(1, -1).contiguous(), bits)[0])

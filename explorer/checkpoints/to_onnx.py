@@ -1,96 +1,80 @@
 """ONNX: one graph of a whole model, which ONNX Runtime and others run.
 
 Two targets: the standard's DequantizeLinear before each product (``onnx``), and ONNX Runtime's own
-MatMulNBits (``onnx-nbits``), which multiplies codes.
+MatMulNBits (``onnx-nbits``), which multiplies codes. A decoder takes ``input_ids`` and ``attention_mask``
+[batch, tokens], gives ``logits`` [batch, tokens, vocabulary], and keeps no cache of keys and values. BERT
+also takes ``token_type_ids`` and gives ``last_hidden_state`` [batch, tokens, width].
+
+The network of transformers is traced by torch's TorchScript exporter, which needs no further package; each
+linear layer is one node of the trace. Parameters are inputs of the trace, so that no weight is read for it.
 """
 
 from __future__ import annotations
 
+import copy
+import tempfile
+import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
 from functools import partial
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
-from explorer.checkpoints.onnx_graph import DATA, FILE, Graph, Put, StoredTensor
+import torch
+from torch import Tensor, nn
+
+from explorer.checkpoints.model import ModelFolder
+from explorer.checkpoints.onnx_graph import DATA, FILE, Axes, Graph, StoredTensor
 from explorer.checkpoints.onnx_layers import (
-    dequantized,
-    product,
+    by_codes,
+    by_dequantizing,
     refuses_dequantize,
     refuses_matmul,
     stored_bits,
 )
-from explorer.checkpoints.onnx_models import MODELS
+from explorer.checkpoints.packages import needed
 from explorer.checkpoints.target import Export, ExportJob, Plan, Shape
 from explorer.core.quantize import QuantizedTensor
 from explorer.schemes import Scheme
+from explorer.sources.coded import SETTINGS
 
-Multiply = Callable[[Graph, str, str, QuantizedTensor, Put], str]
-"""(graph, layer, x [..., K], codes, where tensors go) -> the product [..., N]."""
-
-
-def by_dequantizing(graph: Graph, name: str, x: str, q: QuantizedTensor, put: Put) -> str:
-    """DequantizeLinear, then MatMul."""
-    return str(graph.node("MatMul", x, dequantized(graph, name, q, put)))
-
-
-class _Names:
-    """``Weights`` that are only counted: which tensors and layers a graph uses."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._all = {info.name for info in plan.model.infos}
-        self.used: set[str] = set()
-
-    def has(self, name: str) -> bool:
-        return name in self._all
-
-    def tensor(self, name: str) -> str:
-        self._plan.model.info(name)
-        self.used.add(name)
-        return name
-
-    def linear(self, layer: str, x: str) -> str:
-        return self.tensor(f"{layer}.weight")
+Multiply = Callable[[Graph, str, str, QuantizedTensor], str]
+"""(graph, layer, x [..., K], codes) -> the product [..., N]."""
+ROPES = ("default", "linear", "llama3", "yarn")
+"""Rotations with frequencies that do not depend on the length of the text."""
+_DOMAIN, _PARAMETER, _OUTPUT = "explorer", "network.", "traced"
+"""In a trace: the domain of the nodes of linear layers, the beginning of the names of parameters, the name of
+the output."""
+_TRACED_OPSET = 20
+"""The last that the exporter has; its operations are those of later ones."""
 
 
-class _Tensors:
-    """``Weights`` read from the model, each when the graph first needs it."""
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of model: its inputs, the name and last side of its output, and the beginnings of the names of
+    layers that take no part in it. ``base``: the network without its head is traced."""
 
-    def __init__(self, job: ExportJob, graph: Graph, multiply: Multiply) -> None:
-        self._job, self._graph, self._multiply = job, graph, multiply
-        self._names = _Names(job.plan)
-        self._placed: dict[str, str] = {}
+    inputs: tuple[str, ...] = ("input_ids", "attention_mask")
+    output: str = "logits"
+    width: str = "vocab_size"
+    unused: tuple[str, ...] = ()
+    base: bool = False
 
-    def has(self, name: str) -> bool:
-        return self._names.has(name)
 
-    def tensor(self, name: str) -> str:
-        if name not in self._placed:
-            stored = StoredTensor.of(self._job.plan.model.read(name))
-            placed = self._graph.initializer(name, stored)
-            self._placed[name] = placed if stored.kind == "FLOAT" else self._graph.cast(placed)
-            self._job.step()
-        return self._placed[name]
-
-    def linear(self, layer: str, x: str) -> str:
-        out = self._product(layer, x)
-        if not self.has(f"{layer}.bias"):
-            return out
-        return str(self._graph.node("Add", out, self.tensor(f"{layer}.bias")))
-
-    def _product(self, layer: str, x: str) -> str:
-        graph = self._graph
-        if layer not in self._job.plan.layers:
-            return str(
-                graph.node("MatMul", x, graph.node("Transpose", self.tensor(f"{layer}.weight"), perm=[1, 0]))
-            )
-        q = self._job.layer(layer)
-        self._job.step()
-        dtype = q.scheme.plain_dtype
-        if dtype is None:
-            return self._multiply(graph, layer, x, q, graph.initializer)
-        kept = graph.cast(graph.initializer(f"{layer}.weight", StoredTensor.of(q.dequantize(dtype))))
-        return str(graph.node("MatMul", x, graph.node("Transpose", kept, perm=[1, 0])))
+_BERT = _Kind(
+    ("input_ids", "attention_mask", "token_type_ids"),
+    "last_hidden_state",
+    "hidden_size",
+    ("pooler.", "bert.pooler.", "cls.", "classifier"),
+    True,
+)
+_DECODERS = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "olmo2", "olmo3", "smollm3",
+)  # fmt: skip
+MODELS = {**dict.fromkeys(_DECODERS, _Kind()), "bert": _BERT}
+"""The kinds that the tests compare with transformers, by ``model_type`` of config.json."""
 
 
 def together(plan: Plan) -> str:
@@ -100,52 +84,184 @@ def together(plan: Plan) -> str:
     kind, config = plan.model.type, plan.model.settings
     if kind not in MODELS:
         return f"graphs are built of {', '.join(MODELS)} models, not of {kind!r}"
-    if config is None:
-        return f"its config.json is none that transformers reads as {kind!r}"
-    if why := MODELS[kind].refusal(config):
-        return why
-    names = _Names(plan)
-    MODELS[kind].build(Graph(None), names, config)
-    left = [name for name in plan.layers if f"{name}.weight" not in names.used]
+    if config is None or plan.model.skeleton is None:
+        return f"transformers cannot read its config.json as {kind!r}"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "its configuration sets use_bidirectional_attention, which graphs do not have"
+    rope = getattr(config, "rope_parameters", None) or {}
+    for one in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if (scaled := one.get("rope_type", ROPES[0])) not in ROPES:
+            return f"positions scaled by {scaled!r} are not carried; {', '.join(ROPES)} are"
+    left = [name for name in plan.layers if name.startswith(MODELS[kind].unused or "-")]
     return f"{left[0]} takes no part in {MODELS[kind].output}" if left else ""
 
 
+class _Traced(nn.Module):
+    """The network, its inputs in order, its first output alone."""
+
+    def __init__(self, network: Any, kind: _Kind) -> None:
+        super().__init__()
+        self.network, self._kind = network, kind
+
+    def forward(self, *inputs: Tensor) -> Any:
+        network = self.network.base_model if self._kind.base else self.network
+        cached = {} if self._kind.base else {"use_cache": False}
+        return network(**dict(zip(self._kind.inputs, inputs, strict=True)), **cached)[0]
+
+
+class _Layer(torch.autograd.Function):
+    """A linear layer in a trace: one node that names it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, path: str, width: int) -> Tensor:
+        return x.new_zeros(*x.shape[:-1], width)
+
+    @staticmethod
+    def symbolic(g: Any, x: Any, path: str, width: int) -> Any:
+        out = g.op(f"{_DOMAIN}::Layer", x, path_s=path)
+        out.setType(x.type().with_sizes([None] * (x.type().dim() - 1) + [width]))
+        return out
+
+
+def _one_node(x: Tensor, path: str, width: int) -> Any:
+    return _Layer.apply(x, path, width)
+
+
+def _traced(model: ModelFolder, kind: _Kind) -> Any:
+    """The graph of the network in float32, its parameters inputs called "network.…"."""
+    assert model.skeleton is not None
+    config: Any = copy.deepcopy(model.settings)
+    if hasattr(config, SETTINGS):
+        del config.quantization_config
+    # A parameter is one number, spread over its shape; the exporter would merge equal ones.
+    numbers = {
+        info.name: torch.tensor(1 + place / 1024).expand(info.shape) for place, info in enumerate(model.infos)
+    }
+    opened: Any = type(model.skeleton.network)
+    with redirect_stderr(StringIO()), warnings.catch_warnings(), tempfile.TemporaryDirectory() as room:
+        warnings.simplefilter("ignore")
+        network = opened.from_pretrained(
+            None, config=config, state_dict=numbers, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        for path, module in network.named_modules():
+            if isinstance(module, nn.Linear):
+                apply = partial(_one_node, path=path, width=module.out_features)
+                module.forward = apply  # type: ignore[method-assign]
+        inputs = (torch.ones(2, 8, dtype=torch.int64),) * len(kind.inputs)
+        axes = {name: {0: "batch", 1: "tokens"} for name in (*kind.inputs, _OUTPUT)}
+        torch.onnx.export(
+            _Traced(network, kind),
+            inputs,
+            str(Path(room) / FILE),
+            dynamo=False,
+            export_params=False,
+            do_constant_folding=False,
+            opset_version=_TRACED_OPSET,
+            input_names=list(kind.inputs),
+            output_names=[_OUTPUT],
+            dynamic_axes=axes,
+            custom_opsets={_DOMAIN: 1},
+        )
+        return needed("onnx", "ONNX").load(Path(room) / FILE).graph
+
+
+class _Tensors:
+    """The model's tensors in a graph, each read when the graph first needs it."""
+
+    def __init__(self, job: ExportJob, graph: Graph, multiply: Multiply) -> None:
+        self._job, self._graph, self._multiply = job, graph, multiply
+        model = job.plan.model
+        assert model.skeleton is not None
+        self._network = model.skeleton.network
+        paths = {info.name: model.skeleton.parameter(info.name)[0] for info in model.infos}
+        held = {name: path for name, path in paths.items() if model.skeleton.holds(path)}
+        self._files = {id(self._network.get_parameter(path)): name for name, path in held.items()}
+        self._placed: dict[str, str] = {}
+
+    def parameter(self, path: str) -> str:
+        """float32: a parameter of the network as it is."""
+        return self._tensor(self._file(path))
+
+    def linear(self, path: str, x: str) -> str:
+        """The product of ``x`` [..., K] by a layer, with its bias if it has one."""
+        graph, layer = self._graph, self._file(f"{path}.weight").removesuffix(".weight")
+        if layer not in self._job.plan.layers:
+            out = _product(graph, x, self._tensor(f"{layer}.weight"))
+        else:
+            q = self._job.layer(layer)
+            self._job.step()
+            if q.scheme.plain_dtype is None:
+                out = self._multiply(graph, layer, x, q)
+            else:
+                kept = graph.put(f"{layer}.weight", StoredTensor.of(q.dequantize(q.scheme.plain_dtype)))
+                out = _product(graph, x, graph.cast(kept))
+        if self._network.get_submodule(path).bias is None:
+            return out
+        return graph.node("Add", out, self.parameter(f"{path}.bias"))
+
+    def _file(self, path: str) -> str:
+        """The tensor of the files that a parameter is, or shares."""
+        return self._files[id(self._network.get_parameter(path))]
+
+    def _tensor(self, name: str) -> str:
+        if name not in self._placed:
+            stored = StoredTensor.of(self._job.plan.model.read(name))
+            placed = self._graph.put(name, stored)
+            self._placed[name] = placed if stored.kind == "FLOAT" else self._graph.cast(placed)
+            self._job.step()
+        return self._placed[name]
+
+
+def _product(graph: Graph, x: str, weight: str) -> str:
+    return graph.node("MatMul", x, graph.node("Transpose", weight, perm=[1, 0]))
+
+
 def write(job: ExportJob, multiply: Multiply) -> None:
-    """Write the graph, and the tensors to an external file in the order of their use."""
+    """Write the graph, and the tensors to a second file in the order of their use."""
     model = job.plan.model
-    whole, config = MODELS[model.type], model.settings
+    kind = MODELS[model.type]
+    steps, step = 0, job.step
+
+    def counted() -> None:
+        nonlocal steps
+        steps += 1
+        step()
+
+    job = replace(job, step=counted)
+    traced = _traced(model, kind)
+    renamed: dict[str, str] = {}
     with (job.folder / DATA).open("wb") as data:
         graph = Graph(data)
-        names = _Names(job.plan)
-        whole.build(Graph(None), names, config)
-        for info in model.infos:
-            if info.name not in names.used and not _is_bias(info.name, names.used):
-                job.step()
-        graph.rename(whole.build(graph, _Tensors(job, graph, multiply), config), whole.output)
-    axes: list[str | int] = ["batch", "tokens"]
-    inputs = dict.fromkeys(whole.inputs, ("INT64", axes))
-    graph.save(job.folder / FILE, inputs, {whole.output: [*axes, getattr(config, whole.width)]})
-
-
-def _is_bias(name: str, used: set[str]) -> bool:
-    return name.endswith(".bias") and f"{name.removesuffix('.bias')}.weight" in used
+        tensors = _Tensors(job, graph, multiply)
+        for node in traced.node:
+            for place, name in enumerate(node.input):
+                if name.startswith(_PARAMETER):
+                    node.input[place] = tensors.parameter(name.removeprefix(_PARAMETER))
+                else:
+                    node.input[place] = renamed.get(name, name)
+            if node.domain == _DOMAIN:
+                renamed[node.output[0]] = tensors.linear(node.attribute[0].s.decode(), node.input[0])
+            else:
+                graph.nodes.append(node)
+        graph.rename(renamed.get(_OUTPUT, _OUTPUT), kind.output)
+    for _ in range(steps, len(model.infos)):  # tensors that take no part
+        step()
+    axes: Axes = ["batch", "tokens"]
+    outputs = {kind.output: [*axes, getattr(model.settings, kind.width)]}
+    inputs = dict.fromkeys(kind.inputs, ("INT64", axes))
+    (job.folder / FILE).write_bytes(graph.serialized(inputs, outputs))
 
 
 def one(q: QuantizedTensor, name: str, path: Path, multiply: Multiply) -> None:
     """Write a graph of one product: x [rows, K] -> y [rows, N]."""
-    graph = Graph(None)
-
-    def put(part: str, stored: StoredTensor) -> str:
-        return graph.inline([(part, stored)])[0]
-
-    dtype = q.scheme.plain_dtype
+    graph, dtype = Graph(), q.scheme.plain_dtype
     if dtype is None:
-        out = multiply(graph, name, "x", q, put)
+        out = multiply(graph, name, "x", q)
     else:
-        kept = graph.cast(put(f"{name}.weight", StoredTensor.of(q.dequantize(dtype).t())))
-        out = str(graph.node("MatMul", "x", kept))
+        kept = graph.put(f"{name}.weight", StoredTensor.of(q.dequantize(dtype)))
+        out = _product(graph, "x", graph.cast(kept))
     graph.rename(out, "y")
-    graph.save(path, {"x": ("FLOAT", ["rows", q.shape[1]])}, {"y": ["rows", q.shape[0]]})
+    path.write_bytes(graph.serialized({"x": ("FLOAT", ["rows", q.shape[1]])}, {"y": ["rows", q.shape[0]]}))
 
 
 def load(plan: Plan) -> str:
@@ -159,15 +275,24 @@ def load(plan: Plan) -> str:
     )
 
 
-_EXACT = "equal in float32, in which the graph computes"
-
-
 def _export(
     name: str, label: str, why: str, refuses: Callable[[Scheme, Shape], str], multiply: Multiply
 ) -> Export:
-    parts = (refuses, together, partial(write, multiply=multiply), partial(one, multiply=multiply))
-    row = Export(name, label, why, "onnxruntime 1.31.1", _EXACT, *parts, load, ".onnx")
-    return replace(row, bits=stored_bits, usual=("int4_group32", "int8_row"))
+    return Export(
+        name,
+        label,
+        why,
+        "onnxruntime 1.31.1",
+        "equal in float32, in which the graph computes",
+        refuses,
+        together,
+        partial(write, multiply=multiply),
+        partial(one, multiply=multiply),
+        load,
+        ".onnx",
+        bits=stored_bits,
+        usual=("int4_group32", "int8_row"),
+    )
 
 
 DEQUANTIZED = _export(
@@ -182,5 +307,5 @@ MULTIPLIED = _export(
     "ONNX, MatMulNBits",
     "what ONNX Runtime multiplies as codes, with a dedicated operation",
     refuses_matmul,
-    product,
+    by_codes,
 )

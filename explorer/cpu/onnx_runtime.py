@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from explorer.checkpoints.onnx_graph import Graph, StoredTensor
-from explorer.checkpoints.onnx_layers import dequantized, product
+from explorer.checkpoints.onnx_graph import CONTRIB, Graph, StoredTensor
+from explorer.checkpoints.onnx_layers import by_codes, dequantized
 from explorer.core.backend import backend_for
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.cpu.kernels import F32, S8, Call, CpuKernel, Held, Library
@@ -30,12 +30,8 @@ Build = Callable[[Graph, Tensor, Scheme], tuple[str, int]]
 """Adds the product of "x" [M, K] and W [N, K] to a graph -> the name of its output, and bytes of W."""
 
 
-def _put(graph: Graph) -> Callable[[str, StoredTensor], str]:
-    return lambda name, stored: graph.inline([(name, stored)])[0]
-
-
 def _held(build: Build, w: Tensor, scheme: Scheme) -> Held:
-    graph = Graph(None)
+    graph = Graph()
     out, nbytes = build(graph, w, scheme)
     graph.rename(out, "y")
     n, k = w.shape
@@ -61,27 +57,26 @@ def _session(model: bytes, threads: int) -> Any:
 
 
 def _float32(graph: Graph, w: Tensor, _scheme: Scheme) -> tuple[str, int]:
-    weight = _put(graph)("w", StoredTensor.of(w.t()))
-    return str(graph.node("MatMul", "x", weight)), w.nbytes
+    return graph.node("MatMul", "x", graph.put("w", StoredTensor.of(w.t()))), w.nbytes
 
 
 def _dynamic(graph: Graph, w: Tensor, scheme: Scheme) -> tuple[str, int]:
     """X as uint8 with one scale and zero point, found in every call."""
-    q, put = quantize(w, scheme), _put(graph)
+    q, put = quantize(w, scheme), graph.put
     codes, scale = q.codes.view(torch.int8).t().contiguous(), q.scales.scale.reshape(-1)
     sides = put("codes", StoredTensor.of(codes)), put("scale", StoredTensor.of(scale))
-    out = graph.node("DynamicQuantizeMatMul", "x", *sides, domain="com.microsoft")
-    return str(out), codes.nbytes + scale.nbytes
+    out = graph.node("DynamicQuantizeMatMul", "x", *sides, domain=CONTRIB)
+    return out, codes.nbytes + scale.nbytes
 
 
 def _static(graph: Graph, w: Tensor, scheme: Scheme) -> tuple[str, int]:
     """X and W through QuantizeLinear and DequantizeLinear, which ONNX Runtime fuses with the MatMul."""
-    q, put = quantize(w, scheme), _put(graph)
+    q, put = quantize(w, scheme), graph.put
     scale = put("x_scale", StoredTensor.of(torch.tensor(X_RANGE / 127)))
     zero = put("x_zero", StoredTensor.of(torch.tensor(128, dtype=torch.uint8)))
     rounded = graph.node("DequantizeLinear", graph.node("QuantizeLinear", "x", scale, zero), scale, zero)
-    weight = dequantized(graph, "w", q, put)
-    return str(graph.node("MatMul", rounded, weight)), q.codes.nbytes + q.scales.scale.nbytes
+    weight = dequantized(graph, "w", q)
+    return graph.node("MatMul", rounded, weight), q.codes.nbytes + q.scales.scale.nbytes
 
 
 def _nbits(level: int, quantized: Callable[[Tensor, Scheme], QuantizedTensor] = quantize) -> Build:
@@ -90,7 +85,7 @@ def _nbits(level: int, quantized: Callable[[Tensor, Scheme], QuantizedTensor] = 
         if scheme.format.bits * w.shape[1] % 8:
             raise ValueError(f"rows of {w.shape[1]} codes are no whole bytes")
         nbytes = w.numel() * q.scheme.format.bits // 8 + 4 * q.scales.scale.numel()
-        return product(graph, "w", "x", q, _put(graph), level), nbytes
+        return by_codes(graph, "w", "x", q, level), nbytes
 
     return build
 

@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor, nn
 
 from explorer import quantize
-from explorer.checkpoints.onnx_models import MODELS
+from explorer.checkpoints.to_onnx import MODELS
 from explorer.methods.recipe import Recipe
 from tests.checkpoints.readers.onnx import session
 from tests.checkpoints.reading import uniform
@@ -49,6 +49,8 @@ DECODERS: dict[str, tuple[str, Mapping[str, Any]]] = {
         "Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
     ),
     "qwen3": ("Qwen3", WIDE | {"tie_word_embeddings": True}),
+    "qwen3, relu": ("Qwen3", WIDE | {"hidden_act": "relu"}),
+    "gemma3_text, capped": ("Gemma3", WIDE | {"final_logit_softcapping": 30.0}),
     "qwen3, windows": ("Qwen3", WIDE | MIXED | {"use_sliding_window": True}),
     "gemma3_text": (
         "Gemma3",
@@ -147,9 +149,7 @@ LONG = {
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "'longrope' .*default, linear, llama3, yarn": ("Phi3", {"rope_parameters": LONG}),
     "'dynamic'": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
-    "'relu'": ("Qwen3", {"hidden_act": "relu", "head_dim": 32}),
     "use_bidirectional_attention": ("Gemma3", {"use_bidirectional_attention": True, "head_dim": 32}),
-    "final_logit_softcapping": ("Gemma3", {"final_logit_softcapping": 30.0, "head_dim": 32}),
     "llama, mistral, .*smollm3, bert .*'cohere'": ("Cohere", {}),
 }
 

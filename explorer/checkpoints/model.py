@@ -16,8 +16,7 @@ from torch import Tensor
 from explorer.models.skeleton import TRANSPOSED, LayerPlace, Skeleton, auto_class, config_of, skeleton_of
 from explorer.progress import checkpoint
 from explorer.sources.base import SourceError, TensorInfo
-from explorer.sources.coded import CONFIG, SETTINGS, as_in_network, shape_in_network, weights_of
-from explorer.sources.dtypes import stored_dtype
+from explorer.sources.coded import CONFIG, SETTINGS, as_in_network, shape_in_network, stored_dtype, weights_of
 from explorer.sources.models import LocalModel
 from explorer.sources.safetensors_header import NAMES, bytes_of
 from explorer.sources.source_limits import LOCAL

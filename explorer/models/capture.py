@@ -23,8 +23,7 @@ from explorer.models.skeleton import auto_class, modules_of_config
 from explorer.models.texts import AnyTexts, texts_of, token_sequences
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError, TensorSource, first_line
-from explorer.sources.coded import as_in_network
-from explorer.sources.dtypes import stored_dtype
+from explorer.sources.coded import as_in_network, stored_dtype
 from explorer.sources.fetched import fetch_model
 from explorer.sources.models import HubModel, local_folder, open_model
 from explorer.sources.source_limits import LOCAL, SourceLimits

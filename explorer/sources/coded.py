@@ -1,10 +1,9 @@
-"""Quantized weights of a source: listed once each, as what they mean, and read as the values of their codes.
+"""Quantized weights of a source: each listed once as what it means, and read as the values of its codes.
 
-``CodedWeights`` finds the weights among the tensors of a file or model by the table of ``quantized_forms``. A
-source lists such a weight as X.weight [N, K], inputs last; its scales are not listed. Values are float32: the
-product of code and scale, rounded once. Codes that lie beside scales in a form that no row knows are listed
-as what they are, and refused when they are read. Who wants to see the codes themselves reads
-``X.weight:codes``.
+The table ``FORMS`` of ``quantized_forms`` finds the weights among the tensors of a file or model. A source
+lists such a weight as X.weight [N, K], inputs last, without its scales. Values are float32: the product of
+code and scale, rounded once. Codes beside scales in an unknown form are listed as they are stored, and
+refused when they are read. ``X.weight:codes`` reads the codes themselves.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from explorer.sources.quantized_forms import (
     MAINS,
     OF_INPUTS,
     CodeForm,
+    CodedLayer,
     Restored,
-    first_rows,
     form_of,
 )
 from explorer.sources.safetensors_header import NAMES, bytes_of
@@ -40,16 +39,15 @@ STORED = ":codes"
 """After the name of a weight: its codes as the file holds them."""
 _BITS = re.compile(r" · ([0-9.]+) bits$", re.ASCII)
 _CODES = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4", "I8", "U8")
-"""Dtypes that mean nothing beside scales."""
-_ENDS = tuple(dict.fromkeys((*MAINS, *BESIDE)))
+"""Dtypes of codes, which mean nothing without their scales."""
+_WORDS = ("I32", "U32", "I16", "U16")
+"""Dtypes of words of codes, if the tensor's name is one that codes have."""
 _SCALES = re.compile(
     r"scale|scaling|a(bs)?max|scl$|delta$|step_size$|alpha$|exponent|_exp$|[._]scb$|\.s$", re.IGNORECASE
 )
-"""What names of scales hold, after the name of a layer or tensor."""
-_WORDS = ("I32", "U32", "I16", "U16")
-"""Dtypes of words of codes; of names that codes have, they too mean nothing beside scales."""
+"""Names of scales, after the name of a layer or tensor."""
 _CHANGES = re.compile(r"zero|zp$|offset|shift|pre_quant|weight_(min|bias)$", re.IGNORECASE)
-"""What names hold of tensors that change what codes stand for: one that a form does not know refuses it."""
+"""Names of tensors that change what codes stand for: one that a form does not know refuses the weight."""
 _OF_INPUTS = re.compile(r"(input|output|act|activation|[kv])_(global_)?(scale|zero_point)$", re.IGNORECASE)
 _CODES_END = re.compile(
     r"(^|[._]_?)(weight|qweight|weight_packed|packed|qdata|data|codes|blocks|int[48]?|fp8|w_q|q|B)$",
@@ -61,100 +59,64 @@ ReadRows = Callable[[TensorInfo, int | None, Progress | None], Tensor]
 
 
 def stored_bits(dtype: str) -> float | None:
-    """Bits per weight that codes and scales take in the files of a weight listed with ``dtype``; None for
-    dtypes of other weights."""
+    """Bits per weight of codes and scales in the files, by the dtype that the weight is listed with.
+
+    None for a weight that is not stored as codes.
+    """
     found = _BITS.search(dtype)
     return float(found[1]) if found else None
 
 
 @dataclass(frozen=True)
 class CodedWeight:
-    """One weight: ``info`` as it is listed, ``parts`` as the files hold them, by what follows the layer's
-    name. ``problem``: why they cannot be read; empty if they can."""
+    """One weight: ``info`` as it is listed, ``layer`` with the tensors that hold it.
+
+    ``problem`` says why it cannot be read; empty if it can. ``form`` is None for an unknown one.
+    """
 
     info: TensorInfo
-    parts: Mapping[str, TensorInfo]
-    settings: Mapping[str, Any]
+    layer: CodedLayer
     form: CodeForm | None = None
     problem: str = ""
 
     @property
-    def codes(self) -> TensorInfo:
-        """The tensor of codes, as the files hold it."""
-        return self.parts[self.form.main if self.form else ""]
-
-    @property
     def bare(self) -> TensorInfo:
         """The codes, as they are listed beside the weight."""
-        return replace(self.codes, name=f"{self.info.name}{STORED}")
+        return replace(self.layer.codes, name=f"{self.info.name}{STORED}")
 
     def restore(self, read_rows: ReadRows, rows: int | None, progress: Progress | None) -> Restored:
-        """The first ``rows`` rows of the weight, all if None, read from the bytes of those where the form
-        allows it. ``SourceError`` where the parts do not fit together."""
+        """The first ``rows`` rows of the weight, all if None; reads no more than the form needs for them.
+
+        ``SourceError`` where the parts do not fit together.
+        """
         if self.form is None or self.problem:
             raise SourceError(self.problem)
         checkpoint()
         total, name = self.info.shape[0], plain(self.info.name, 80)
-        of = ", ".join(plain(part.name, 80) for part in self.parts.values())
+        of = ", ".join(plain(part.name, 80) for part in self.layer.infos.values())
         with refused(f"{name}, of {of}, cannot be restored (its codes: {name}{STORED})"):
-            parts = first_rows(self.form, self.parts, lambda i, n: read_rows(i, n, None), total, rows)
-            found = self.form.restore(parts, self.parts, self.settings)
+            parts = self.form.read(self.layer, rows, total, lambda info, n: read_rows(info, n, None))
+            found = self.form.restore(self.layer, parts)
             if found.values.shape[1:] != self.info.shape[1:]:
                 raise ValueError(
                     f"it has {list(found.values.shape)} values, and {list(self.info.shape)} codes"
                 )
         if progress is not None:
             progress(total, total)
-        if rows is None or rows >= total:
-            return found
         steps = None if found.steps is None else found.steps[:rows]
         return replace(found, values=found.values[:rows], steps=steps)
-
-
-class CodedWeights:
-    """The weights that tensors ``infos`` hold as codes, by name, and ``infos``: what their source lists.
-
-    ``settings``: the model's ``quantization_config``, empty without one. ``read`` reads a tensor; it is asked
-    for those of a few numbers that a weight's shape stands in.
-    """
-
-    def __init__(
-        self,
-        infos: Iterable[TensorInfo],
-        settings: Mapping[str, Any],
-        read: Callable[[TensorInfo], Tensor],
-        promised: Iterable[str] = (),
-    ) -> None:
-        raw = {info.name: _in_header_words(info) for info in infos}
-        absent = (TensorInfo(name, (), "not in the files") for name in promised if name not in raw)
-        every = (*absent, *raw.values())
-        scales = {base: info for info in every for base in _bases(info.name)}
-        changes = {base: info for info in every for base in _bases(info.name, _CHANGES)}
-        self.by_name: dict[str, CodedWeight] = {}
-        shown: dict[str, TensorInfo | None] = {}
-        for info in raw.values():
-            weight = _weight(info, raw, changes, settings, read) or _unknown(info, scales, settings)
-            if weight is not None:
-                shown |= {part.name: None for part in weight.parts.values() if weight.form}
-                shown[info.name] = weight.info
-                self.by_name[weight.info.name] = weight
-        self.infos = tuple(found for name, info in raw.items() if (found := shown.get(name, info)))
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The names of the weights that are restored, as they are listed."""
-        return frozenset(name for name, weight in self.by_name.items() if weight.form)
 
 
 class CodedSource(TensorSource):
     """A source whose files may hold weights as codes: it lists and reads what they mean.
 
-    A source of one class sets ``stored``, the tensors as the files have them, and ``read_stored``, and calls
+    A subclass sets ``stored``, the tensors as the files have them, and ``read_stored``, and calls
     ``find_codes`` when it is opened.
     """
 
     stored: tuple[TensorInfo, ...]
-    _coded: CodedWeights | None = None
+    _coded: Mapping[str, CodedWeight] = {}
+    _listed: tuple[TensorInfo, ...] | None = None
 
     @abstractmethod
     def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
@@ -166,24 +128,77 @@ class CodedSource(TensorSource):
 
     def find_codes(self) -> None:
         """Look for weights of codes; the configuration is read only where there may be some."""
-        if not any(_in_header_words(i).dtype in (*_CODES, *_WORDS) for i in self.stored):
+        raw = {info.name: _in_header_words(info) for info in self.stored}
+        if not any(info.dtype in (*_CODES, *_WORDS) for info in raw.values()):
             return
-        settings = self.config().get(SETTINGS)
-        found = CodedWeights(
-            self.stored,
-            settings if isinstance(settings, Mapping) else {},
-            lambda info: self.read_stored(info, None, None),
-            self.promised(),
-        )
-        if found.by_name:
-            self._coded, self.restored = found, found.names
+        stated = self.config().get(SETTINGS)
+        settings = stated if isinstance(stated, Mapping) else {}
+        absent = (TensorInfo(name, (), "not in the files") for name in self.promised() if name not in raw)
+        every = (*absent, *raw.values())
+        scales = {base: info for info in every for base in _bases(info.name)}
+        changes = {base: info for info in every for base in _bases(info.name, _CHANGES)}
+        coded, shown = {}, dict[str, TensorInfo | None](raw)
+        for info in raw.values():
+            weight = self._weight(info, raw, changes, settings) or _unknown(info, scales, settings)
+            if weight is not None:
+                if weight.form:
+                    shown |= {part.name: None for part in weight.layer.infos.values()}
+                shown[info.name] = weight.info
+                coded[weight.info.name] = weight
+        if coded:
+            bare = (weight.bare for weight in coded.values() if weight.problem)
+            self._coded = coded
+            self._listed = (*(info for info in shown.values() if info is not None), *bare)
+            self.restored = frozenset(name for name, weight in coded.items() if weight.form)
+
+    def _weight(
+        self,
+        info: TensorInfo,
+        raw: Mapping[str, TensorInfo],
+        changes: Mapping[str, TensorInfo],
+        settings: Mapping[str, Any],
+    ) -> CodedWeight | None:
+        """The weight whose codes are the tensor ``info``; None for a tensor without codes of a known form."""
+        of_bytes = any(f"{info.name}.{end}" in raw for end in ("absmax", "quant_map"))  # in any dtype
+        if info.dtype not in (*_CODES, "I32") and not of_bytes:
+            return None
+        dotted = f".{info.name}"  # a tensor may be called "weight", and its scales "weight_scale"
+        for main in filter(dotted.endswith, MAINS):
+            base = dotted.removesuffix(main)
+            beside = {end: raw[(base + end)[1:]] for end in (*MAINS, *BESIDE) if (base + end)[1:] in raw}
+            name, form = info.name, None
+            try:
+                form, at = form_of(CodedLayer(beside, settings, main)) or (None, "")
+                if form is None or at != main:
+                    continue
+                name = (base + form.weight)[1:]
+                if name in raw.keys() - {info.name}:
+                    continue
+                parts = {end: part for end, part in beside.items() if end in (main, *form.others)}
+                layer = CodedLayer(parts, settings, main)
+                more = [(base + end)[1:] for end in EXTRA if end not in parts and (base + end)[1:] in raw]
+                known = {part.name for part in parts.values()}
+                near = {one.name for key in (base[1:], info.name, name) if (one := changes.get(key))}
+                more += sorted(near - {*known, *more})
+                scales = (".weight_scale", ".weight_scale_inv", ".scale")
+                if more or sum(end in parts for end in scales) > 1:
+                    raise ValueError(f"beside {', '.join(parts)} there are {', '.join(more) or 'two scales'}")
+                shape = tuple(form.shape(layer, lambda part: self.read_stored(part, None, None)))
+                bits = 8 * sum(map(bytes_of, parts.values())) / max(math.prod(shape), 1)
+                return CodedWeight(
+                    TensorInfo(name, shape, f"{form.label(layer)} · {bits:.7g} bits"), layer, form
+                )
+            except _UNREADABLE as error:
+                there = ", ".join(plain(part.name, 80) for part in beside.values())
+                why = plain(str(error) or type(error).__name__, 300)
+                problem = f"{plain(name, 80)}: {why}. It has {there}. {_how_to_see(name)}"
+                layer = CodedLayer({main: info, **beside}, settings, main)
+                return CodedWeight(replace(info, name=name), layer, form, problem)
+        return None
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
-        if self._coded is None:
-            return self.stored
-        bare = (weight.bare for weight in self._coded.by_name.values() if weight.problem)
-        return *self._coded.infos, *bare
+        return self.stored if self._listed is None else self._listed
 
     def info(self, name: str | None = None) -> TensorInfo:
         weight = self.coded((name or "").removesuffix(STORED))
@@ -191,29 +206,27 @@ class CodedSource(TensorSource):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        return tuple(w.problem for w in self._coded.by_name.values() if w.problem) if self._coded else ()
+        return tuple(weight.problem for weight in self._coded.values() if weight.problem)
 
     def coded(self, name: str) -> CodedWeight | None:
         """The weight of codes that is listed as ``name``; None for any other tensor."""
-        return self._coded.by_name.get(name) if self._coded else None
+        return self._coded.get(name)
 
     def restore(self, name: str) -> Restored:
         """A weight of codes with its scales and what they are; ``SourceError`` if it cannot be restored."""
-        weight = self.coded(name)
-        assert weight is not None
-        return weight.restore(self.read_stored, None, None)
+        return self._coded[name].restore(self.read_stored, None, None)
 
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         weight = self.coded(info.name.removesuffix(STORED))
         if weight is None:
             return self.read_stored(info, rows, progress)
         if info.name.endswith(STORED):
-            return self.read_stored(weight.codes, rows, progress)
+            return self.read_stored(weight.layer.codes, rows, progress)
         return weight.restore(self.read_stored, rows, progress).values
 
     def parts_of(self, name: str) -> tuple[TensorInfo, ...]:
         weight = self.coded(name)
-        return tuple(weight.parts.values()) if weight and weight.form else ()
+        return tuple(weight.layer.infos.values()) if weight and weight.form else ()
 
     def pieces(self, name: str | None = None) -> Pieces | None:
         info = self.info(name)
@@ -244,8 +257,10 @@ class Restoring(CodedSource):
 
 
 def as_in_network(source: TensorSource, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    """One tensor as transformers' network holds it: a restored weight in ``dtype``, experts as [E, inputs,
-    outputs]; every other tensor as it is."""
+    """One tensor as transformers' network holds it.
+
+    A restored weight is in ``dtype``, and experts are [E, inputs, outputs]; every other tensor is as stored.
+    """
     tensor = source.read(name)
     if name not in source.restored:
         return tensor
@@ -260,8 +275,8 @@ def shape_in_network(source: TensorSource, info: TensorInfo) -> tuple[int, ...]:
 
 
 def weights_of(source: TensorSource) -> tuple[TensorInfo, ...]:
-    """The tensors of a source without bare codes, and without those that say something of a restored layer's
-    inputs or outputs."""
+    """The tensors of a source without bare codes, and without the scales of a restored layer's inputs and
+    outputs."""
     layers = {name.removesuffix(".weight") for name in source.restored}
     return tuple(
         info
@@ -271,68 +286,30 @@ def weights_of(source: TensorSource) -> tuple[TensorInfo, ...]:
     )
 
 
+def stored_dtype(named: object, infos: Iterable[TensorInfo]) -> torch.dtype:
+    """The dtype that a configuration names ("bfloat16", "torch.bfloat16"), else that of the first
+    floating-point tensor, else float32."""
+    dtype = getattr(torch, str(named or "").removeprefix("torch."), None)
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        return dtype
+    short = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    return next((short[info.dtype] for info in infos if info.dtype in short), torch.float32)
+
+
 def _in_header_words(info: TensorInfo) -> TensorInfo:
     """The entry with the dtype by its name in safetensors' headers: "U8" for "uint8"."""
     dtype = getattr(torch, info.dtype, None)
     return replace(info, dtype=NAMES[dtype]) if isinstance(dtype, torch.dtype) and dtype in NAMES else info
 
 
-def _weight(
-    info: TensorInfo,
-    raw: Mapping[str, TensorInfo],
-    changes: Mapping[str, TensorInfo],
-    settings: Mapping[str, Any],
-    read: Callable[[TensorInfo], Tensor],
-) -> CodedWeight | None:
-    """The weight whose codes are the tensor ``info``; None for a tensor that holds none, and for one of a
-    form that is not known."""
-    of_bytes = any(f"{info.name}.{end}" in raw for end in ("absmax", "quant_map"))  # in any dtype
-    if info.dtype not in (*_CODES, "I32") and not of_bytes:
-        return None
-    for main in MAINS:
-        layer = info.name.removesuffix(main)
-        if layer == info.name and info.name != main[1:]:
-            continue
-        layer, dot = ("", 1) if info.name == main[1:] and main[0] == "." else (layer, 0)
-        beside = {end: raw[layer + end[dot:]] for end in _ENDS if layer + end[dot:] in raw}
-        name = info.name
-        try:
-            form = form_of(beside, settings)
-            if form is None or form.main != main:
-                continue
-            name = layer + form.weight[dot:]
-            if name in raw.keys() - {info.name}:
-                continue
-            parts = {end: part for end, part in beside.items() if end in (form.main, *form.others)}
-            more = [layer + end[dot:] for end in EXTRA if end not in parts and layer + end[dot:] in raw]
-            known = {part.name for part in parts.values()}
-            near = {one.name for base in (layer, info.name, name) if (one := changes.get(base))}
-            more += sorted(near - {*known, *more})
-            if more or sum(end in parts for end in (".weight_scale", ".weight_scale_inv", ".scale")) > 1:
-                raise ValueError(f"beside {', '.join(parts)} there are {', '.join(more) or 'two scales'}")
-            shape = form.shape(parts, settings, read)
-            bits = 8 * sum(map(bytes_of, parts.values())) / max(math.prod(shape), 1)
-            label = f"{form.label(parts, settings)} · {bits:.7g} bits"
-            return CodedWeight(TensorInfo(name, tuple(shape), label), parts, settings, form)
-        except _UNREADABLE as error:
-            problem = _refusal(name, beside, str(error) or type(error).__name__)
-            return CodedWeight(replace(info, name=name), {main: info, **beside}, settings, form, problem)
-    return None
-
-
-def _refusal(name: str, beside: Mapping[str, TensorInfo], why: str) -> str:
-    """Why codes of a form that is known are not restored, with the tensors beside them."""
-    there = ", ".join(plain(part.name, 80) for part in beside.values())
-    return (
-        f"{plain(name, 80)}: {plain(why, 300)}. It has {there}. To see the codes themselves, open "
-        f"{plain(name, 80)}{STORED} (on the command line, --codes)"
-    )
+def _how_to_see(name: str) -> str:
+    return f"To see the codes themselves, open {plain(name, 80)}{STORED} (on the command line, --codes)"
 
 
 def _unknown(
     info: TensorInfo, scales: Mapping[str, TensorInfo], settings: Mapping[str, Any]
 ) -> CodedWeight | None:
-    """Codes beside scales in a form that no row knows; None for a tensor without such scales."""
+    """Codes beside scales in an unknown form; None for a tensor without such scales."""
     packed = info.dtype in _WORDS and _CODES_END.search(info.name)
     if info.dtype not in _CODES and not packed:
         return None
@@ -340,23 +317,20 @@ def _unknown(
     promised = settings.get("quant_method") and info.dtype.startswith("F8_E")
     if base is None and not (promised and info.name.endswith(".weight")):
         return None
-    name = plain(info.name, 80)
     beside = "and has no scales"
     if base is not None:
         found = scales[base]
-        beside = (
-            f"beside the scales {plain(found.name, 80)} ({found.dtype}, shape {shape_words(found.shape)})"
-        )
-    return CodedWeight(
-        info, {"": info}, settings, None,
-        f"{name} holds codes in {info.dtype}, {beside}: this form is not known, and codes are not read as "
-        f"numbers. To see the codes themselves, open {name}{STORED} (on the command line, --codes)",
-    )  # fmt: skip
+        shape = shape_words(found.shape)
+        beside = f"beside the scales {plain(found.name, 80)} ({found.dtype}, shape {shape})"
+    problem = (
+        f"{plain(info.name, 80)} holds codes in {info.dtype}, {beside}: this form is not known, and codes "
+        f"are not read as numbers. {_how_to_see(info.name)}"
+    )
+    return CodedWeight(info, CodedLayer({"": info}, settings, ""), None, problem)
 
 
 def _bases(name: str, holding: re.Pattern[str] = _SCALES) -> Iterator[str]:
-    """The names of layers and tensors that the tensor ``name`` may hold the scales of, or what else names of
-    ``holding`` stand for."""
+    """The layers and tensors that the tensor ``name`` may belong to, if ``holding`` matches its own name."""
     first = max(name.rfind("."), 0)
     found = None if _OF_INPUTS.search(name) else holding.search(name, first)
     if name.startswith(("scale.", "scales.")):

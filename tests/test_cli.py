@@ -24,7 +24,6 @@ from explorer import SCHEMES, compare, gpu, load_matrix, quantize
 from explorer.cli import bench, main, page
 from explorer.cli.app import app
 from explorer.cli.output import PrintedTable, counted, render
-from explorer.core import backend
 from explorer.core.file import load as load_quantized
 from explorer.core.file import save_quantized
 from explorer.export.files import write_tensors
@@ -337,15 +336,15 @@ def test_the_option_wins_over_the_programs_choice(
 ) -> None:
     """``--device`` holds for one command, the program's own choice for those without it and afterwards."""
     monkeypatch.setattr(gpu, "available", lambda: gpu.Availability(False, "no GPU found"))
-    monkeypatch.setattr(backend, "_chosen", None)
+    monkeypatch.setenv("EXPLORER_DEVICE", "auto")
     command = ("quantize", "sample:query_in", "--scheme", "nvfp4")
     explorer.use_device("cpu")
     code, _, err = run(capsys, *command, "--device", "cuda")
     assert code == 2 and "the device cuda was chosen, but: no GPU found" in err
-    assert backend._chosen == "cpu" and run(capsys, *command)[0] == 0
-    monkeypatch.setattr(backend, "_chosen", "cuda")
+    assert os.environ["EXPLORER_DEVICE"] == "cpu" and run(capsys, *command)[0] == 0
+    monkeypatch.setenv("EXPLORER_DEVICE", "cuda")
     assert run(capsys, *command)[0] == 2 and run(capsys, *command, "--device", "auto")[0] == 0
-    assert backend._chosen == "cuda" and run(capsys, *command, "--device", "cpu")[0] == 0
+    assert os.environ["EXPLORER_DEVICE"] == "cuda" and run(capsys, *command, "--device", "cpu")[0] == 0
 
 
 TABLE = PrintedTable(

@@ -28,8 +28,9 @@ def use_device(choice: str | None) -> torch.device:
     """Set the device ``choice`` for the command, None for the default; return the device. ``ValueError``
     for unknown choices, and for cuda if the kernels cannot run.
     """
-    from explorer.core.backend import on_device, work_device
+    from explorer.core.backend import use_device as place_by
+    from explorer.core.backend import work_device
 
     if choice is not None:
-        COMMAND.enter_context(on_device(choice))
+        COMMAND.enter_context(place_by(choice))
     return work_device()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -111,31 +111,28 @@ def kernel_capability(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device)
 
 
-_chosen: str | None = None
+DEVICE = "EXPLORER_DEVICE"
+"""The environment variable that selects the device of this process and of those that it starts."""
 
 
-def use_device(choice: str) -> None:
-    """Place work by ``auto``, ``cpu`` or ``cuda`` in this process, overriding EXPLORER_DEVICE."""
-    global _chosen
-    _chosen = _checked(choice, "--device")
+def use_device(choice: str) -> AbstractContextManager[object]:
+    """Place work by ``auto``, ``cpu`` or ``cuda`` from now on: sets the environment variable EXPLORER_DEVICE.
 
-
-@contextmanager
-def on_device(choice: str) -> Iterator[None]:
-    """Apply ``use_device`` within a context, and restore the earlier choice on leaving it."""
-    global _chosen
-    before = _chosen
-    use_device(choice)
-    try:
-        yield
-    finally:
-        _chosen = before
+    In a ``with`` statement, leaving it restores the earlier choice. ``ValueError`` for another choice.
+    """
+    before, undo = os.environ.get(DEVICE), ExitStack()
+    os.environ[DEVICE] = _checked(choice, "--device")
+    if before is None:
+        undo.callback(os.environ.pop, DEVICE, None)
+    else:
+        undo.callback(os.environ.update, {DEVICE: before})
+    return undo
 
 
 def gpu_status() -> Availability:
     """Return the GPU that work is placed on, or the reason why none is used. ``ValueError``: ``cuda``
     chosen without one."""
-    choice = _chosen or _checked(os.environ.get("EXPLORER_DEVICE", "auto"), "EXPLORER_DEVICE")
+    choice = _checked(os.environ.get(DEVICE, "auto"), DEVICE)
     status = gpu.available()
     if choice == "cpu":
         return Availability(False, "the CPU was chosen")

@@ -20,8 +20,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_chosen", None)
-    monkeypatch.delenv("EXPLORER_DEVICE", raising=False)
+    monkeypatch.setenv("EXPLORER_DEVICE", "auto")
+    monkeypatch.delenv("EXPLORER_DEVICE")
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, ok: bool, free_bytes: int = 0) -> None:
@@ -70,6 +70,9 @@ def test_the_choice_of_a_device(
 def test_the_command_line_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, ok=True)
     monkeypatch.setenv("EXPLORER_DEVICE", "cuda")
+    with backend.use_device("cpu"):
+        assert backend.work_device() == CPU
+    assert backend.work_device().type == "cuda"
     backend.use_device("cpu")
     assert backend.work_device() == CPU
 

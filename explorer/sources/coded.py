@@ -25,8 +25,8 @@ from explorer.sources.quantized_forms import (
     EXTRA,
     MAINS,
     OF_INPUTS,
-    CodeForm,
     CodedLayer,
+    CodeForm,
     Restored,
     form_of,
 )

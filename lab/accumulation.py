@@ -1,4 +1,4 @@
-"""How many bits of a sum FP8 tensor cores keep, and what that costs over long sums.
+"""The bits of a sum that FP8 tensor cores keep, and their cost over long sums.
 
 Two measurements of products with float32 output. A probe adds one small product to a large one and finds the
 smallest that still counts. Then random FP8 operands are multiplied over K from 128 to 131,072 and compared
@@ -42,7 +42,7 @@ PLACES: Mapping[int, str] = {
     INSTRUCTION: "32 elements later",
     PROMOTED: "128 elements later",
 }
-"""Where the small product stands when the large one is the first."""
+"""The positions of the small product when the large one is the first."""
 PROBE = "probe"
 PROBES: Mapping[str, tuple[float, float]] = {
     PROBE: (16.0, 16.0),
@@ -251,7 +251,7 @@ def operand_error(data: str, k: int = 4096, side: int = SIDE) -> float:
 
 
 def in_words(rows: Sequence[SumRow], k: int = 4096) -> str:
-    """What the figure shows at one K, in sentences."""
+    """Describe the figure at one K in sentences."""
     found = {name: error_at(rows, name, POSITIVE, k) for name in KERNELS}
     whole, promoted, fast = (found[name] for name in ("wgmma", "promoted", "torch_fast"))
     if whole is None or promoted is None or fast is None:

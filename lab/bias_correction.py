@@ -1,10 +1,9 @@
-"""How much of the layers' output error is a constant of each output channel, by method, and what a model
-gains where bias correction takes it out.
+"""The constant part of the layers' output error, by method, and the gain of a model from bias correction.
 
-A layer's error over tokens is E [tokens, N]; its constant part is the mean of each output channel, and that
-part's share of the norm is √tokens · ‖mean(E)‖ / ‖E‖. Both are measured on the inputs that the sentences of
-``assets/texts/similar.txt``, whose embeddings are compared, give each layer of the original model; methods
-and corrections see other sentences.
+A layer's error over tokens is E [tokens, N]. Its constant part is the mean of each output channel, with a
+share of √tokens · ‖mean(E)‖ / ‖E‖ of the norm. Both are measured on the inputs of the original model's layers
+for the sentences of ``assets/texts/similar.txt``, which the embeddings are compared on; methods and
+corrections see other sentences.
 """
 
 from __future__ import annotations
@@ -245,7 +244,7 @@ def rows_of(rows: Sequence[BiasRow], scheme: str, method: str, kind: str = "") -
 
 
 def sample_count(rows: Sequence[BiasRow]) -> int:
-    """How many samples of calibration texts were recorded."""
+    """The number of samples of calibration texts in the recording."""
     return len({row.sample for row in rows})
 
 

@@ -86,7 +86,7 @@ def texts() -> Texts:
 
 
 def run_cache(model: Model) -> Iterator[CacheCost]:
-    """What each of ``plans`` costs ``model``."""
+    """Measure the cost of each of ``plans`` for ``model``."""
     survey = CacheSurvey(model, texts())
     for plan in plans():
         loss = survey.loss(plan)

@@ -1,7 +1,8 @@
-"""What others claim of a GPU, beside what is recorded here; and the machines that are recorded.
+"""Others' claims about a GPU beside the recordings here, and the recorded machines.
 
-A claim is a number of a text, not a measurement: it stands in a column of its own. The other columns are
-computed from recordings."""
+A claim is a number from a text, not a measurement: it has a column of its own. The other columns are computed
+from recordings.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ def _columns() -> list[str]:
 
 
 def _recorded(recordings: Iterable[Recording[Row]], words: Callable[[Sequence[Row]], str]) -> list[str]:
-    """What is recorded on each of the two GPUs, of whatever files it is."""
+    """Return the recordings of each of the two GPUs, from any file."""
     every = list(recordings)
     return [
         words([row for one in every if gpu in one.machine.gpu for row in one.rows]) or NOT_RECORDED

@@ -353,7 +353,7 @@ def nvfp4_training(
 
 @app.command(epilog=examples("accumulation", "accumulation --record"))
 def accumulation(record: Record = False, as_json: Json = False) -> None:
-    """How many bits of a sum a Hopper GPU's FP8 tensor cores keep, and what that costs over long sums."""
+    """Bits of a sum that a Hopper GPU's FP8 tensor cores keep, and their cost over long sums."""
     from lab.accumulation import record_sums, run_sums
 
     if record:
@@ -409,7 +409,7 @@ def large_model(
     record: Record = False,
     as_json: Json = False,
 ) -> None:
-    """What a survey, a recipe and a checkpoint of a model of 7 B random weights take: time and memory."""
+    """Time and memory of a survey, a recipe and a checkpoint of a model of 7 B random weights."""
     from lab.large_model import record_large_model, run_large_model
 
     if record:

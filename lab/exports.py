@@ -46,7 +46,7 @@ SCHEMES = (
 """Schemes for rows that are no multiple of 128; INT4 in groups of 32 with zero points is left out, as the
 weights of a model restored from Q4_1 lie on its grid."""
 TOKENS = 64
-"""Of the text that readers are run on."""
+"""Tokens of the text that readers are run on."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ READERS: Mapping[str, Callable[[Path, Tensor, torch.dtype], Opened]] = {
     "awq": _gptqmodel,
     "bitsandbytes": _by_transformers,
 }
-"""Who opens the checkpoint of each target."""
+"""The program that opens the checkpoint of each target."""
 
 
 def exports_measured(rows: Sequence[ExportRow]) -> str:

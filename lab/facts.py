@@ -147,8 +147,9 @@ def best_methods(drifts: Sequence[EmbeddingDrift], scheme: str) -> list[str]:
 
 
 def best_in_words(drifts: Sequence[EmbeddingDrift], scheme: str) -> str:
-    """Which methods have the highest mean cosine under ``scheme``, and whether the first two tie: the paired
-    difference of their cosines and its 95 % interval over the samples. "" for fewer than three methods."""
+    """Name the methods with the highest mean cosine under ``scheme``, and say whether the first two tie: the
+    paired difference of their cosines with its 95 % interval over the samples. "" for fewer than three
+    methods."""
     by_run = by_embedding_run(drifts)
     cosines = {label_of(m): [d.cosine for d in drifts_of(by_run, scheme, m)] for m in METHODS_COMPARED}
     best = best_methods(drifts, scheme)[:3]
@@ -226,8 +227,8 @@ def _exponent(row: Underflow) -> int:
 
 
 def folding_in_words(timings: Sequence[GemmTiming]) -> str:
-    """What folding group scales into bytes costs in SQNR and buys in speed, at 8192³: a sentence for each
-    product; "" where it was not timed."""
+    """State the cost of folding group scales into bytes in SQNR and its gain in speed at 8192³: a sentence
+    for each product; "" if it was not timed."""
     said = []
     for name in FOLDED:
         by_kernel = {t.variant: t for t in at_shape(timings, LARGE) if t.gemm == name}

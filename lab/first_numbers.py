@@ -45,7 +45,7 @@ FIRST = """
   return look?.textContent.includes('≈') && paint ? paint.startTime : null;
 }
 """
-"""When the first look was painted, if it has a sample's numbers."""
+"""True once the first look is painted with a sample's numbers."""
 WHOLE = "box => explorer.ready && !explorer.sampled && !document.querySelector(box).textContent.includes('≈')"
 
 

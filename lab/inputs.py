@@ -1,4 +1,4 @@
-"""How far the rows of weights and inputs in docs/which-format.md move with what nobody chooses.
+"""Variation of the rows of weights and inputs in docs/which-format.md under arbitrary conditions.
 
 Scales of inputs are found as a model runs, so a row depends on more than weights: a scale of the whole tensor
 is that of a batch, and a value beside a tie falls to the other code where another CPU adds in another order.
@@ -159,8 +159,8 @@ def _of_groups(rows: Sequence[InputsRow]) -> list[float]:
 
 
 def differences_table(rows: Sequence[InputsRow]) -> str:
-    """What one row has more than another, group by group of sentences: each method against rounding with the
-    same schemes, and each way of rounding against the one before it in ``BOTH``."""
+    """Differences between rows, group by group of sentences: each method against rounding with the same
+    schemes, and each way of rounding against the one before it in ``BOTH``."""
     by_run, lines = rows_by_run(rows), []
     plain = [run for run in BOTH if run.method == "rtn"]
     pairs = [(plain[i], run) for i, run in enumerate(plain[1:])]

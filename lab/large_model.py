@@ -31,7 +31,7 @@ from lab.tables import markdown
 NAME = "large-model"
 PACKAGES = ("transformers",)
 SCHEMES = ("int3_group128_asym", "int4_group128_asym", "nvfp4", "int8_row")
-"""Of the survey: four of its usual fourteen."""
+"""The schemes of the survey: four of its usual fourteen."""
 TARGET, BITS = "compressed-tensors", 4.5
 LARGER = "70 B", 70e9
 """A larger model, whose times are modelled, and its weights."""

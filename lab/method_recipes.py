@@ -36,7 +36,7 @@ METHODS = ("gptq", "gptq_order", "gptq_sequential")
 ALONE = ("int3_group128_asym", "int4_group128_asym", "int4_group32_asym")
 """Schemes by which single layers are quantized alone, of ``SAMPLED`` layers."""
 SAMPLED = 5
-"""Of so many layers one is quantized alone."""
+"""One layer of so many is quantized alone."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def ranks_sentence(rows: Sequence[ModelRuns]) -> str:
 
 
 def seconds_sentence(rows: Sequence[ModelRuns]) -> str:
-    """How long surveys took, with and without a method."""
+    """State the duration of surveys with and without a method."""
     said = [
         f"{one.model} ({one.layers} layers × {one.schemes} schemes): {one.seconds['']:.0f} s, with "
         f"{label_of('gptq')} {one.seconds['gptq']:.0f} s"

@@ -162,7 +162,7 @@ def _four_bits(row: QualityRow) -> bool:
 
 
 def _comparable(ours: QualityRow, theirs: QualityRow) -> bool:
-    """Whether a file of ours is no larger (``SLACK``), judged by the same reader, and has importances where
+    """True if a file of ours is no larger (``SLACK``), judged by the same reader, and has importances where
     theirs has them."""
     gguf = theirs.format == "GGUF"
     fair = ours.importances == theirs.importances if gguf else True
@@ -185,6 +185,6 @@ def row_of(rows: Sequence[QualityRow], name: str) -> QualityRow | None:
 
 
 def replaced_types(rows: Sequence[QualityRow]) -> str:
-    """Which of llama.cpp's types were replaced, a line a mixture."""
+    """List the types of llama.cpp that were replaced, a line for each mixture."""
     lines = [f"  * {row.label}: {row.note}" for row in rows if not row.ours and row.note and row.importances]
     return "\n".join(lines) or "* none"

@@ -127,7 +127,7 @@ def passages() -> tuple[str, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What a model makes of texts, each run alone: ``inputs`` [tokens, K] of each layer by text, and the
+    """A model's responses to texts, each run alone: ``inputs`` [tokens, K] of each layer by text, and the
     attention weights [heads, tokens, tokens] of each block by text."""
 
     inputs: Mapping[str, list[Tensor]]
@@ -257,7 +257,8 @@ def _weights(linear: nn.Linear) -> Tensor:
 
 
 def _change(layer: MethodLinear, original: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """What gives the error of ``layer``, float64 [tokens, N], its bias included, for inputs [tokens, K]."""
+    """Return a function that gives the error of ``layer``, float64 [tokens, N], its bias included, for inputs
+    [tokens, K]."""
     error = (layer.layer.weight().double().cpu() - _weights(original)).t()
     bias = torch.zeros((), dtype=torch.float64)
     if layer.bias is not None:
@@ -424,7 +425,7 @@ def ranks_table(rows: Sequence[RankRow], bias: Sequence[BiasRow], scheme: str) -
 
 
 def difference(before: RankRow, after: RankRow) -> tuple[float, float]:
-    """How much more the model loses by ``after``, and half of the interval of that, over groups of sentences
+    """The increase of a model's loss by ``after``, and half of its interval, over groups of sentences
     (``intervals.difference``)."""
     return intervals.difference(_mean_loss(before), _mean_loss(after))
 

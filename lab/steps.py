@@ -25,7 +25,7 @@ EXPECTED = ("int4_group128", "int8_row")
 
 
 def head_of(steps: Sequence[StepTiming]) -> str:
-    """What the head of the quantized models is stored as."""
+    """The storage of the head in the quantized models."""
     heads = dict.fromkeys(step.head for step in steps if step.scheme != BASELINE)
     return " or ".join(label_of_text(head) if head else "bfloat16" for head in heads) or f"({NOT_RECORDED})"
 
@@ -47,8 +47,7 @@ def steps_command(steps: Sequence[StepTiming]) -> str:
 
 
 def head_costs(steps: Sequence[StepTiming]) -> str:
-    """What a head in bfloat16 adds to the models whose head was quantized to a byte a weight, modelled from
-    its bytes."""
+    """The cost of a head in bfloat16 for models with a head of a byte a weight, modelled from its bytes."""
     costs = []
     for shape in dict.fromkeys(step.shape for step in steps):
         of_shape = [step for step in steps if step.shape == shape and step.head]
@@ -104,7 +103,7 @@ def _parts(step: StepTiming) -> list[str]:
 
 
 def products_table(timings: Sequence[GemmTiming]) -> str:
-    """How many times as fast as torch's bfloat16 products are at the shapes of models' layers, by tokens."""
+    """Speed relative to torch's bfloat16 products at the shapes of models' layers, by tokens."""
     ours: dict[tuple[str, Shape], float] = {}
     plain: dict[Shape, float] = {}
     for timing in timings:

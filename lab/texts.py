@@ -16,7 +16,7 @@ from explorer.running.transcript import NAME, USUAL_PROMPT, USUAL_TOKENS, Transc
 
 SCHEMES = ("q8_0", "q4_0", "int4_group64")
 REPEATS = 5
-"""Of each text, which is the same each time: the fastest is kept, as other work only slows one down."""
+"""Runs of each text, with equal results: the fastest is kept, since other work only slows a run down."""
 PACKAGES = ("transformers", "xllamacpp")
 
 

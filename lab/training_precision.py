@@ -123,7 +123,7 @@ def plus_minus(values: Sequence[float], digits: int, written: Callable[[float, i
 
 
 def seed_count(rows: Sequence[PrecisionRun]) -> int:
-    """How many seeds were recorded."""
+    """The number of recorded seeds."""
     return len({row.seed for row in rows})
 
 
@@ -140,8 +140,8 @@ def stochastic_db(calibrator: str) -> str:
 
 
 def in_words(rows: Sequence[PrecisionRun]) -> str:
-    """Which variants differ from all rules together by more than the interval of the difference, seed by
-    seed."""
+    """Name the variants that differ from all rules together by more than the interval of the difference, seed
+    by seed."""
     loss = {(row.variant, row.seed): row.loss for row in rows}
     seeds = sorted({row.seed for row in rows})
     groups: dict[str, list[str]] = {"a higher loss": [], "a lower loss": [], "no certain difference": []}

@@ -1,4 +1,4 @@
-"""What lattice and trellis quantizers leave of a tensor at two bits: QuIP#'s E8P and QTIP's bitshift trellis.
+"""Errors of lattice and trellis quantizers at two bits: QuIP#'s E8P and QTIP's bitshift trellis.
 
 Errors only: there is no kernel and no checkpoint of them here, and no LDLQ or fine-tuning, with which both
 papers round whole models. QuIP#: A. Tseng et al., arXiv 2402.04396. QTIP: A. Tseng et al., arXiv 2406.11235;
@@ -33,7 +33,7 @@ from lab.tables import markdown
 
 NAME = "vector-codes"
 DECIBELS_A_BIT = 20 * math.log10(2)
-"""What a bit more buys at best: the rate-distortion function of normal numbers is D = 2^-2R (Shannon)."""
+"""The most that a bit can gain: the rate-distortion function of normal numbers is D = 2^-2R (Shannon)."""
 _PARTS = ("self.query", "output.dense")
 LAYERS = tuple(f"encoder.layer.0.attention.{part}.weight" for part in _PARTS)
 LAYER_SHAPE = (384, 384)
@@ -63,7 +63,7 @@ _HALVES = (
     "123 023 013 012 367 357 347 356 346 345 267 257 247 256 246 245 167 157 147 156 146 045 067 057 047 "
     "056 046 014 237"
 )
-"""Where the three 1/2 of each of the 29 stand."""
+"""The positions of the three 1/2 in each of the 29."""
 
 
 def nearest_e8p(x: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ SCHEMES_BESIDE = (
     "int3_group128",
 )
 FACTORS = tuple(round(0.9 + 0.02 * i, 2) for i in range(26))
-"""What values of unit mean square are multiplied by, so that they are as large as a code's."""
+"""Factors that scale values of unit mean square to the magnitude of a code."""
 TUNED_ON = 1 << 13
 
 
@@ -381,8 +381,8 @@ def error_of(rows: Sequence[VectorRow], name: str) -> str:
 
 
 def in_words(rows: Sequence[VectorRow]) -> str:
-    """What the best lattice and the best trellis have more than four levels for each value by itself, and
-    what the scheme of fewest bits that reaches the trellis takes."""
+    """State the gain of the best lattice and the best trellis over four levels per value, and the bits of the
+    cheapest scheme that reaches the trellis."""
     normal = {row.name: row.sqnr_db for row in rows if row.of == NORMAL}
     real = {row.name: row for row in rows if row.of == REAL}
     if not set(CODES) <= set(normal):

@@ -1,5 +1,5 @@
-"""What vLLM makes of checkpoints in the layout of compressed-tensors: every scheme that the layout carries,
-on a small random Llama, beside what the target ``vllm`` says of it.
+"""Open checkpoints in the layout of compressed-tensors by vLLM: every scheme of the layout on a small random
+Llama, beside the prediction of the target ``vllm``.
 
 vLLM runs in an environment of its own (``EXPLORER_VLLM_PYTHON``).
 """
@@ -108,7 +108,7 @@ def vllm_table(rows: Sequence[VllmRow]) -> str:
 
 
 def not_tried_in_words() -> str:
-    """What vLLM has not opened since: "`a` (why), `b` (why)"."""
+    """List the schemes that vLLM has not opened since: "`a` (why), `b` (why)"."""
     return ", ".join(f"`{name}` ({why})" for name, why in NOT_TRIED.items())
 
 

@@ -1,4 +1,4 @@
-"""What codes cost a causal model in the table of its tokens' embeddings, beside what they save in the file.
+"""The cost of quantized token embeddings for a causal model, beside the bytes saved in the file.
 
 A copy of the network has that table alone rounded to nearest, and is run on some of the built-in held-out
 texts. The prediction is that of a survey by Fisher's diagonal, on some of the built-in calibration texts. The
@@ -35,13 +35,13 @@ from lab.tables import markdown
 
 NAME = "vocabulary"
 STORED = "fp16"
-"""As converters write the table."""
+"""The storage of the table in converters."""
 OF_TABLE = (STORED, "q8_0", "q6_k", "q5_1", "q5_0", "q4_k", "iq4_nl", "q4_1", "q4_0", "q3_k", "q2_k")
-"""As far as the rows of the table allow it: K-quants are in blocks of 256 values."""
+"""The table's types, as far as its rows allow: K-quants are in blocks of 256 values."""
 SAMPLES = 12
 """Texts, drawn from the built-in ones, to calibrate by and to run."""
 OTHERS = "q4_0"
-"""Of the linear layers, in the file whose size is told."""
+"""The type of the linear layers in the file whose size is given."""
 SIGNAL = "fisher_diagonal"
 
 

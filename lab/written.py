@@ -1,4 +1,5 @@
-"""What recipes save that can be written: of a named target, fused where its engine is, in bits of its files.
+"""The savings of recipes that can be written: for a named target, fused where its engine is, in bits of its
+files.
 
 Beside each stands the best single scheme that the target carries within the budget, as ``explorer check``
 finds it, and the bound: the recipe of all surveyed schemes for the same bits, which no one target carries.

@@ -32,7 +32,7 @@ EXPONENTS = range(-33, 8)
 """The powers of two of these values: 41, up to 240, below every format's largest value but those of FP6 and
 FP4."""
 NEIGHBOURS = range(-2, 3)
-"""How many ulp a block's largest value lies beside such a value."""
+"""Distances in ulp of a block's largest value from such a value."""
 
 
 def sample_cases() -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ class Row:
         return Scheme.parse(self.text or self.name)
 
     def bound_of(self, case: str) -> Difference:
-        """What is named for ``case``, or for all that are not named."""
+        """Return the bound for ``case``, or the one for all unnamed cases."""
         return self.differs.get(case, self.differs.get(EVERYWHERE, EQUAL))
 
     def both(self, x: Tensor) -> tuple[QuantizedTensor, Outside]:
@@ -105,7 +105,7 @@ class Count:
         )
 
     def beyond(self, bound: Difference) -> list[str]:
-        """What lies beyond ``bound``, in words with what was expected; empty if nothing does."""
+        """Describe the excess over ``bound`` and the expected values; empty if there is none."""
         apart = self.apart or Distance()
         counts = (
             ("codes", self.different_codes, self.codes, bound.codes),
@@ -157,7 +157,7 @@ class Conformance:
 
     @property
     def decodes(self) -> bool:
-        """Whether the package only restores values from our codes."""
+        """True if the package only restores values from our codes."""
         return self.total.values > 0
 
     @property
@@ -251,7 +251,7 @@ def compare_codes(
 
 
 def _outside(ours: QuantizedTensor, differ: Tensor, under: tuple[float, float]) -> int:
-    """How many of the codes that ``differ``, bool [rows, columns], are in blocks whose scale is not within
+    """Count the codes marked in ``differ``, bool [rows, columns], in blocks with a scale outside
     ``under``."""
     least, most = under
     scale = ours.scales.scale if ours.scales.unrounded is None else ours.scales.unrounded

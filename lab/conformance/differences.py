@@ -72,8 +72,8 @@ def _steps(n: int) -> str:
 
 
 FP16_ARITHMETIC = "FP16 values are scaled and divided in FP16 there, in float32 here"
-"""What torchao and compressed-tensors do with FP16. With BF16 they compute in BF16, and so do the schemes
-compared."""
+"""The treatment of FP16 in torchao and compressed-tensors. With BF16 they compute in BF16, and so do the
+schemes compared."""
 
 
 def integers_in_float16(bits: int) -> Difference:
@@ -115,7 +115,7 @@ class Distance:
         )
 
     def beyond(self, bound: Difference) -> list[str]:
-        """What lies beyond ``bound``, in words with what was expected; empty if nothing does."""
+        """Describe the excess over ``bound`` and the expected values; empty if there is none."""
         found = []
         if self.steps > bound.steps:
             found.append(f"codes differ by {self.steps} steps, at most {bound.steps} expected")
@@ -136,7 +136,7 @@ class Distance:
 
 
 def codes_apart(mine: Tensor, theirs: Tensor, fmt: Format) -> Distance:
-    """How far codes of ``fmt``, int64 of one shape, are apart in the order of their values."""
+    """Measure the distance between codes of ``fmt``, int64 of one shape, in the order of their values."""
     differ = mine != theirs
     mine, theirs = mine[differ], theirs[differ]
     if not len(mine):
@@ -162,7 +162,7 @@ def codes_apart(mine: Tensor, theirs: Tensor, fmt: Format) -> Distance:
 
 
 def numbers_apart(mine: Tensor, theirs: Tensor) -> Distance:
-    """How far float32 numbers of one shape are apart."""
+    """Measure the distance between float32 numbers of one shape."""
     differ = mine != theirs
     one, other = mine[differ].double(), theirs[differ].double()
     whole = one.isfinite() & other.isfinite() & (one != 0) & (other != 0)
@@ -173,6 +173,6 @@ def numbers_apart(mine: Tensor, theirs: Tensor) -> Distance:
 
 
 def steps_apart(mine: Tensor, theirs: Tensor) -> Distance:
-    """How far integers of one shape, zero points, are apart."""
+    """Measure the distance between integers of one shape (zero points)."""
     apart = (mine - theirs).abs()
     return Distance(zero_points=int(apart.max()) if apart.numel() else 0, moved=int((apart > 0).sum()))

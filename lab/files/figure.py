@@ -104,5 +104,5 @@ def _mb(row: QualityRow) -> float:
 
 
 def _log(row: QualityRow) -> float:
-    """Where an annotation stands on a logarithmic axis."""
+    """Return the position of an annotation on a logarithmic axis."""
     return math.log10(row.kl or 1.0)

@@ -64,8 +64,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Replaced:
-    """How many of a file's tensors did not get their mixture's type, and which types took the place of
-    which: "q4_K → q5_0"."""
+    """The number of a file's tensors without their mixture's type, and the replacements: "q4_K → q5_0"."""
 
     tensors: int
     types: tuple[str, ...]

@@ -71,7 +71,7 @@ checkpoints with several schemes, compressed-tensors restores them in bfloat16 a
 SIGNAL, GGUF, CHECKPOINT = "fisher_diagonal", "gguf", "compressed-tensors"
 WEIGHED, GPTQ = "-imatrix", "-gptq"
 METHOD = "gptq_order"
-"""Of the recipes whose codes a method chooses: GPTQ by falling energy of the inputs."""
+"""The method of recipes with codes by a method: GPTQ by falling energy of the inputs."""
 NF4, NF4_SCHEME = "bitsandbytes-nf4", "nf4_block64_double"
 LENGTH = 128
 """Tokens of a text."""
@@ -96,8 +96,8 @@ class Made:
 
 @dataclass(eq=False)
 class Workshop:
-    """What all rows share: the model in ``where``, texts, and files in the folder ``room``. Each part is made
-    when it is first asked for."""
+    """State shared by all rows: the model in ``where``, texts, and files in the folder ``room``. Each part is
+    made when it is first asked for."""
 
     where: str
     room: Path
@@ -177,7 +177,7 @@ class Workshop:
 
     @cached_property
     def survey(self) -> Survey:
-        """Of GGUF's types, rounded without importances."""
+        """The survey of GGUF's types, rounded without importances."""
         plan = SurveyPlan(self.where, None, gguf_schemes(), (SIGNAL,), self.calibration)
         return survey_model(plan, self.room / "survey.jsonl", rows=self._first_rows)
 
@@ -197,7 +197,7 @@ class Workshop:
 
     @cached_property
     def checkpoint_survey(self) -> Survey:
-        """Of schemes for checkpoints."""
+        """The survey of schemes for checkpoints."""
         schemes = tuple(str(Scheme.parse(text)) for text in IN_CHECKPOINTS)
         head = replace(self.survey.head, schemes=schemes)
         return Survey(head, tuple(self._layers(CHECKPOINT, schemes, head.signals, {})))

@@ -30,7 +30,8 @@ def peers_refusal() -> str:
 
 
 def run_peer(*arguments: str) -> dict[str, Any]:
-    """What ``peer_files`` prints last. ``RuntimeError`` with the end of its messages if it fails."""
+    """Run a peer and return the last line that ``peer_files`` prints. ``RuntimeError`` with the end of its
+    messages if it fails."""
     command = [os.environ[PYTHON], str(SCRIPT), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

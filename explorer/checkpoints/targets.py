@@ -1,6 +1,6 @@
-"""``EXPORTS``: the targets, one file each. A new one is a file and a row.
+"""``EXPORTS``, the targets by name. Each is a file ``to_NAME.py`` of this folder with an ``EXPORT``.
 
-Names are known without the targets themselves, which import torch when they are first asked for.
+Names come from the files: targets import torch, and are imported when they are first asked for.
 """
 
 from __future__ import annotations
@@ -8,58 +8,52 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from explorer.checkpoints.target import Export
 
-_ROWS = (
-    ("compressed-tensors", "to_compressed_tensors.EXPORT"),
-    ("vllm", "to_vllm.EXPORT"),
-    ("gguf", "to_gguf.EXPORT"),
-    ("onnx", "to_onnx.DEQUANTIZED"),
-    ("onnx-nbits", "to_onnx.MULTIPLIED"),
-    ("gptq", "to_gptq.EXPORT"),
-    ("awq", "to_awq.EXPORT"),
-    ("bitsandbytes", "to_bitsandbytes.EXPORT"),
-)
-"""Name of a target, and its ``Export``: the module here, the name there."""
-_PLACES = dict(_ROWS)
+_FIRST = ("compressed-tensors", "vllm", "gguf", "onnx", "onnx-nbits", "gptq", "awq", "bitsandbytes")
+"""The order of pickers; others follow by name."""
+_PREFIX = "to_"
 
 
 @cache
-def _row(name: str) -> Export:
-    module, _, attribute = _PLACES[name].partition(".")
-    row: Export = getattr(import_module(f"explorer.checkpoints.{module}"), attribute)
-    return row
+def _modules() -> dict[str, str]:
+    files = [m.name for m in iter_modules([str(Path(__file__).parent)]) if m.name.startswith(_PREFIX)]
+    found = {file.removeprefix(_PREFIX).replace("_", "-"): file for file in files}
+    return {name: found.pop(name) for name in _FIRST} | found
 
 
 class _Exports(Mapping[str, "Export"]):
-    """The rows by name, in the order of ``_ROWS``."""
+    """The targets by name, each imported at its first use."""
 
     def __getitem__(self, name: str) -> Export:
-        return _row(name)
+        row: Export = import_module(f"explorer.checkpoints.{_modules()[name]}").EXPORT
+        return row
 
     def __contains__(self, name: object) -> bool:
-        return name in _PLACES
+        return name in _modules()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_PLACES)
+        return iter(_modules())
 
     def __len__(self) -> int:
-        return len(_PLACES)
+        return len(_modules())
 
 
 EXPORTS: Mapping[str, Export] = _Exports()
 
 
 def export_of(target: str) -> Export:
-    """The row of ``EXPORTS`` called ``target``; ``ValueError`` with the names there are."""
+    """Return the target of this name; ``ValueError`` lists the accepted names."""
     check_target(target)
     return EXPORTS[target]
 
 
 def check_target(target: str) -> None:
-    """``ValueError`` with the names there are if ``target`` is none of them."""
+    """Raise ``ValueError`` with the accepted names unless ``target`` is one of them."""
     if target not in EXPORTS:
         raise ValueError(f"no checkpoint format {target!r}; there are {', '.join(EXPORTS)}")

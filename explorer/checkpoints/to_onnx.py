@@ -295,7 +295,7 @@ def _export(
     )
 
 
-DEQUANTIZED = _export(
+EXPORT = _export(
     "onnx",
     "ONNX",
     "what any runtime of opset 21 runs: codes are restored before each product",

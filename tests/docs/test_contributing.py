@@ -195,6 +195,15 @@ def test_all_tests_pass_with_the_additions(copy: Copy) -> None:
     copy.run("-m", "pytest", *quick, "--deselect", RECORDED)
 
 
+def test_an_addition_takes_as_many_files_as_the_table_says() -> None:
+    """Files of the package: a target's reader is one of the tests."""
+    table = dict(re.findall(r"^\| (An? .+?) \| (\d):", (ROOT / "CONTRIBUTING.md").read_text(), re.M))
+    files = {t: {s.file for s in samples(t) if s.file and not s.file.startswith("tests/")} for t in SHOWN}
+    assert table.pop("A scale format") == "1" and {t: int(n) for t, n in table.items()} == {
+        title: len(found) for title, found in files.items() if found
+    }
+
+
 def test_one_addition_is_met(tmp_path: Path) -> None:
     """The guide's format, by the tests of formats, and its example."""
     shutil.copytree(ROOT, tmp_path / "project", ignore=NOT_COPIED)

@@ -1,4 +1,5 @@
-"""Accuracy against bits, measured: scikit-learn's digits and a small network, post-training and after QAT.
+"""Accuracy against bits, measured: a small network on scikit-learn's digits, quantized before and after
+training.
 
 1,797 real images of 8×8 pixels (E. Alpaydin, C. Kaynak, UCI 1998), three quarters to train on and the rest to
 test on. For each seed a network is trained in float32, quantized as it is (post-training), and trained on: in
@@ -66,36 +67,30 @@ def data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from sklearn.model_selection import train_test_split
 
     images, labels = load_digits(return_X_y=True)
-    x, x_test, y, y_test = train_test_split(
-        images / 16.0, labels, test_size=0.25, random_state=0, stratify=labels
-    )
-    return tuple(
-        torch.from_numpy(part) for part in (x.astype("float32"), y, x_test.astype("float32"), y_test)
-    )  # type: ignore[return-value]
+    images = (images / 16.0).astype("float32")
+    parts = train_test_split(images, labels, test_size=0.25, random_state=0, stratify=labels)
+    x, x_test, y, y_test = map(torch.from_numpy, parts)
+    return x, y, x_test, y_test
 
 
 def network(seed: int, hidden: tuple[int, ...] = (HIDDEN, HIDDEN)) -> nn.Sequential:
-    """Hidden layers of these widths, initialised like ``nn.Linear``, from a separate generator.
+    """A network with ``hidden`` layers of these widths, initialised as ``nn.Linear`` is.
 
-    The global generator is left alone: visitors of the page share it.
+    It draws from a generator of its own: visitors of the page share the global one.
     """
     generator = torch.Generator().manual_seed(seed)
-    widths = (64, *hidden, 10)
-    layers = [_linear(*sizes, generator) for sizes in itertools.pairwise(widths)]
-    parts = [part for layer in layers for part in (layer, nn.ReLU())]
+    parts = list[nn.Module]()
+    for inputs, outputs in itertools.pairwise((64, *hidden, 10)):
+        layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
+        assert isinstance(layer, nn.Linear)
+        nn.init.kaiming_uniform_(layer.weight, a=5**0.5, generator=generator)
+        nn.init.uniform_(layer.bias, -(inputs**-0.5), inputs**-0.5, generator=generator)
+        parts += [layer, nn.ReLU()]
     return nn.Sequential(*parts[:-1])
 
 
-def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
-    assert isinstance(layer, nn.Linear)
-    nn.init.kaiming_uniform_(layer.weight, a=5**0.5, generator=generator)
-    nn.init.uniform_(layer.bias, -(inputs**-0.5), inputs**-0.5, generator=generator)
-    return layer
-
-
 def scheme_of(width: str) -> Scheme:
-    """``ValueError`` with the widths there are."""
+    """The scheme of a row of ``WIDTHS``; ``ValueError`` with the widths there are."""
     if width not in WIDTHS:
         raise ValueError(f"no width {width!r}; there are {', '.join(WIDTHS)}")
     return WIDTHS[width]
@@ -158,8 +153,7 @@ def train(
         base = network(seed)
         curve = tuple(fit(base, epochs, seed))
         yield Trained("32", FLOAT, seed, curve[-1], curve)
-        longer = copy.deepcopy(base)
-        curve = tuple(fit(longer, again, seed))
+        curve = tuple(fit(copy.deepcopy(base), again, seed))
         yield Trained("32", LONGER, seed, curve[-1], curve)
         for width in widths:
             yield from _quantized_stages(base, width, seed, again, activations)
@@ -168,33 +162,23 @@ def train(
 def _quantized_stages(
     base: nn.Module, width: str, seed: int, epochs: int, activations: Scheme | None
 ) -> Iterator[Trained]:
-    scheme, few = scheme_of(width), width in NO_LSQ
-    rounded = copy.deepcopy(base)
-    _quantized(rounded, scheme, activations, Rule.STE_CLIPPED)
-    yield Trained(width, POST, seed, accuracy(rounded), ())
-    for stage, rule in ((STRAIGHT, Rule.STE if few else Rule.STE_CLIPPED), (LSQ, Rule.LSQ)):
-        if rule is Rule.LSQ and few:
+    through = Rule.STE if width in NO_LSQ else Rule.STE_CLIPPED
+    for stage, rule in ((POST, Rule.STE_CLIPPED), (STRAIGHT, through), (LSQ, Rule.LSQ)):
+        if stage == LSQ and width in NO_LSQ:
             continue
         model = copy.deepcopy(base)
-        _quantized(model, scheme, activations, rule)
-        before = _step_sizes(model)
-        curve = tuple(fit(model, epochs, seed))
-        yield Trained(
-            width, stage, seed, curve[-1], curve, tuple(zip(before, _step_sizes(model), strict=True))
-        )
+        prepare(model, scheme_of(width), activations, rule=rule)
+        layers = [m for m in model.modules() if isinstance(m, QuantLinear)]
+        layers[0].inputs = None  # pixels
+        before = _step_sizes(layers)
+        curve = () if stage == POST else tuple(fit(model, epochs, seed))
+        steps = tuple(zip(before, _step_sizes(layers), strict=True))
+        yield Trained(width, stage, seed, accuracy(model), curve, steps)
 
 
-def _quantized(model: nn.Module, scheme: Scheme, activations: Scheme | None, rule: Rule) -> None:
-    """Quantize all weights in place, and the inputs of all layers but the first, which are pixels."""
-    prepare(model, scheme, activations, rule=rule)
-    first = next(m for m in model.modules() if isinstance(m, QuantLinear))
-    first.inputs = None
-
-
-def _step_sizes(model: nn.Module) -> list[float]:
+def _step_sizes(layers: Sequence[QuantLinear]) -> list[float]:
     """Mean learned step size of each layer; empty where none is learned."""
-    learned = [m.step_size for m in model.modules() if isinstance(m, QuantLinear)]
-    return [float(s.detach().abs().mean()) for s in learned if s is not None]
+    return [float(m.step_size.detach().abs().mean()) for m in layers if m.step_size is not None]
 
 
 @dataclass(frozen=True)
@@ -212,38 +196,31 @@ def gradient_magnitudes(seed: int = 0, epochs: int = 12) -> Tensor:
     """The nonzero |gradients| of one batch, of weights and hidden values, after a number of epochs in
     float32."""
     model = network(seed)
-    for _ in fit(model, epochs, seed):
+    for _ in losses(model, epochs, seed):
         pass
     x, y, _, _ = data()
-    outputs: list[Tensor] = []
-    hooks = [
-        m.register_forward_hook(lambda _m, _i, out: outputs.append(out))
-        for m in model
-        if isinstance(m, nn.Linear)
-    ]
-    loss = nn.functional.cross_entropy(model(x[:512]), y[:512])
-    for hook in hooks:
-        hook.remove()
+    hidden, outputs = x[:512], list[Tensor]()
+    for module in model:
+        hidden = module(hidden)
+        if isinstance(module, nn.Linear):
+            outputs.append(hidden)
+    loss = nn.functional.cross_entropy(hidden, y[:512])
     gradients = torch.autograd.grad(loss, [*outputs, *model.parameters()])
     values = torch.cat([g.reshape(-1) for g in gradients]).abs()
     return values[values > 0]
 
 
 def underflow(gradients: Tensor, exponents: Sequence[int] = tuple(range(0, 25, 2))) -> list[Underflow]:
-    """Return the effect of each loss scale 2^exponent on the magnitudes ``gradients``."""
-    rows = []
-    for exponent in exponents:
-        scaled = gradients * 2.0**exponent
-        half = scaled.half()
-        rows.append(
-            Underflow(
-                2.0**exponent,
-                float((half == 0).float().mean()),
-                float(torch.isinf(half).float().mean()),
-                float((scaled.bfloat16() == 0).float().mean()),
-            )
-        )
-    return rows
+    """The effect of each loss scale 2^exponent on the magnitudes ``gradients``."""
+
+    def share(of: Tensor) -> float:
+        return float(of.float().mean())
+
+    scaled = [(2.0**exponent, gradients * 2.0**exponent) for exponent in exponents]
+    return [
+        Underflow(scale, share(g.half() == 0), share(g.half().isinf()), share(g.bfloat16() == 0))
+        for scale, g in scaled
+    ]
 
 
 @dataclass(frozen=True)
@@ -263,19 +240,13 @@ def accuracy_rows(results: Sequence[Trained]) -> list[AccuracyRow]:
     accuracies: dict[tuple[str, str], list[float]] = {}
     for r in results:
         accuracies.setdefault((r.width, r.stage), []).append(r.accuracy)
-    order = ["32", *WIDTHS]
-    keys = sorted(accuracies, key=lambda key: (order.index(key[0]), STAGES.index(key[1])))
-    rows = []
-    for width, stage in keys:
-        values = accuracies[width, stage]
-        rows.append(
-            AccuracyRow(width, stage, sum(values) / len(values), min(values), max(values), len(values))
-        )
-    return rows
+    order = itertools.product(["32", *WIDTHS], STAGES)
+    rows = [(key, accuracies[key]) for key in order if key in accuracies]
+    return [AccuracyRow(*key, sum(v) / len(v), min(v), max(v), len(v)) for key, v in rows]
 
 
 def stages(results: Sequence[Trained]) -> list[str]:
-    """The stages there are, in the order of training."""
+    """The stages of ``results``, in the order of training."""
     return [s for s in STAGES if any(r.stage == s for r in results)]
 
 
@@ -293,18 +264,16 @@ def progress_words(done: Trained, index: int, total: int) -> str:
 
 
 def summary(results: Sequence[Trained]) -> str:
-    """Down to which width PTQ is free, and what QAT wins back below it; empty before there is either."""
+    """The width down to which PTQ is free, and what QAT wins back below it; empty before there is either."""
     mean = {(r.width, r.stage): 100 * r.mean for r in accuracy_rows(results)}
-    base = mean.get(("32", FLOAT))
     widths = [w for w in WIDTHS if (w, POST) in mean]
-    if base is None or not widths:
+    if not widths:
         return ""
+    base = mean["32", FLOAT]
     free = list(itertools.takewhile(lambda w: mean[w, POST] >= base - FREE_POINTS, widths))
     text = f"float32 recognises {base:.1f} %"
     text += f"; rounding alone costs less than half a point down to {width_words(free[-1])}." if free else "."
-    trained = {
-        w: max(mean.get((w, STRAIGHT), 0), mean.get((w, LSQ), 0)) for w in widths if (w, STRAIGHT) in mean
-    }
+    trained = {w: max(mean[w, STRAIGHT], mean.get((w, LSQ), 0)) for w in widths if (w, STRAIGHT) in mean}
     best = max(trained, key=lambda w: (trained[w] - mean[w, POST], w), default=None)
     if best is None or trained[best] - mean[best, POST] <= 1:
         return text
@@ -322,7 +291,7 @@ def width_words(width: str) -> str:
 
 
 def underflow_summary(rows: Sequence[Underflow]) -> str:
-    """Summarise the losses of float16 without a loss scale, the best scale, and the losses of bfloat16."""
+    """The losses of float16 without a loss scale, the best scale, and the losses of bfloat16, in words."""
     best = min((r for r in rows if r.overflowed == 0), key=lambda r: (r.lost, r.loss_scale))
     over = next((f", and from {r.loss_scale:,.0f} on some overflow" for r in rows if r.overflowed), "")
     return (

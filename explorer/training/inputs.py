@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,32 @@ from explorer.formats import IntegerFormat
 from explorer.schemes import Scheme
 from explorer.schemes.calibrators import Range
 from explorer.schemes.observer import OBSERVED, Observer
-from explorer.training.float32 import Float32State
+
+ONE_SCALE = "static inputs have one range: give activations a scheme with one scale for the whole tensor"
+
+
+class Float32State(nn.Module):
+    """A module of which ``.to(dtype)``, ``.half()``, ``.bfloat16()`` leave some float32 tensors as they are.
+
+    ``in_float32`` names those parameters and buffers: scales, step sizes, ranges. They still change their
+    device. A scale rounded to bfloat16 moves all values of its block by up to 0.2 %.
+    """
+
+    in_float32: ClassVar[tuple[str, ...]] = ()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        kept = [getattr(self, name) for name in self.in_float32]
+        kept += [tensor.grad for tensor in kept if isinstance(tensor, nn.Parameter)]
+        # The tensors themselves are compared, by identity: fn may be called on equal ones of other modules.
+        kept_ids = {id(tensor) for tensor in kept if tensor is not None}
+
+        def moved(tensor: Tensor) -> Tensor:
+            out = fn(tensor)
+            if id(tensor) in kept_ids and out.dtype != tensor.dtype:
+                return tensor.to(out.device)
+            return out
+
+        return super()._apply(moved, recurse)
 
 
 class DynamicInputs(nn.Module):
@@ -38,7 +64,8 @@ class StaticInputs(Float32State):
 
     While ``observing``, batches pass unchanged, and the range is what an ``Observer`` of them finds by the
     scheme's calibrator. The gradient is zero where a value was clipped. ``ValueError`` for a scheme of more
-    than one scale, or whose calibrator no observer has; and in the forward pass while no range is known.
+    than one scale, or with a calibrator that no observer has; and in the forward pass while no range is
+    known.
     """
 
     low: Tensor
@@ -55,7 +82,11 @@ class StaticInputs(Float32State):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.observing:
-            self._observe(x)
+            self.observer.add(x)
+            found = self.observer.clip_range(self.scheme.calibrator.name, 1 << (self.scheme.format.bits - 1))
+            self.low.copy_(found.low)
+            self.high.copy_(found.high)
+            self._known = self.observer.amax > 0
             return x
         if not self._known:
             self.check_range()
@@ -71,13 +102,6 @@ class StaticInputs(Float32State):
                 "run some batches between observe(model, True) and observe(model, False)"
             )
 
-    def _observe(self, x: Tensor) -> None:
-        self.observer.add(x)
-        found = self.observer.clip_range(self.scheme.calibrator.name, 1 << (self.scheme.format.bits - 1))
-        self.low.copy_(found.low)
-        self.high.copy_(found.high)
-        self._known = self.observer.amax > 0
-
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
         self._known = bool(self.high > self.low)
@@ -88,9 +112,7 @@ class StaticInputs(Float32State):
 
 def _check_static(scheme: Scheme) -> None:
     if scheme.block != (None, None) or scheme.scale is None:
-        raise ValueError(
-            "static inputs have one range: give activations a scheme with one scale for the whole tensor"
-        )
+        raise ValueError(ONE_SCALE)
     name = scheme.calibrator.name
     if name not in OBSERVED:
         raise ValueError(f"the range of static inputs is found by {', '.join(OBSERVED)}, not by {name}")

@@ -22,10 +22,11 @@ from explorer.core.ops import check_learnable, fake_quantize, learned_quantize, 
 from explorer.core.quantize import QuantizedTensor, quantize, quantize_with_scales
 from explorer.core.replace import names_of_modules, replace_layers
 from explorer.schemes import OWN_CODES, ScaleRule, Scales, Scheme
-from explorer.training.float32 import Float32State
-from explorer.training.inputs import DynamicInputs, StaticInputs
+from explorer.training.inputs import ONE_SCALE, DynamicInputs, Float32State, StaticInputs
 
 SMALLEST_STEP_SIZE = 1e-8
+RANGES_OF_0_2 = {"low": "inputs.low", "high": "inputs.high"}
+"""Names in state dicts of version 0.2, and today's."""
 
 
 class Rule(enum.Enum):
@@ -36,17 +37,40 @@ class Rule(enum.Enum):
     STE = "BitNet: straight-through everywhere"
 
 
-class QuantLinear(Float32State):
-    """A linear layer whose weight, and inputs if ``activations`` is given, are quantized in the forward pass.
+class _Linear(Float32State):
+    """Y = quantized X · quantized Wᵀ + bias, for a state with the names of today or of an earlier version."""
+
+    inputs: DynamicInputs | StaticInputs | None
+    bias: Tensor | None
+    renamed: ClassVar[Mapping[str, str]] = RANGES_OF_0_2
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """[out, in]: the quantized weight for inputs of a dtype."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.inputs is None else self.inputs(x)
+        return nn.functional.linear(x, self.matrix(x.dtype), self.bias)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for old, new in self.renamed.items():
+            if prefix + old in state_dict:
+                state_dict[prefix + new] = state_dict.pop(prefix + old)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class QuantLinear(_Linear):
+    """A linear layer with a weight, and inputs if ``activations`` is given, quantized in the forward pass.
 
     ``weight`` and ``bias`` have the names and shapes of ``nn.Linear``'s; ``step_size`` [grid] is learned
     under LSQ. ``inputs`` quantizes the inputs: each batch with its own scales, or if ``static`` under one
-    range that was observed before. ``ValueError`` for a layer whose weight or output is computed in another
-    way than ``nn.Linear``'s, for LSQ under schemes that are not symmetric integers, and for ``static``
+    range that was observed before. ``ValueError`` for a layer that computes its weight or output in another
+    way than ``nn.Linear``, for LSQ under schemes that are not symmetric integers, and for ``static``
     without one scale for all inputs.
     """
 
     in_float32: ClassVar[tuple[str, ...]] = ("step_size",)
+    renamed: ClassVar[Mapping[str, str]] = {"step": "step_size", **RANGES_OF_0_2}  # "step" of version 0.1
 
     def __init__(
         self,
@@ -58,9 +82,13 @@ class QuantLinear(Float32State):
     ) -> None:
         super().__init__()
         check_plain(linear)
+        if static and activations is None:
+            raise ValueError(ONE_SCALE)
         self.weight, self.bias = linear.weight, linear.bias
-        self.weights, self.rule = weights, rule
-        self.inputs = _input_quantizer(activations, rule, static, linear.weight.device)
+        self.weights, self.rule, self.inputs = weights, rule, None
+        if activations is not None:
+            dynamic = DynamicInputs(activations, masked=rule is not Rule.STE)
+            self.inputs = StaticInputs(activations, linear.weight.device) if static else dynamic
         self.step_size: nn.Parameter | None = None
         if rule is Rule.LSQ:
             self.step_size = nn.Parameter(init_lsq_step_size(linear.weight.detach(), weights))
@@ -74,9 +102,8 @@ class QuantLinear(Float32State):
     def out_features(self) -> int:
         return self.weight.shape[0]
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x if self.inputs is None else self.inputs(x)
-        return nn.functional.linear(x, self.quantized_weight(), self.bias)
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        return self.quantized_weight()
 
     def quantized_weight(self) -> Tensor:
         """[out, in]: what the forward pass multiplies with."""
@@ -104,18 +131,13 @@ class QuantLinear(Float32State):
     def _positive_step_size(step_size: Tensor) -> Tensor:
         return step_size.abs().clamp(min=SMALLEST_STEP_SIZE)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """State dicts of version 0.1 call ``step_size`` "step"; 0.2 kept ranges in the layer itself."""
-        _rename(state_dict, prefix, {"step": "step_size", **RANGES_OF_0_2})
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
     def extra_repr(self) -> str:
         return (
             f"in={self.in_features}, out={self.out_features}, {self.weights.name}, {self.rule.name.lower()}"
         )
 
 
-class StoredLinear(Float32State):
+class StoredLinear(_Linear):
     """A linear layer of codes and scales that dequantizes its weight in each forward pass.
 
     It takes over the layer's quantizer of inputs; ``ValueError`` if that is static and knows no range.
@@ -126,7 +148,6 @@ class StoredLinear(Float32State):
     zero_points: Tensor | None
     tensor_scale: Tensor | None
     offsets: Tensor | None
-    bias: Tensor | None
     in_float32: ClassVar[tuple[str, ...]] = ("scales", "tensor_scale", "offsets")
 
     def __init__(self, layer: QuantLinear) -> None:
@@ -135,15 +156,15 @@ class StoredLinear(Float32State):
             layer.inputs.check_range()
         q = layer.codes()
         self.scheme, self.shape, self.inputs = q.scheme, q.shape, layer.inputs
-        self.register_buffer("packed", q.packed)
         for name, values in (
+            ("packed", q.packed),
             ("scales", q.scales.stored if q.scales.upper is None else q.scales.scale),
             ("zero_points", q.scales.zero_points),
             ("tensor_scale", q.scales.tensor_scale),
             ("offsets", q.scales.offsets),
+            ("bias", None if layer.bias is None else layer.bias.detach()),
         ):
             self.register_buffer(name, values)
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
         self.train(layer.training)
 
     def quantized(self) -> QuantizedTensor:
@@ -151,37 +172,8 @@ class StoredLinear(Float32State):
         scales = Scales.of(self.scheme, self.scales, self.zero_points, self.tensor_scale, self.offsets)
         return QuantizedTensor(self.packed, scales, self.scheme, self.shape)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x if self.inputs is None else self.inputs(x)
-        return nn.functional.linear(x, restored(self.quantized(), x.dtype), self.bias)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        _rename(state_dict, prefix, RANGES_OF_0_2)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-RANGES_OF_0_2 = {"low": "inputs.low", "high": "inputs.high"}
-"""Names in state dicts of version 0.2, and today's."""
-
-
-def _rename(state_dict: dict[str, Any], prefix: str, names: Mapping[str, str]) -> None:
-    for old, new in names.items():
-        if prefix + old in state_dict:
-            state_dict[prefix + new] = state_dict.pop(prefix + old)
-
-
-def _input_quantizer(
-    activations: Scheme | None, rule: Rule, static: bool, device: torch.device
-) -> DynamicInputs | StaticInputs | None:
-    if static and activations is None:
-        raise ValueError(
-            "static inputs have one range: give activations a scheme with one scale for the whole tensor"
-        )
-    if activations is None:
-        return None
-    if static:
-        return StaticInputs(activations, device)
-    return DynamicInputs(activations, masked=rule is not Rule.STE)
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        return restored(self.quantized(), dtype)
 
 
 def init_lsq_step_size(weight: Tensor, scheme: Scheme) -> Tensor:
@@ -215,25 +207,20 @@ def prepare(
     not kept: a parametrization of the weight, hooks, a forward pass of their own, or a module above that
     reads the weight itself (``nn.MultiheadAttention``).
     """
-    return replace_linear(
-        model, lambda layer: QuantLinear(layer, weights, activations, rule, static), keep, "a QuantLinear"
-    )
+    return replace_linear(model, lambda layer: QuantLinear(layer, weights, activations, rule, static), keep)
 
 
 def replace_linear(
-    model: nn.Module,
-    make: Callable[[nn.Linear], nn.Module],
-    keep: Sequence[str],
-    kind: str = "such a layer",
+    model: nn.Module, make: Callable[[nn.Linear], nn.Module], keep: Sequence[str]
 ) -> list[str]:
-    """Replace every ``nn.Linear`` of ``model`` that is not kept by what ``make`` makes of it, of that
-    ``kind``; see ``prepare`` for ``keep``, the names returned and errors."""
+    """Replace every ``nn.Linear`` of ``model`` that is not kept by what ``make`` makes of it; see ``prepare``
+    for ``keep``, the names returned and errors."""
     if isinstance(model, nn.Linear):
         raise ValueError(
-            "the model is itself an nn.Linear, which cannot be replaced in place: "
-            f"make it {kind}, or put it into an nn.Sequential"
+            "the model is itself an nn.Linear, which cannot be replaced in place: put it into an "
+            "nn.Sequential"
         )
-    linear = _named(model, nn.Linear)
+    linear = _names_of(model, nn.Linear)
     chosen = [names for names in linear if not any(fnmatch.filter(names, name) for name in keep)]
     if not chosen:
         raise ValueError(
@@ -241,7 +228,11 @@ def replace_linear(
             + (f" beside those kept ({', '.join(keep)})" if linear else " in this model")
         )
     _check_replaceable(model, chosen)
-    _leave_fast_paths(model)
+    for module in model.modules():
+        # In evaluation without gradients torch's transformer layers read the weights of their linear layers
+        # themselves, if this attribute says that they know the activation function.
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
     return replace_layers(model, [names[0] for names in chosen], lambda _, layer: make(layer))
 
 
@@ -266,30 +257,29 @@ def convert(model: nn.Module) -> list[str]:
     for module in model.modules():
         if isinstance(module, QuantLinear) and isinstance(module.inputs, StaticInputs):
             module.inputs.check_range()
-    names = [names[0] for names in _named(model, QuantLinear)]
+    names = [names[0] for names in _names_of(model, QuantLinear)]
     return replace_layers(model, names, lambda _, layer: StoredLinear(layer))
 
 
-def _named(model: nn.Module, kind: type[nn.Module]) -> list[list[str]]:
-    """All names of each module of a kind."""
+def _names_of(model: nn.Module, kind: type[nn.Module]) -> list[list[str]]:
     return [names for names in names_of_modules(model) if isinstance(model.get_submodule(names[0]), kind)]
 
 
 def _check_replaceable(model: nn.Module, layers: Sequence[Sequence[str]]) -> None:
     """``ValueError`` that names every layer which has to be kept, with the reason."""
     attention = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
-    refused = []
+    refused = dict[str, str]()
     for names in layers:
         layer = model.get_submodule(names[0])
         assert isinstance(layer, nn.Linear)
         above = "belongs to an nn.MultiheadAttention, which reads its weight itself"
         if reason := above if id(layer) in attention else _reason_to_leave(layer):
-            refused += [(name, reason) for name in names]
+            refused |= dict.fromkeys(names, reason)
     if refused:
         raise ValueError(
             "not every linear layer can be quantized: "
-            + "; ".join(f"{name} {reason}" for name, reason in refused)
-            + f"; to leave them as they are, pass keep={[name for name, _ in refused]}"
+            + "; ".join(f"{name} {reason}" for name, reason in refused.items())
+            + f"; to leave them as they are, pass keep={list(refused)}"
         )
 
 
@@ -307,12 +297,3 @@ def _reason_to_leave(layer: nn.Linear) -> str:
         return f"is a {type(layer).__name__} with an overridden forward"
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return "has hooks, which would vanish: register them afterwards" if any(hooks) else ""
-
-
-def _leave_fast_paths(model: nn.Module) -> None:
-    """torch's transformer layers read the weights of their linear layers themselves in evaluation without
-    gradients. They do so only if this attribute says that the activation function is one that they know.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0

@@ -18,9 +18,11 @@ sums are in the model's own dtype.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,13 +69,13 @@ BF16 = TrainingPrecision(_CAST, _CAST, _CAST, stochastic=False, hadamard=1)
 
 
 class TrainedLinear(nn.Module):
-    """A linear layer whose products are computed by ``precision``; values are restored and multiplied in the
+    """A linear layer with products computed by ``precision``: operands are restored and multiplied in the
     model's dtype. Its parameters are those of ``linear``, under the same names.
 
     Under autocast they are multiplied in its dtype. Where the gradient of the output holds an Inf or a NaN,
     as after a loss scale that was too large, both gradients are NaN, and ``GradScaler`` skips the step.
     ``seed``, below 2^31, makes the roundings of one layer differ from another's; ``calls`` counts forward
-    passes, so that those of each pass differ from the last one's; it is in no state dict.
+    passes, so that the roundings of each pass differ; it is in no state dict.
     ``torch.compile`` runs the layer as it is, between compiled parts of the model; with ``fullgraph=True`` it
     raises its own error, with the reason.
     ``ValueError`` for a layer that computes in another way than ``nn.Linear``.
@@ -98,8 +100,7 @@ class TrainedLinear(nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        flat = x.reshape(-1, x.shape[-1])
-        y: Tensor = _Products.apply(flat, weight, self.precision, first)
+        y: Tensor = _Products.apply(x.reshape(-1, x.shape[-1]), weight, self.precision, first)
         y = y.view(*x.shape[:-1], len(self.weight))
         return y if bias is None else y + bias
 
@@ -112,55 +113,43 @@ class _Products(torch.autograd.Function):
     """X Wᵀ and its gradients, of quantized operands; ``first`` and ``first`` + 1 are the seeds backwards."""
 
     @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx, x: Tensor, w: Tensor, by: TrainingPrecision, first: int
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, by: TrainingPrecision, first: int) -> Tensor:
         ctx.save_for_backward(x, w)
-        ctx.by, ctx.first = by, first  # type: ignore[attr-defined]
+        ctx.by, ctx.first = by, first
         return _rounded(x, by.inputs) @ _rounded(w, by.weights).t()
 
     @staticmethod
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, dy: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None]:
-        x, w = ctx.saved_tensors  # type: ignore[attr-defined]
-        by, first, dx, dw = ctx.by, ctx.first, None, None  # type: ignore[attr-defined]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        (x, w), by, dx, dw = ctx.saved_tensors, ctx.by, None, None
         if not len(x):
             return torch.zeros_like(x), torch.zeros_like(w), None, None
         if not bool(dy.isfinite().all()):
             return torch.full_like(x, math.nan), torch.full_like(w, math.nan), None, None
-        if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
-            weight = _rounded(w.t().contiguous(), by.weights).t()
-            dx = _rounded(dy.contiguous(), by.gradients, by.stochastic, first) @ weight
-        if ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
-            left, right = dy.t().contiguous(), x.t().contiguous()
-            if by.hadamard > 1:
-                mix = _along_tokens(len(x), by.hadamard, x.device)
-                left, right = (
-                    mix.inputs(_padded(part, by.hadamard)).to(part.dtype) for part in (left, right)
-                )
-            left = _rounded(left, by.gradients, by.stochastic, first + 1)
-            dw = left @ _rounded(right, by.inputs).t()
+        first, second = (ctx.first, ctx.first + 1) if by.stochastic else (None, None)
+        if ctx.needs_input_grad[0]:
+            dx = _rounded(dy, by.gradients, first) @ _rounded(w.t(), by.weights).t()
+        if ctx.needs_input_grad[1]:
+            left, right = (_mixed(part.t().contiguous(), by.hadamard) for part in (dy, x))
+            dw = _rounded(left, by.gradients, second) @ _rounded(right, by.inputs).t()
         return dx, dw, None, None
 
 
-def _rounded(x: Tensor, scheme: Scheme, stochastic: bool = False, seed: int = 0) -> Tensor:
-    """``x`` [rows, cols] quantized by ``scheme`` and restored in its own dtype."""
-    if stochastic:
+def _rounded(x: Tensor, scheme: Scheme, seed: int | None = None) -> Tensor:
+    """``x`` [rows, cols] quantized by ``scheme`` and restored in its own dtype, stochastically with a
+    ``seed``."""
+    if seed is not None:
         scheme = dataclasses.replace(scheme, seed=seed)
-    return quantize(x, scheme).dequantize(x.dtype)
+    return quantize(x.contiguous(), scheme).dequantize(x.dtype)
 
 
-def _padded(x: Tensor, multiple: int) -> Tensor:
-    """``x`` with columns of zeros up to a multiple: tokens that add nothing to the product."""
-    return nn.functional.pad(x, (0, -x.shape[1] % multiple))
-
-
-def _along_tokens(tokens: int, order: int, device: torch.device) -> Rotation:
-    """The rotation of so many tokens, padded, by one random Hadamard matrix of ``order`` after another: the
-    same signs for all layers and steps, as NVIDIA has them."""
-    one = find_rotation(order, device=device)
-    return Rotation(one.signs.repeat(-(-tokens // order)), 1, order)
+def _mixed(x: Tensor, order: int) -> Tensor:
+    """Multiply each ``order`` tokens of ``x`` [rows, tokens] by a random Hadamard matrix, the last padded with
+    zeros, which add nothing to a product. All layers and steps have the same signs, as NVIDIA's."""
+    if order == 1:
+        return x
+    x = nn.functional.pad(x, (0, -x.shape[1] % order))
+    signs = find_rotation(order, device=x.device).signs
+    return Rotation(signs.repeat(x.shape[1] // order), 1, order).inputs(x).to(x.dtype)
 
 
 def prepare_training(
@@ -171,5 +160,5 @@ def prepare_training(
     Returns the names replaced. ``keep``: names or patterns of layers that stay as they are. ``ValueError`` as
     ``training.layers.prepare``.
     """
-    count = iter(range(1 << 31))
-    return replace_linear(model, lambda layer: TrainedLinear(layer, precision, next(count)), keep)
+    seeds = itertools.count()
+    return replace_linear(model, lambda layer: TrainedLinear(layer, precision, next(seeds)), keep)

@@ -11,17 +11,19 @@ import typer
 
 from explorer.cli.app import run_command
 from explorer.cli.bench import Record, Repeats, run
-from explorer.cli.device import Device, use_device
+from explorer.cli.commands import add_command
 from explorer.cli.options import (
     TEXT_FILE,
     AllSchemes,
+    Device,
     Json,
     Shapes,
+    Texts,
     check_readable,
-    matrix_shapes,
     parse_schemes,
-    read_files,
+    shapes_of,
     split,
+    use_device,
 )
 from explorer.cli.output import PrintedTable, emit, hide_bars_of_transformers, print_json, say
 from lab.conformance import command as conformance
@@ -122,8 +124,12 @@ def docs(
         raise typer.Exit(1)
 
 
-@app.command(
-    epilog=examples("files path/to/model --rows 'recipe-as-*,Q4_K_M*'", "files path/to/model --record")
+@add_command(
+    app,
+    None,
+    "files path/to/model --rows 'recipe-as-*,Q4_K_M*'",
+    "files path/to/model --record",
+    program="python -m lab",
 )
 def files(
     model: Annotated[str, typer.Argument(help="A folder of a causal language model, or a Hub id.")],
@@ -150,12 +156,11 @@ def files(
     """Files by recipes and by other programs, judged by their readers: KL against bytes of the file.
 
     The quantizer of llama.cpp is that of the shared library which EXPLORER_LLAMA_LIBRARY names."""
-    check_readable(text)
-    check_readable(calibration)
+    check_readable(text, calibration)
     hide_bars_of_transformers(as_json)
     from lab.files.command import bench_files
 
-    held_out, seen = read_files(text, calibration)
+    held_out, seen = Texts(None, None, None).read(text, calibration)
     names = split(rows) if rows is not None else []
     run(bench_files(model, names, held_out, seen, texts), record, as_json, record_to)
 
@@ -173,7 +178,7 @@ def methods(
     from lab.benchmarks import bench_methods
 
     use_device(device)
-    run(bench_methods(parse_schemes(schemes), matrix_shapes(shape), repeats), record, as_json)
+    run(bench_methods(parse_schemes(schemes), shapes_of(shape), repeats), record, as_json)
 
 
 @app.command(epilog=examples("analysis --schemes nvfp4,int8_row"))
@@ -189,7 +194,7 @@ def analysis(
     from lab.benchmarks import bench_analysis
 
     use_device(device)
-    run(bench_analysis(parse_schemes(schemes), matrix_shapes(shape), repeats), record, as_json)
+    run(bench_analysis(parse_schemes(schemes), shapes_of(shape), repeats), record, as_json)
 
 
 @app.command(epilog=examples("sizes --schemes nvfp4 --shape 4096x4096", "sizes --record"))
@@ -205,7 +210,7 @@ def sizes(
     from lab.benchmarks import bench_sizes
 
     chosen = None if schemes is None else parse_schemes(schemes)
-    run(bench_sizes(chosen, matrix_shapes(shape)), record, as_json)
+    run(bench_sizes(chosen, shapes_of(shape)), record, as_json)
 
 
 @app.command(epilog=examples("page", "page --tensors mlp_up --updates 0", "page --record"))
@@ -244,7 +249,7 @@ def first_numbers(
     """A large file on the page in a headless Chromium: its first numbers, and all of them."""
     from lab.benchmarks import bench_first_numbers
 
-    run(bench_first_numbers(matrix_shapes(shape), repeats, url), record, as_json)
+    run(bench_first_numbers(shapes_of(shape), repeats, url), record, as_json)
 
 
 @app.command(epilog=examples("exports path/to/model"))

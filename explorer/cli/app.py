@@ -12,21 +12,9 @@ from typing import Annotated
 
 import typer
 
-from explorer.cli import (
-    bench,
-    checkpoints,
-    compile,
-    models,
-    page,
-    report,
-    run,
-    speed,
-    survey,
-    tensors,
-    train,
-)
-from explorer.cli.device import COMMAND
-from explorer.cli.options import keep_files, naming_rows
+from explorer.cli import bench, models, page, report, run, survey, tensors
+from explorer.cli.commands import naming_rows
+from explorer.cli.options import COMMAND
 from explorer.cli.output import hide_words_of_torchao, say
 from explorer.version import __version__
 from explorer.words import without_python
@@ -38,8 +26,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (page, tensors, report, models, checkpoints, survey, run, train, speed, compile):
-    app.add_typer(group.app)
+for group in (page.app, tensors.app, report.app, models.app, survey.app, run.app, bench.top):
+    app.add_typer(group)
 app.add_typer(bench.app, name="bench", rich_help_panel="Measuring")
 
 
@@ -79,7 +67,6 @@ def run_command(commands: typer.Typer, arguments: Sequence[str], name: str) -> i
     try:
         with COMMAND, _ended_in_order():
             command = typer.main.get_command(commands)
-            keep_files(command)
             code = command(list(arguments) or ["--help"], prog_name=name, standalone_mode=False)
     except (typer.TyperException, ValueError, OSError) as error:
         return _refuse(error)

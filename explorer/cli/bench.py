@@ -1,33 +1,47 @@
-"""``explorer bench``: time the library on this machine."""
+"""Commands that measure: ``bench`` times the library on this machine, ``speed`` reads what was recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from explorer.cli.device import Device, use_device
+from explorer.cli.commands import add_command
 from explorer.cli.options import (
+    MEASURING,
     AllSchemes,
+    Device,
     Json,
     Shapes,
-    examples,
-    gemm_shapes,
-    matrix_shapes,
+    listed,
     parse_scheme,
     parse_schemes,
+    shapes_of,
+    sizes,
     split,
+    use_device,
     whole_numbers,
 )
-from explorer.cli.output import PrintedTable, counted, hide_bars_of_transformers, print_json, print_table, say
+from explorer.cli.output import (
+    PrintedTable,
+    counted,
+    emit,
+    hide_bars_of_transformers,
+    say,
+    table_of,
+    written,
+)
 from explorer.paths import checkout
 
 if TYPE_CHECKING:
     from explorer.bench.commands import Benchmark
+    from explorer.products.shape_times import ShapeTime
 
+top = typer.Typer()
 app = typer.Typer(help="Time the library on this machine.")
+command, top_command = partial(add_command, app, None), partial(add_command, top, MEASURING)
 
 Repeats = Annotated[int, typer.Option(min=1, help="Runs of each; the median counts.")]
 
@@ -45,28 +59,27 @@ Record = Annotated[
 ]
 
 
-@app.command(epilog=examples("bench cpu", "bench cpu --shape 1024x1024 --schemes nvfp4,int8_row"))
+@command("bench cpu", "bench cpu --shape 1024x1024 --schemes nvfp4,int8_row")
 def cpu(
     shape: Shapes = None, schemes: AllSchemes = None, repeats: Repeats = 3, as_json: Json = False
 ) -> None:
     """The CPU reference: quantize, dequantize and report."""
     from explorer.bench.commands import bench_cpu
 
-    run(bench_cpu(parse_schemes(schemes), matrix_shapes(shape), repeats), False, as_json)
+    run(bench_cpu(parse_schemes(schemes), shapes_of(shape), repeats), False, as_json)
 
 
-@app.command(epilog=examples("bench model path/to/model --device cpu", "bench model path/to/model --record"))
+@command("bench model path/to/model --device cpu", "bench model path/to/model --record")
 def model(
-    model: Annotated[str, typer.Argument(help="A folder of a causal language model, or a Hub id.")],
-    schemes: Annotated[
-        str | None, typer.Option("--schemes", help="Comma-separated schemes.", show_default="q8_0,q4_0")
-    ] = None,
-    prompt: Annotated[
-        str | None,
-        typer.Option(help="The beginning of the text.", show_default="a built-in text of 660 characters"),
-    ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens that are written.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the fastest counts.")] = 3,
+    model: str = typer.Argument(help="A folder of a causal language model, or a Hub id."),
+    schemes: str | None = typer.Option(
+        None, "--schemes", help="Comma-separated schemes.", show_default="q8_0,q4_0"
+    ),
+    prompt: str | None = typer.Option(
+        None, help="The beginning of the text.", show_default="a built-in text of 660 characters"
+    ),
+    tokens: int = typer.Option(64, min=2, help="Tokens that are written."),
+    repeats: int = typer.Option(3, min=1, help="Runs of each; the fastest counts."),
     record: Record = False,
     device: Device = None,
     as_json: Json = False,
@@ -76,21 +89,19 @@ def model(
     from explorer.bench.commands import bench_model
 
     use_device(device)
-    chosen = None if schemes is None else split(schemes)
-    run(bench_model(model, chosen, tokens, repeats, prompt), record, as_json)
+    run(bench_model(model, listed(schemes) or None, tokens, repeats, prompt), record, as_json)
 
 
-@app.command(epilog=examples("bench quantize --schemes nvfp4 --dtypes bfloat16", "bench quantize --record"))
+@command("bench quantize --schemes nvfp4 --dtypes bfloat16", "bench quantize --record")
 def quantize(
     shape: Shapes = None,
-    schemes: Annotated[
-        str | None,
-        typer.Option("--schemes", help="Comma-separated schemes.", show_default="all with kernels"),
-    ] = None,
-    dtypes: Annotated[str, typer.Option(help="Input types of the kernels.")] = "float32,bfloat16",
-    no_baselines: Annotated[
-        bool, typer.Option("--no-baselines", "--no-peers", help="Leave torch's cast and torch.compile out.")
-    ] = False,
+    schemes: str | None = typer.Option(
+        None, "--schemes", help="Comma-separated schemes.", show_default="all with kernels"
+    ),
+    dtypes: str = typer.Option("float32,bfloat16", help="Input types of the kernels."),
+    no_baselines: bool = typer.Option(
+        False, "--no-baselines", help="Leave torch's cast and torch.compile out."
+    ),
     record: Record = False,
     as_json: Json = False,
 ) -> None:
@@ -98,48 +109,33 @@ def quantize(
     torch.compile are timed at the first shape."""
     from explorer.bench.commands import bench_quantize
 
-    chosen, shapes = None if schemes is None else parse_schemes(schemes), matrix_shapes(shape)
+    chosen, shapes = None if schemes is None else parse_schemes(schemes), shapes_of(shape)
     run(bench_quantize(chosen, shapes, split(dtypes), not no_baselines), record, as_json)
 
 
-@app.command(
-    epilog=examples(
-        "bench gemm --shape 4096x4096x4096 --gemms bf16,int8,w4a16_group128 --variants all",
-        "bench gemm --shape 1x8192x8192 --sweep-m",
-        "bench gemm --device cpu --record-to mine.json",
-        "bench gemm --record",
-    )
+@command(
+    "bench gemm --shape 4096x4096x4096 --gemms bf16,int8,w4a16_group128 --variants all",
+    "bench gemm --shape 1x8192x8192 --sweep-m",
+    "bench gemm --device cpu --record-to mine.json",
+    "bench gemm --record",
 )
 def gemm(
-    shape: Annotated[
-        list[str] | None, typer.Option(help="M x N x K, e.g. 4096x4096x4096; may be repeated.")
-    ] = None,
-    gemms: Annotated[
-        str | None, typer.Option("--gemms", "--rows", help="Comma-separated GEMMs.", show_default="all")
-    ] = None,
-    variants: Annotated[
-        str,
-        typer.Option(
-            "--variants",
-            "--steps",
-            help="auto (the recorded fastest at the nearest shape), fastest (those that may be), all, "
-            "or the name of one; on a CPU all, or a library such as llama.cpp.",
-        ),
-    ] = "auto",
-    sweep_m: Annotated[
-        bool, typer.Option("--sweep-m", help="M = 1, 2, 4 … 8192 at the shape's N and K.")
-    ] = False,
-    seconds: Annotated[
-        float | None, typer.Option(help="Stop after so long and keep what was measured.")
-    ] = None,
-    layers: Annotated[
-        bool, typer.Option("--layers", help="Layers of known models and small ones instead of --shape.")
-    ] = False,
+    shape: list[str] | None = typer.Option(None, help="M x N x K, e.g. 4096x4096x4096; may be repeated."),
+    gemms: str | None = typer.Option(None, help="Comma-separated GEMMs.", show_default="all"),
+    variants: str = typer.Option(
+        "auto",
+        help="auto (the recorded fastest at the nearest shape), fastest (those that may be), all, "
+        "or the name of one; on a CPU all, or a library such as llama.cpp.",
+    ),
+    sweep_m: bool = typer.Option(False, "--sweep-m", help="M = 1, 2, 4 … 8192 at the shape's N and K."),
+    seconds: float | None = typer.Option(None, help="Stop after so long and keep what was measured."),
+    layers: bool = typer.Option(
+        False, "--layers", help="Layers of known models and small ones instead of --shape."
+    ),
     record: Record = False,
-    record_to: Annotated[
-        Path | None,
-        typer.Option("--record-to", help="Write the results to this file, which the page's Speed opens."),
-    ] = None,
+    record_to: Path | None = typer.Option(
+        None, "--record-to", help="Write the results to this file, which the page's Speed opens."
+    ),
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -149,7 +145,7 @@ def gemm(
     from explorer.core.backend import gpu_status
 
     use_device(device)
-    names, shapes = split(gemms) if gemms is not None else None, gemm_shapes(shape)
+    names, shapes = listed(gemms) or None, shapes_of(shape, "M x N x K")
     recorded = bool(record or record_to) and not shapes
     benchmark = bench_gemm(names, shapes, variants, sweep_m, recorded, seconds, layers)
     if not benchmark.machine.gpu:
@@ -157,49 +153,39 @@ def gemm(
     run(benchmark, record, as_json, record_to)
 
 
-@app.command(
-    epilog=examples(
-        "bench steps --shapes Llama-3-8B --schemes int4_group128,nvfp4 --batches 1,16",
-        "bench steps --record",
-    )
+@command(
+    "bench steps --shapes Llama-3-8B --schemes int4_group128,nvfp4 --batches 1,16", "bench steps --record"
 )
 def steps(
-    shapes: Annotated[
-        str | None, typer.Option(help="Comma-separated shapes of models.", show_default="all")
-    ] = None,
-    schemes: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated schemes; weights+inputs quantizes inputs.", show_default="five"),
-    ] = None,
-    batches: Annotated[str, typer.Option(help="Comma-separated numbers of texts.")] = "1,8,16,32,64",
-    head: Annotated[
-        str | None, typer.Option(help="Scheme of the output head.", show_default="bfloat16")
-    ] = None,
+    shapes: str | None = typer.Option(None, help="Comma-separated shapes of models.", show_default="all"),
+    schemes: str | None = typer.Option(
+        None, help="Comma-separated schemes; weights+inputs quantizes inputs.", show_default="five"
+    ),
+    batches: str = typer.Option("1,8,16,32,64", help="Comma-separated numbers of texts."),
+    head: str | None = typer.Option(None, help="Scheme of the output head.", show_default="bfloat16"),
     record: Record = False,
     as_json: Json = False,
 ) -> None:
     """Decoding and prefill of models' shapes with random weights on the GPU, against bfloat16."""
     from explorer.bench.commands import bench_steps
 
-    sizes = whole_numbers(batches, "--batches")
-    chosen = None if schemes is None else split(schemes)
-    names = None if shapes is None else split(shapes)
-    run(bench_steps(names, chosen, sizes, parse_scheme(head) if head else None), record, as_json)
-
-
-@app.command(
-    epilog=examples(
-        'bench grouped --products fp8_blockwise_masked --cases "64 experts, 4 tokens each"',
-        "bench grouped --record",
+    names, chosen, texts = (
+        listed(shapes) or None,
+        listed(schemes) or None,
+        whole_numbers(batches, "--batches"),
     )
+    run(bench_steps(names, chosen, texts, parse_scheme(head) if head else None), record, as_json)
+
+
+@command(
+    'bench grouped --products fp8_blockwise_masked --cases "64 experts, 4 tokens each"',
+    "bench grouped --record",
 )
 def grouped(
-    products: Annotated[
-        str | None, typer.Option(help="Comma-separated grouped products.", show_default="all")
-    ] = None,
-    cases: Annotated[
-        list[str] | None, typer.Option(help="A case by its name; may be repeated.", show_default="all")
-    ] = None,
+    products: str | None = typer.Option(None, help="Comma-separated grouped products.", show_default="all"),
+    cases: list[str] | None = typer.Option(
+        None, help="A case by its name; may be repeated.", show_default="all"
+    ),
     record: Record = False,
     device: Device = None,
     as_json: Json = False,
@@ -208,12 +194,11 @@ def grouped(
     from explorer.bench.commands import bench_grouped
 
     use_device(device)
-    run(bench_grouped(split(products) if products is not None else None, cases), record, as_json)
+    run(bench_grouped(listed(products) or None, cases), record, as_json)
 
 
 def run(benchmark: Benchmark[Any], record: bool, as_json: bool, to: Path | None = None) -> None:
-    """Measure; write the rows to the recordings, or to a file, if asked to; print them with what is to be
-    said of them."""
+    """Measure, and print the rows and notes; write the rows to the recordings, or to the file ``to``."""
     from explorer.recordings.files import kept_each, recording_json
 
     if record:
@@ -222,22 +207,94 @@ def run(benchmark: Benchmark[Any], record: bool, as_json: bool, to: Path | None 
     if to is not None:  # a run that is cut off keeps what it has
         measured_rows = kept_each(measured_rows, lambda done: benchmark.record(done, to))
     rows = counted("timings", measured_rows, benchmark.total, as_json)
-    if record:
-        say(f"written: {benchmark.record(rows)}", error=True)
-    if to is not None:
-        say(f"written: {to}", error=True)
-    for note in benchmark.notes if as_json else ():
-        say(note, error=True)
+    for path in (benchmark.record(rows) if record else None, to):
+        say(*filter(None, [written(path)]), error=True)
     if as_json:
-        measured = recording_json(benchmark.machine, rows)
-        print_json(measured["rows"] if benchmark.name == "cpu" else measured)
-        return
-    say(benchmark.machine.describe())
-    print_table(_table(benchmark.line(row) for row in rows))
-    for note in benchmark.notes:
-        say(note)
+        say(*benchmark.notes, error=True)
+    measured = recording_json(benchmark.machine, rows)
+    records = measured["rows"] if benchmark.name == "cpu" else measured
+    table = table_of(map(benchmark.line, rows))
+    emit(as_json, records, benchmark.machine.describe(), table, *benchmark.notes)
 
 
-def _table(lines: Iterable[dict[str, Any]]) -> PrintedTable:
-    rows = list(lines)
-    return PrintedTable(tuple(rows[0]) if rows else (), [list(row.values()) for row in rows])
+@top_command("speed 14336x4096 --schemes nvfp4,mxfp4,int4_group128_asym", "speed 4096x4096 --tokens 1,8,256")
+def speed(
+    shape: str = typer.Argument(help="N x K of the weight, e.g. 4096x11008."),
+    schemes: str = typer.Option(
+        "bf16,int8_row,fp8_e4m3_row,nvfp4,mxfp4,int4_group128", help="Comma-separated schemes."
+    ),
+    tokens: str = typer.Option("1,64,4096", help="Comma-separated numbers of tokens (M)."),
+    as_json: Json = False,
+) -> None:
+    """The time of a weight's product on the recorded GPU, by scheme: measured, or modelled with its error."""
+    from explorer.products.shape_times import shape_times
+    from explorer.recordings.gemm import recorded_gemms
+
+    n, k = sizes(shape, "N x K", "SHAPE")
+    counts = whole_numbers(tokens, "--tokens")
+    rows = [
+        (scheme.name, time) for scheme in parse_schemes(schemes) for time in shape_times(scheme, n, k, counts)
+    ]
+    records = [_record(name, time) for name, time in rows]
+    cells = [[*(record[key] for key in list(record)[:5]), record["how"]] for record in records]
+    table = PrintedTable(("scheme", "tokens", "µs", "product", "kernel", "how"), cells)
+    emit(as_json, records, f"{recorded_gemms().sentence}.", table)
+
+
+def _record(scheme: str, time: ShapeTime) -> dict[str, object]:
+    micro = None if time.microseconds is None else round(time.microseconds, 2)
+    return {
+        "scheme": scheme,
+        "tokens": time.shape[0],
+        "microseconds": micro,
+        "product": time.product,
+        "kernel": time.kernel,
+        "how": time.how,
+        "kind": time.kind,
+        "error": time.error,
+        "extrapolated": time.extrapolated,
+        "gpu": time.gpu,
+        "date": time.date,
+    }
+
+
+@top_command("compile --arch sm_90a", "compile --arch sm_80 --workers 2")
+def compile(
+    arch: list[str] | None = typer.Option(
+        None, help="E.g. sm_90a; may be repeated.", show_default="that of the GPU found"
+    ),
+    workers: int | None = typer.Option(
+        None, min=1, help="How many nvcc at a time.", show_default="one a core"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Compile the GPU kernels ahead of time (needs nvcc, no GPU)."""
+    from explorer.core.backend import gpu_arch
+    from explorer.core.builds import all_builds
+    from explorer.core.serialize import to_json
+    from explorer.gpu import runtime
+    from explorer.gpu.attend import attend_builds
+    from explorer.products.gemms import all_builds as gemm_builds
+    from explorer.products.grouped import all_builds as grouped_builds
+
+    arches = arch or [found for found in [gpu_arch()] if found]
+    if not arches:
+        raise ValueError("no GPU found to compile for; name one with --arch, e.g. --arch sm_90a")
+    jobs = []
+    for name in arches:
+        chip = runtime.capability_of(name)
+        attention = attend_builds() if chip >= (8, 0) else []
+        every = dict.fromkeys([*all_builds(), *gemm_builds(chip), *grouped_builds(chip), *attention])
+        jobs += [(build, name) for build in every]
+    records = [
+        {
+            "arch": name,
+            "file": build.file,
+            "options": " ".join(f"{key}={value}" for key, value in build.macros),
+            "kernel": kernel,
+            **to_json(used),
+        }
+        for build, name in counted("compiled", runtime.compile_jobs(jobs, workers), len(jobs), as_json)
+        for kernel, used in runtime.resources(build, name).items()
+    ]
+    emit(as_json, records, table_of(records))

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -42,32 +42,42 @@ UNLIMITED = 100_000
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """Column names, and a cell a column in each row: text, numbers, or None for an empty one."""
+    """Column names, and rows of one cell per column: text, a number, or None for an empty cell."""
 
-    columns: tuple[str, ...]
+    columns: Sequence[str]
     rows: Sequence[Sequence[object]]
 
 
-def emit(as_json: bool, records: object, table: PrintedTable) -> None:
-    """Print ``records`` as JSON or ``table`` as text."""
+def table_of(rows: Iterable[Mapping[str, object]]) -> PrintedTable:
+    """Return a table of ``rows`` with their keys as columns; all have the same."""
+    found = list(rows)
+    return PrintedTable(tuple(found[0]) if found else (), [tuple(row.values()) for row in found])
+
+
+def emit(as_json: bool, records: object, *shown: PrintedTable | str | None) -> None:
+    """Print ``records`` as JSON, or else the tables and lines of ``shown``; None is skipped."""
     if as_json:
         print_json(records)
-    else:
-        print_table(table)
+        return
+    for part in shown:
+        if isinstance(part, PrintedTable):
+            print_table(part)
+        elif part:
+            say(part)
+
+
+def written(path: object) -> str | None:
+    """Return the line that tells the file a command wrote, None without one."""
+    return f"written: {path}" if path else None
 
 
 def print_json(value: object) -> None:
-    """``value`` on standard output; dataclasses become objects whose keys are their fields."""
+    """Print ``value`` on standard output; dataclasses become objects whose keys are their fields."""
     from explorer.core.serialize import to_json
 
-    _print(_escaped(json.dumps(to_json(value), indent=2, ensure_ascii=False)))
-
-
-def _escaped(text: str) -> str:
-    """JSON ``text`` in which characters that are not seen are written as escapes; its value is the same."""
-    if text.replace("\n", "").isprintable():
-        return text
-    return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    text = json.dumps(to_json(value), indent=2, ensure_ascii=False)
+    # Characters that are not seen are written as escapes: the value is the same.
+    _print("".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text))
 
 
 def say(*lines: str, error: bool = False) -> None:
@@ -77,8 +87,8 @@ def say(*lines: str, error: bool = False) -> None:
 
 
 def stream(text: str) -> None:
-    """A piece of text on standard output, at once and without a line's end. Line breaks and tabs are kept;
-    other characters that are not seen are written as escapes."""
+    """Print a piece of text at once, without a line's end. Line breaks and tabs are kept; other characters
+    that are not seen are written as escapes."""
     shown = "".join(c if c.isprintable() or c in "\n\t" else words.plain(c) for c in text)
     print(shown, end="", flush=True)
 
@@ -88,28 +98,27 @@ def _print(text: str, error: bool = False) -> None:
 
 
 def print_table(table: PrintedTable) -> None:
-    """``table`` on standard output, as wide as the terminal at most."""
+    """Print ``table`` on standard output, at most as wide as the terminal."""
     console = Console()
     _print(render(table, console.width if console.is_terminal else UNLIMITED))
 
 
 def render(table: PrintedTable, width: int) -> str:
-    """``table`` in lines of at most ``width`` columns: texts are wrapped, numbers are right-aligned."""
+    """Return ``table`` at most ``width`` columns wide: texts are wrapped, numbers are right-aligned."""
     grid = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, name in enumerate(table.columns):
-        cells = [row[index] for row in table.rows]
-        numeric = all(cell is None or isinstance(cell, int | float) for cell in cells)
+        numeric = all(row[index] is None or isinstance(row[index], int | float) for row in table.rows)
         grid.add_column(Text(words.plain(name)), justify="right" if numeric else "left", overflow="fold")
     for row in table.rows:
-        grid.add_row(*(Text(format_cell(cell)) for cell in row))
+        grid.add_row(*(Text(_cell(value)) for value in row))
     console = Console(width=width, color_system=None)
     with console.capture() as text:
         console.print(grid)
     return "\n".join(line.rstrip() for line in text.get().rstrip().splitlines())
 
 
-def format_cell(value: object) -> str:
-    """A cell as text of one line: floats to six digits, None as nothing."""
+def _cell(value: object) -> str:
+    """Return a cell as text of one line: floats to six digits, None as nothing."""
     if isinstance(value, float):
         return words.number(value, 6)
     return "" if value is None else words.plain(str(value))
@@ -119,24 +128,23 @@ class _Rate(ProgressColumn):
     """Rate per second, or seconds per item if that is the larger number."""
 
     def render(self, task: Task) -> Text:
-        if not task.speed:
-            return Text("")
-        if task.speed >= 1:
-            return Text(f"{words.number(task.speed)}/s")
-        return Text(f"{words.duration(1 / task.speed)} each")
+        speed = task.speed or 0.0
+        if speed >= 1:
+            return Text(f"{words.number(speed)}/s")
+        return Text(f"{words.duration(1 / speed)} each" if speed else "")
 
 
 class _Lines:
-    """Progress for a log file: a line each tenth, and after half a minute; none of what is done at once.
+    """Progress for a log file: a line each tenth, and after half a minute; none for what is done at once.
     ``later``: time begins with the first step that is reported, because something else runs before it."""
 
     def __init__(self, label: str, in_bytes: bool, later: bool) -> None:
-        self._label, self._shown = label, words.bytes_ if in_bytes else lambda number: f"{number:,}"
+        self._label, self._shown = label, words.bytes_ if in_bytes else words.count
         self._start = self._said = time.monotonic()
         self._tenth, self._first, self._waits = 0, 0, later
 
     def report(self, done: int, total: int) -> None:
-        """Called at each step."""
+        """Take the next step, and print it if it is time for a line."""
         now, tenth = time.monotonic(), 10 * done // max(total, 1)
         if self._waits:
             self._start, self._said, self._first, self._waits = now, now, done, False
@@ -144,22 +152,18 @@ class _Lines:
         if taken < _AT_ONCE or not (tenth > self._tenth or now - self._said >= _QUIET):
             return
         self._said, self._tenth = now, max(tenth, self._tenth)
-        share = f"{100 * done // max(total, 1)} %"
+        amount = f"{self._shown(done)} of {self._shown(total)} ({100 * done // max(total, 1)} %)"
         left = f", about {words.duration(taken / own * (total - done))} left" if own and done < total else ""
-        say(
-            f"{self._label}: {self._shown(done)} of {self._shown(total)} ({share}), "
-            f"{words.duration(taken)}{left}",
-            error=True,
-        )
+        say(f"{self._label}: {amount}, {words.duration(taken)}{left}", error=True)
 
 
 @contextmanager
 def reporting(
     label: str, as_json: bool, in_bytes: bool = False, later: bool = False
 ) -> Iterator[Callable[[int, int], None]]:
-    """A function to call with (done, total), on standard error: a bar with rate and time left, or lines where
-    that is no terminal. Silent with ``--json``. ``later``: another phase runs first, whose time is its own.
-    """
+    """Yield a function to call with (done, total): it shows a bar with rate and time left on standard error,
+    or lines where that is no terminal. Silent with ``--json``. ``later``: another phase runs first, whose
+    time is its own."""
     if as_json:
         yield lambda done, total: None
         return
@@ -174,7 +178,7 @@ def reporting(
 
 
 def counted(label: str, items: Iterable[T], total: int, as_json: bool) -> list[T]:
-    """All of ``items``, with a progress bar of ``total`` while they come."""
+    """Return all ``items``, with a progress bar of ``total`` while they come."""
     results: list[T] = []
     with reporting(label, as_json) as show:
         show(0, total)
@@ -185,13 +189,14 @@ def counted(label: str, items: Iterable[T], total: int, as_json: bool) -> list[T
 
 
 def hide_words_of_torchao() -> None:
-    """transformers imports torchao where it is installed, which warns of kernels of its own that do not load
-    and of calls that torch has deprecated: no concern of a program that uses neither."""
+    """Silence torchao, which transformers imports where it is installed: it warns of its kernels that do not
+    load and of calls that torch has deprecated, and this program uses neither."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def hide_bars_of_transformers(as_json: bool) -> None:
-    """Its own progress bars, where ours are silent too; read when huggingface_hub is imported."""
+    """Silence the progress bars of transformers where ours are silent; to call before huggingface_hub is
+    imported, which reads the setting."""
     if as_json or not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -10,33 +10,32 @@ import importlib
 import importlib.util
 import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from explorer.cli.options import check_readable, examples
+from explorer.cli.commands import add_command
+from explorer.cli.options import check_readable
 from explorer.paths import CHECKOUT, PAGE
 
 app = typer.Typer()
+command = partial(add_command, app, None)
 NEEDED = ("gradio", "plotly", "prometheus_client")
 """Packages of the extra ``page`` without which it does not start."""
 INSTALL = "pip install 'quantization-explorer[page]'"
 
 
-@app.command(epilog=examples("page", "page layer.npy --open", "page --port 8080"))
+@command("page", "page layer.npy --open", "page --port 8080")
 def page(
-    file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="A tensor file that the page opens on.")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="Of the address.", show_default="GRADIO_SERVER_PORT, else 7860"),
-    ] = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    share: Annotated[
-        bool, typer.Option("--share", help="Also at a public address, of Gradio's servers; without FILE.")
-    ] = False,
+    file: str | None = typer.Argument(None, metavar="[FILE]", help="A tensor file that the page opens on."),
+    port: int | None = typer.Option(
+        None, min=1, max=65535, help="Of the address.", show_default="GRADIO_SERVER_PORT, else 7860"
+    ),
+    open_browser: bool = typer.Option(False, "--open", help="Open the page in a browser."),
+    share: bool = typer.Option(
+        False, "--share", help="Also at a public address, of Gradio's servers; without FILE."
+    ),
 ) -> None:
     """Start the page in this process; Ctrl-C ends it."""
     if file and share:

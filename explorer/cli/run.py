@@ -6,12 +6,21 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from explorer.cli.device import Device, use_device
-from explorer.cli.options import MODELS, Json, Revision, check_model, check_readable, examples, read_files
+from explorer.cli.commands import add_command
+from explorer.cli.options import (
+    MODELS,
+    Device,
+    Json,
+    Revision,
+    check_model,
+    check_readable,
+    use_device,
+)
 from explorer.cli.output import (
     PrintedTable,
     hide_bars_of_transformers,
@@ -25,11 +34,13 @@ from explorer.words import bytes_, number
 
 if TYPE_CHECKING:
     from explorer.methods.recipe import Recipe
+    from explorer.models.texts import AnyTexts
     from explorer.running import Comparison, Engine, Sampling, Subject, Token, TokenCandidate, Writing
     from explorer.survey import ModelRecipe
 
 app = typer.Typer()
-ENGINES = ("auto", "torch", "llama.cpp")
+command = partial(add_command, app, MODELS)
+EngineName = Literal["auto", "torch", "llama.cpp"]
 """``explorer.running.choice.NAMES``, whose module imports torch."""
 ORIGINAL = "original"
 MARKS = "⟦⟧"
@@ -42,86 +53,100 @@ STOPPED = 130
 """The exit code of a command that Ctrl-C ended."""
 
 
-@app.command(
-    rich_help_panel=MODELS,
-    epilog=examples(
-        'run path/to/model --scheme q8_0 --prompt "The capital of France is"',
-        'run path/to/model --recipe recipe.json --prompt "Once upon a time" --tokens 128 --compare',
-        'run model.gguf --prompt "Once upon a time" --json',
-    ),
+@dataclass(frozen=True)
+class RunModels:
+    """The model that writes, and the one that it is compared with."""
+
+    model: str = typer.Argument(
+        help="A folder of a model or a checkpoint, a Hub id (owner/name) or a .gguf file."
+    )
+    recipe: str | None = typer.Option(None, help="Quantize by this file, which `explorer recipe` wrote.")
+    scheme: str | None = typer.Option(
+        None, help="Or all linear layers but the head by one scheme, e.g. q8_0 or int4_group64+gptq."
+    )
+    compare: bool = typer.Option(
+        False, "--compare", help="Also run the original: where the texts part, KL at each token."
+    )
+    original: str | None = typer.Option(
+        None,
+        metavar="MODEL",
+        help="What to compare with: the model that a checkpoint or .gguf file was made of.",
+        show_default="the model without the recipe",
+    )
+    revision: Revision = None
+
+    def __post_init__(self) -> None:
+        """``ValueError`` before any work for options that do not go together, or a model that is not here."""
+        check_model(self.model)
+        if self.recipe is not None and self.scheme is not None:
+            raise ValueError("name one: --recipe or --scheme")
+        if self.compare and self.recipe is self.scheme is self.original is None:
+            named = "" if self.model.endswith(".gguf") else "--recipe or --scheme, or "
+            raise ValueError(
+                f"--compare holds a quantized model against its original: name {named}--original MODEL for "
+                "what is quantized already"
+            )
+        if self.original is not None:
+            check_model(self.original)
+        check_readable(self.recipe)
+
+    def subjects(self) -> tuple[Subject, Subject | None]:
+        """Return the model to run, and what to compare it with, if anything."""
+        from explorer.running import subject_of
+
+        subject = subject_of(self.model, self._recipe(), self.revision)
+        if self.original is not None:
+            return subject, subject_of(self.original)
+        return subject, subject.original if self.compare else None
+
+    def _recipe(self) -> ModelRecipe | Recipe | None:
+        if self.recipe is None:
+            from explorer.methods.recipe import Recipe
+
+            return Recipe.parse(self.scheme) if self.scheme is not None else None
+        from explorer.survey import ModelRecipe
+
+        found = ModelRecipe.load(self.recipe)
+        if found.cache is not None:
+            say("the cache is exact here, not as the recipe says: `explorer check` measures it", error=True)
+        return found
+
+
+@command(
+    'run path/to/model --scheme q8_0 --prompt "The capital of France is"',
+    'run path/to/model --recipe recipe.json --prompt "Once upon a time" --tokens 128 --compare',
+    'run model.gguf --prompt "Once upon a time" --json',
 )
 def run(
-    model: Annotated[
-        str,
-        typer.Argument(help="A folder of a model or a checkpoint, a Hub id (owner/name) or a .gguf file."),
-    ],
-    prompt: Annotated[str, typer.Option(help="The beginning of the text.")],
-    tokens: Annotated[int, typer.Option(min=1, help="The most tokens to write.")] = 64,
-    recipe: Annotated[
-        str | None, typer.Option(help="Quantize by this file, which `explorer recipe` wrote.")
-    ] = None,
-    scheme: Annotated[
-        str | None,
-        typer.Option(help="Or all linear layers but the head by one scheme, e.g. q8_0 or int4_group64+gptq."),
-    ] = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            help=f"What runs it: {', '.join(ENGINES)}. auto takes llama.cpp for what a GGUF file holds, on a "
-            "CPU with xllamacpp installed."
-        ),
-    ] = "auto",
-    compare: Annotated[
-        bool,
-        typer.Option("--compare", help="Also run the original: where the texts part, KL at each token."),
-    ] = False,
-    original: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="What to compare with: the model that a checkpoint or .gguf file was made of.",
-            show_default="the model without the recipe",
-        ),
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="0: the most probable token each time; above: drawn.")
-    ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
-    calibration: Annotated[
-        str | None,
-        typer.Option(help="Texts that methods see layers' inputs of.", show_default="built-in texts"),
-    ] = None,
-    revision: Revision = None,
+    models: RunModels,
+    prompt: str = typer.Option(help="The beginning of the text."),
+    tokens: int = typer.Option(64, min=1, help="The most tokens to write."),
+    engine: EngineName = typer.Option(
+        "auto",
+        help="What runs it; auto takes llama.cpp for what a GGUF file holds, on a CPU with xllamacpp "
+        "installed.",
+    ),
+    temperature: float = typer.Option(0, min=0, help="0: the most probable token each time; above: drawn."),
+    seed: int = typer.Option(0, min=0, help="Seed of the draws."),
+    calibration: str | None = typer.Option(
+        None, help="Texts that methods see layers' inputs of.", show_default="built-in texts"
+    ),
     device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Run a model, quantized or not: text as it comes, tokens a second, memory. Ctrl-C ends the text."""
     hide_bars_of_transformers(as_json)
-    check_model(model)
-    if recipe is not None and scheme is not None:
-        raise ValueError("name one: --recipe or --scheme")
-    if compare and recipe is scheme is original is None:
-        named = "" if model.endswith(".gguf") else "--recipe or --scheme, or "
-        raise ValueError(
-            f"--compare holds a quantized model against its original: name {named}--original MODEL for what "
-            "is quantized already"
-        )
-    if engine not in ENGINES:
-        raise ValueError(f"no engine {engine!r}; there are {', '.join(ENGINES)}")
-    if original is not None:
-        check_model(original)
-    for path in (recipe, calibration):
-        check_readable(path)
-    (seen,) = read_files(calibration)
-    from explorer.running import Sampling, open_engine, open_like, subject_of
+    check_readable(calibration)
+    from explorer.models.text_files import read_texts
+    from explorer.running import Sampling, open_engine, open_like
     from explorer.running import compare as held_against
     from explorer.running.engine import check_prompt
 
+    seen: AnyTexts = read_texts(calibration) if calibration else ()
     check_prompt(prompt, tokens)
     asked = (prompt, tokens, Sampling(temperature, seed))
     where, room = use_device(device), tokens + len(prompt.encode()) + 16  # a token has at least a byte
-    subject = subject_of(model, _recipe(recipe, scheme), revision)
-    beside = subject_of(original) if original is not None else subject.original if compare else None
+    subject, beside = models.subjects()
     runs: list[_Run] = []
     compared, stopped = None, False
     with ExitStack() as stack:
@@ -137,7 +162,14 @@ def run(
             if not runs:
                 raise
             stopped = True
-        _show(model, prompt, runs, compared, stopped, as_json)
+        if as_json:
+            comparison = compared and {**vars(compared), "mean_kl": compared.mean_kl}
+            found = {"model": models.model, "prompt": prompt, "runs": [_record(one) for one in runs]}
+            print_json({**found, "comparison": comparison, "stopped": stopped})
+        else:
+            _print_figures(runs)
+            if compared is not None:
+                _print_comparison(compared, runs)
     if stopped:
         raise typer.Exit(STOPPED)
 
@@ -148,23 +180,8 @@ class _Run:
     writing: Writing
 
 
-def _recipe(path: str | None, scheme: str | None) -> ModelRecipe | Recipe | None:
-    if path is not None:
-        from explorer.survey import ModelRecipe
-
-        found = ModelRecipe.load(path)
-        if found.cache is not None:
-            say("the cache is exact here, not as the recipe says: `explorer check` measures it", error=True)
-        return found
-    if scheme is None:
-        return None
-    from explorer.methods.recipe import Recipe
-
-    return Recipe.parse(scheme)
-
-
 def _name(subject: Subject) -> str:
-    """What a run is called: by its recipe, or by what the files hold."""
+    """Return the name of a run: by its recipe, or by what the files hold."""
     if subject.recipe is None:
         return subject.kind.value if subject.kind.value != "weights" else ORIGINAL
     return next(iter(subject.recipe.counts)) if len(subject.recipe.counts) == 1 else "recipe"
@@ -189,27 +206,8 @@ def _write(
         stream("\n\n" if writing.tokens else "")
 
 
-def _show(
-    model: str,
-    prompt: str,
-    runs: Sequence[_Run],
-    compared: Comparison | None,
-    stopped: bool,
-    as_json: bool,
-) -> None:
-    """All that was measured, as text or JSON."""
-    if as_json:
-        comparison = compared and {**vars(compared), "mean_kl": compared.mean_kl}
-        found = {"model": model, "prompt": prompt, "runs": [_record(one) for one in runs]}
-        print_json({**found, "comparison": comparison, "stopped": stopped})
-        return
-    _print_figures(runs)
-    if compared is not None:
-        _print_comparison(compared, runs)
-
-
 def _print_figures(runs: Sequence[_Run]) -> None:
-    """Speed and memory of each run, and what ran it."""
+    """Print speed and memory of each run, and the kernels that ran it."""
     from explorer.recordings.machine import peak_bytes
 
     rows = []
@@ -232,34 +230,33 @@ def _print_figures(runs: Sequence[_Run]) -> None:
 
 
 def _print_comparison(compared: Comparison, runs: Sequence[_Run]) -> None:
-    """Both texts, where they part, and KL along the original's."""
+    """Print both texts, the token in which they part, and KL along the original's."""
     changed, original = runs
     parting = compared.parting
     index = parting.index if parting else None
-    marked = tuple(_marked(run.writing.tokens, index) for run in (original, changed))
+    marked = [_marked(run.writing.tokens, index) for run in (original, changed)]
     print_table(PrintedTable((ORIGINAL, changed.name), [marked]))
     if parting is None:
         say("the texts are the same, token for token")
     else:
-        sides = ((ORIGINAL, parting.original), (changed.name, parting.changed))
-        said = "; ".join(f"{name} {_token_words(token)}" for name, token in sides)
+        sides = {ORIGINAL: parting.original, changed.name: parting.changed}
+        said = "; ".join(f"{name} {_token_words(token)}" for name, token in sides.items())
         say(f"they part at token {parting.index + 1}, marked {MARKS[0]} {MARKS[1]}: {said}")
-        tops = [token.top if token else () for _, token in sides]
+        tops = [token.top if token else () for token in sides.values()]
         rows = [
-            (rank + 1, *(cell for top in tops for cell in _candidate(top, rank)))
+            (rank + 1, *_candidate(tops[0], rank), *_candidate(tops[1], rank))
             for rank in range(max(map(len, tops)))
         ]
-        columns = ("", ORIGINAL, "probability", changed.name, "probability")
         if rows:
-            print_table(PrintedTable(columns, rows))
+            print_table(PrintedTable(("", ORIGINAL, "probability", changed.name, "probability"), rows))
     if not compared.steps:
         return
-    rows_of_steps = [
+    steps = [
         (index + 1, _quoted(step.text), step.kl, _first(step.original), _first(step.changed))
         for index, step in enumerate(compared.steps)
     ]
     columns = ("token", "of the original", "KL, nats", "its first choice", f"{changed.name}'s")
-    print_table(PrintedTable(columns, rows_of_steps))
+    print_table(PrintedTable(columns, steps))
     worst = max(compared.steps, key=lambda step: step.kl)
     say(
         f"KL of {changed.name} against the original, nats a token: {number(compared.mean_kl or 0)} on "

@@ -8,28 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from explorer.checkpoints.inputs import INPUTS, check_inputs, check_scheme, inputs_of, is_fixed
 from explorer.checkpoints.targets import check_target
-from explorer.cli.device import Device, use_device
+from explorer.cli.commands import Command, examples_of
 from explorer.cli.options import (
     MODELS,
     TEXT_FILE,
-    Column,
+    Device,
     Json,
-    NamingRows,
     Revision,
-    Samples,
-    SequenceLength,
+    Texts,
     check_model,
-    check_out,
     check_readable,
-    examples,
-    read_files,
+    check_suffix,
     split,
+    use_device,
 )
 from explorer.cli.output import (
     PrintedTable,
@@ -53,6 +50,9 @@ if TYPE_CHECKING:
     from explorer.survey.times import StepTimes
 
 app = typer.Typer()
+examples = partial(examples_of, "explorer")
+_HOW: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Texts)}
+Column, SequenceLength, Samples = _HOW["column"], _HOW["sequence_length"], _HOW["samples"]
 SIGNALS = ("weight", "output", "fisher", "fisher_diagonal", "measured")
 """The rows of ``SENSITIVITIES``, whose module imports torch."""
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="A file that `explorer recipe` wrote.")]
@@ -109,9 +109,9 @@ def survey(
         str | None,
         typer.Option(help=f"Texts to calibrate by: {TEXT_FILE}.", show_default="built-in texts"),
     ] = None,
-    column: Column = None,
-    sequence_length: SequenceLength = None,
-    samples: Samples = None,
+    column: str | None = Column,
+    sequence_length: int | None = SequenceLength,
+    samples: int | None = Samples,
     schemes: Annotated[
         str | None, typer.Option(help="Comma-separated schemes.", show_default="fourteen from 2.3 to 8 bits")
     ] = None,
@@ -172,7 +172,7 @@ def survey(
             raise ValueError(f"no signal {name!r}; there are {', '.join(SIGNALS)}")
     path = _survey_file(model, out)
     check_readable(text)
-    (texts,) = read_files(text, column=column, sequence_length=sequence_length, samples=samples)
+    (texts,) = Texts(column, sequence_length, samples).read(text)
     hide_bars_of_transformers(as_json)
     from explorer.checkpoints.tiny import note_of
     from explorer.survey.cluster import on_ray
@@ -264,7 +264,7 @@ def _loss_words(found: Survey, is_loss: bool) -> str:
 
 
 @app.command(
-    cls=NamingRows,
+    cls=Command,
     rich_help_panel=MODELS,
     epilog=examples(
         "recipe model.jsonl --bits 4.5 --out recipe.json",
@@ -574,9 +574,9 @@ def check(
     cache: CacheOption = None,
     recent: Recent = 0,
     rotated: Rotated = False,
-    column: Column = None,
-    sequence_length: SequenceLength = None,
-    samples: Samples = None,
+    column: str | None = Column,
+    sequence_length: int | None = SequenceLength,
+    samples: int | None = Samples,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -587,9 +587,7 @@ def check(
     for path in (recipe, survey, text, calibration, imatrix):
         check_readable(path)
     cached = _cache_plan(cache, recent, rotated)
-    texts, seen = read_files(
-        text, calibration, column=column, sequence_length=sequence_length, samples=samples
-    )
+    texts, seen = Texts(column, sequence_length, samples).read(text, calibration)
     hide_bars_of_transformers(as_json)
     from explorer.survey import load_survey
     from explorer.survey.check import check_recipe, other_texts
@@ -674,7 +672,7 @@ def _model(chosen: ModelRecipe, where: str | None, device: str | None) -> Model:
 
 
 @app.command(
-    cls=NamingRows,
+    cls=Command,
     rich_help_panel=MODELS,
     epilog=examples(
         "apply recipe.json --to compressed-tensors --out path/to/folder",
@@ -718,9 +716,9 @@ def apply(
     private: Annotated[
         bool, typer.Option("--private", help="With --push: a new repository is private.")
     ] = False,
-    column: Column = None,
-    sequence_length: SequenceLength = None,
-    samples: Samples = None,
+    column: str | None = Column,
+    sequence_length: int | None = SequenceLength,
+    samples: int | None = Samples,
     verify: Annotated[
         bool | None,
         typer.Option(
@@ -764,9 +762,7 @@ def apply(
     check_target(to)
     check_new_folder(out)
     cached = _cache_plan(cache, recent, rotated)
-    texts, seen = read_files(
-        text, calibration, column=column, sequence_length=sequence_length, samples=samples
-    )
+    texts, seen = Texts(column, sequence_length, samples).read(text, calibration)
     hide_bars_of_transformers(as_json)
     if push is not None:
         from explorer.checkpoints.push import check_push
@@ -874,17 +870,17 @@ def cache_of(
     out: Annotated[
         str | None, typer.Option(help="Write keys and values of the texts to this .safetensors file.")
     ] = None,
-    column: Column = None,
-    sequence_length: SequenceLength = None,
-    samples: Samples = None,
+    column: str | None = Column,
+    sequence_length: int | None = SequenceLength,
+    samples: int | None = Samples,
     revision: Revision = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
     """What a format of the cache of keys and values costs a causal model, and what it saves."""
     check_readable(text)
-    check_out(out)
-    (texts,) = read_files(text, column=column, sequence_length=sequence_length, samples=samples)
+    check_suffix("--out", out)
+    (texts,) = Texts(column, sequence_length, samples).read(text)
     hide_bars_of_transformers(as_json)
     from explorer.analysis.cache import CONTEXT, CachePlan
     from explorer.export.files import write_tensors

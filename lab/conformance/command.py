@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from explorer.cli.options import Json, examples_of, split
+from explorer.cli.commands import examples_of
+from explorer.cli.options import Json, split
 from explorer.cli.output import PrintedTable, counted, emit, say
 
 if TYPE_CHECKING:

@@ -68,7 +68,7 @@ BAD = {
     "--recipe none.json --prompt a": "none.json",
     "--scheme q8_0 --recipe r.json --prompt a": "--recipe or --scheme",
     "--prompt a --compare": "--original MODEL",
-    "--prompt a --engine vllm": "auto, torch, llama.cpp",
+    "--prompt a --engine vllm": "'auto', 'torch', 'llama.cpp'",
     "--prompt a --tokens 0": "--tokens",
     "--prompt a --scheme int9": "int9",
     "--tokens 4": "--prompt",

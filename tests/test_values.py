@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[1]
 MUTABLE = {
     "explorer/methods/gptq.py:_Known": "Hessians and factors of inputs that stay the same, kept",
     "explorer/analysis/report.py:Sums": "sums of a tensor that comes in slices",
-    "explorer/checkpoints/diff.py:_Seen": "what a comparison has met so far",
     "explorer/core/lowering.py:Lowered": "plans of launches, kept",
     "explorer/cpu/llama.py:_Tensors": "tensors, opened when they are asked for",
     "explorer/models/folds.py:_Seen": "layers that were traced so far",
@@ -47,7 +46,7 @@ def test_what_may_change_is_named() -> None:
     assert len(classes) > 200, "they are not found"
 
 
-REGISTRIES = ["formats", "schemes", "methods", "checkpoints.table", "products.table"]
+REGISTRIES = ["formats", "schemes", "methods", "checkpoints.targets", "products.gemms"]
 
 
 @pytest.mark.parametrize("module", REGISTRIES)

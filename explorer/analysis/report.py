@@ -183,7 +183,7 @@ def _report(sums: Sums, q: QuantizedTensor, kl: float, counts: Tensor | None) ->
         rmse=math.sqrt(sums.noise / count),
         mae=sums.absolute / count,
         relative_error=_ratio(math.sqrt(sums.noise), math.sqrt(sums.signal)),
-        cosine=_cosine(sums),
+        cosine=cosine_of(sums),
         kl=kl,
         max_error=max(sums.max_error, 0.0),
         max_error_at=sums.max_error_at,
@@ -230,7 +230,7 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b else (0.0 if a == 0 else math.inf)
 
 
-def _cosine(sums: Sums) -> float:
+def cosine_of(sums: Sums) -> float:
     """<x, x̂> / (|x| |x̂|), 1 if both are zero, 0 if one is."""
     if sums.signal == 0 or sums.output == 0:
         return 1.0 if sums.signal == sums.output else 0.0

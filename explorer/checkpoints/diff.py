@@ -1,5 +1,5 @@
-"""Two checkpoints of one model, layer by layer: what the other one stores, in how many bits, how far its
-weights are from the original's, and which layers stand out.
+"""Compare two checkpoints of one model layer by layer: what the quantized one stores, in how many bits, how
+far its weights are from the original's, and which layers stand out.
 
     found = open_pair("model", "model-awq")      # names, from the headers alone
     result = diff(found)                         # .layers, .missing, .extra
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from explorer.analysis.report import Sums, measure, sqnr_db
+from explorer.analysis.report import Sums, cosine_of, measure, sqnr_db
 from explorer.analysis.tensor import Analysis, differences
 from explorer.checkpoints.pairs import Pair, Pairs, find_pairs
 from explorer.checkpoints.rescaled import Factors, find_factors, noise, whole_factor
@@ -37,16 +37,17 @@ from explorer.words import number, plain
 
 SORTS = ("name", "db", "bits")
 LEAST_LAYERS = 3
-"""Layers of one scheme, below which none can stand out among them."""
+"""The fewest layers of one scheme among which one can stand out."""
 LEAST_Z, LEAST_DB = 3.5, 1.0
-"""A layer stands out that is so many robust standard deviations and so many dB below the median of the layers
-of its scheme."""
+"""How far below the median of its scheme's layers a layer stands out: in robust standard deviations and
+dB."""
 FEW_LAYERS, FEW_DB = 5, 6.0
-"""Of fewer layers than that the deviation says little: it has to be twice the error, 6 dB, too."""
+"""Among fewer layers the deviation says little: the error has to be twice as large (6 dB)."""
 _OF_A_NORMAL = 1.4826
-"""A normal distribution's standard deviation over its median absolute deviation."""
+"""Standard deviation of a normal distribution, over its median absolute deviation."""
 _SUSPECT_DB, _STRANGE = 20.0, 0.5
-"""Below this SQNR factors are looked for; below this cosine a layer hardly is the original's."""
+"""The SQNR below which factors are looked for, and the cosine below which a layer is hardly the
+original's."""
 _FLOAT32 = SCHEMES["fp32"]
 
 
@@ -54,19 +55,19 @@ _FLOAT32 = SCHEMES["fp32"]
 class LayerDiff:
     """One weight of both checkpoints.
 
-    name, stored_as   in the original, and in the other one
-    shape             of the original
-    kind, scheme      what is stored, in words, and by this project's scheme, empty without one
-    coded             whether codes are stored
-    bits              a weight in the files, all scales and tables counted
-    equal             whether every value is the original's
-    sqnr_db, relative_error, cosine, max_error, max_error_at   as in ``Report``; where factors were folded,
-                      after undoing them
+    name, stored_as   its names in the original and in the quantized checkpoint
+    shape             in the original
+    kind, scheme      the stored form in words, and as a scheme of this project (empty without one)
+    coded             True for codes
+    bits              per weight in the files, with all scales and tables
+    equal             True if every value is the original's
+    sqnr_db, relative_error, cosine, max_error, max_error_at   as in ``Report``, after folded factors are
+    undone
     max_error_steps   the largest |error| in units of its block's scale; None without scales
-    stored_sqnr_db    as the weight is stored; other than ``sqnr_db`` only where factors were folded
-    note              what else there is to say; empty if nothing
-    z, outlier        robust z score of ``sqnr_db`` among the layers of its kind, None where that has no
-                      meaning, and in words that it stands out
+    stored_sqnr_db    before folded factors are undone
+    note              a further remark, or empty
+    z, outlier        robust z score of ``sqnr_db`` among the layers of one kind (None where it has no
+                      meaning), and in words that the layer stands out
     """
 
     name: str
@@ -90,18 +91,18 @@ class LayerDiff:
 
     @property
     def changed(self) -> bool:
-        """Whether it is a matrix with an error: of codes, or of a plain type with other values."""
+        """True for codes, and for a matrix of a plain type with other values than the original's."""
         return self.coded or (not self.equal and len(self.shape) > 1)
 
     @property
     def depth(self) -> int | None:
-        """Which of the model's blocks it is in; None outside of them."""
+        """The number of its block in the model; None outside of them."""
         return depth_of(self.name.removesuffix(".weight"))
 
 
 @dataclass(frozen=True)
 class Reshaped:
-    """A weight that has another shape in the other checkpoint, or cannot be read there, and why."""
+    """A weight that cannot be compared: another shape, or unreadable."""
 
     name: str
     why: str
@@ -112,8 +113,8 @@ Row = LayerDiff | Reshaped
 
 @dataclass(frozen=True)
 class Diff:
-    """The layers in the original's order; ``missing`` and ``extra`` names, ``unread`` weights that could not
-    be compared; ``left_out``: unreadable files of either checkpoint."""
+    """The layers in the original's order; names that only one checkpoint has (``missing``, ``extra``),
+    weights that could not be compared (``unread``), and unreadable files of both (``left_out``)."""
 
     original: str
     quantized: str
@@ -125,23 +126,24 @@ class Diff:
 
     @property
     def outliers(self) -> tuple[LayerDiff, ...]:
-        """The layers that stand out."""
         return tuple(layer for layer in self.layers if layer.outlier)
 
     @property
     def coded(self) -> tuple[LayerDiff, ...]:
-        """The layers of codes."""
         return tuple(layer for layer in self.layers if layer.coded)
 
     @property
     def changed(self) -> tuple[LayerDiff, ...]:
-        """The layers of codes, and those of plain types whose values are not the original's."""
         return tuple(layer for layer in self.layers if layer.changed)
+
+
+Norms = dict[int | None, dict[str, Tensor]]
+"""The original's weight over the other's, by block and name, of the norms that differ."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """Two checkpoints, and which weights of them belong together."""
+    """Two checkpoints, and which of their weights belong together."""
 
     original: Checkpoint
     quantized: Checkpoint
@@ -151,22 +153,37 @@ class Opened:
         """The pair of a weight by either name, with or without ".weight"; ``SourceError`` if there is
         none."""
         for pair in self.pairs.pairs:
-            known = {pair.name, *pair.original, *pair.quantized}
-            if name in known or f"{name}.weight" in known:
+            if {name, f"{name}.weight"} & {pair.name, *pair.original, *pair.quantized}:
                 return pair
         some = ", ".join(plain(pair.name, 80) for pair in self.pairs.pairs[:3])
         raise SourceError(f"no weight {plain(name, 80)!r} is in both checkpoints; there are {some}, …")
 
+    @property
+    def into_gguf(self) -> bool:
+        """True for a folder of transformers and a GGUF file, which orders and counts in its own way."""
+        return isinstance(self.quantized, GgufCheckpoint) and not isinstance(self.original, GgufCheckpoint)
 
-@dataclass
-class _Seen:
-    """What earlier layers told: of norms that differ, the original's over the other's, by block."""
+    def is_matrix(self, pair: Pair) -> bool:
+        weight = self.original.weights[pair.original[0]]
+        return len(weight.shape) > 1 or weight.coded
 
-    norms: dict[int | None, dict[str, Tensor]] = field(default_factory=dict)
+    def shape(self, pair: Pair) -> tuple[int, ...]:
+        """The shape in the original; of several weights, below each other."""
+        shapes = [self.original.weights[name].shape for name in pair.original]
+        return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
 
-    def near(self, name: str) -> Mapping[str, Tensor]:
-        """The norms of the block of a weight that differ."""
-        return self.norms.get(depth_of(name.removesuffix(".weight")), {})
+    def check_size(self, pair: Pair, most: int | None) -> None:
+        """``SourceError``, by the headers, for a weight of more than ``most`` elements on either side."""
+        sides = ((self.original, pair.original), (self.quantized, pair.quantized))
+        size = max(sum(map(side.elements, names)) for side, names in sides)
+        if most is not None and size > most:
+            raise SourceError(f"it has {size:,} elements; up to {most:,} are compared here")
+
+    def unlike(self, pair: Pair, shape: tuple[int, ...]) -> SourceError:
+        return SourceError(
+            f"its shape is {list(self.shape(pair))} in {self.original.origin}, and "
+            f"{list(shape)} in {self.quantized.origin}"
+        )
 
 
 def open_pair(
@@ -175,21 +192,22 @@ def open_pair(
     limits: SourceLimits = LOCAL,
     revision: str | None = None,
 ) -> Opened:
-    """Open both, and pair their weights. Each is a folder, a .gguf or .safetensors file, or a Hub id;
-    ``revision`` is that of the other one.
+    """Open two checkpoints and pair their weights. Each is a folder, a .gguf or .safetensors file, or a Hub
+    id; ``revision`` is that of ``quantized``.
 
-    ``SourceError`` for what cannot be read, and checkpoints without a common name.
+    ``SourceError`` for one that cannot be read, and for two without a common name.
     """
     first, second = open_checkpoint(original, limits=limits), open_checkpoint(quantized, revision, limits)
     return Opened(first, second, find_pairs(first, second))
 
 
 def diff(opened: Opened, only: str = "", progress: Progress | None = None) -> Diff:
-    """Compare all weights, or those whose name contains ``only``. ``progress`` counts weights.
+    """Compare all weights, or those with ``only`` in their name. ``progress`` counts weights.
 
-    ``SourceError`` if no weight has ``only`` in its name.
+    ``SourceError`` if there are none.
     """
-    chosen, rows = chosen_pairs(opened, only), list[Row]()
+    chosen = [pair for pair in opened.pairs.pairs if only in " ".join((*pair.original, *pair.quantized))]
+    chosen, rows = chosen or [opened.pair(only)], list[Row]()
     for row in compared(opened, chosen):
         rows.append(row)
         if progress is not None:
@@ -197,30 +215,22 @@ def diff(opened: Opened, only: str = "", progress: Progress | None = None) -> Di
     return assembled(opened, chosen, rows)
 
 
-def chosen_pairs(opened: Opened, only: str = "") -> list[Pair]:
-    """The pairs with ``only`` in one of their names; ``SourceError`` if there are none."""
-    chosen = [pair for pair in opened.pairs.pairs if only in " ".join((*pair.original, *pair.quantized))]
-    return chosen or [opened.pair(only)]
-
-
 def compared(opened: Opened, pairs: Sequence[Pair], most: int | None = None) -> Iterator[Row]:
-    """A row for each of ``pairs``, as they are done: vectors first, because norms tell of factors. Weights of
-    more than ``most`` elements are not read."""
-    seen = _Seen()
-    for pair in sorted(pairs, key=lambda pair: _is_matrix(opened, pair)):
+    """Yield a row for each of ``pairs``: vectors first, because norms show factors. Weights of more than
+    ``most`` elements are not read."""
+    norms: Norms = {}
+    for pair in sorted(pairs, key=opened.is_matrix):
         checkpoint()
         try:
-            size = _most_elements(opened, pair)
-            if most is not None and size > most:
-                raise SourceError(f"it has {size:,} elements; up to {most:,} are compared here")
-            yield _compared(opened, pair, seen)
+            opened.check_size(pair, most)
+            yield _row(opened, pair, *_both(opened, pair, norms))
         except (ValueError, OverflowError) as error:
             yield Reshaped(pair.name, plain(str(error), 300))
 
 
 def assembled(opened: Opened, pairs: Sequence[Pair], rows: Sequence[Row]) -> Diff:
-    """What ``compared`` has given of ``pairs`` so far, in the order of the pairs, with outliers; of all pairs
-    also what has no partner."""
+    """Put the rows of ``pairs`` so far in their order, with outliers; of all pairs also the names without a
+    partner."""
     layers = {row.name: row for row in rows if isinstance(row, LayerDiff)}
     whole = len(pairs) == len(opened.pairs.pairs)
     return Diff(
@@ -235,20 +245,18 @@ def assembled(opened: Opened, pairs: Sequence[Pair], rows: Sequence[Row]) -> Dif
 
 
 def analysis_of(opened: Opened, name: str, most: int | None = None) -> tuple[Tensor, Analysis, LayerDiff]:
-    """The original weight as float32 [rows, cols], what became of it, as figures of a tensor take it, and its
-    row. The analysis holds the restored values, without codes and scales; folded factors are undone.
+    """The original weight as float32 [rows, cols], the analysis of the other one for the figures of a tensor,
+    and its row. The analysis holds the restored values without codes and scales; folded factors are undone.
 
     ``SourceError`` for a weight of more than ``most`` elements, or one that cannot be compared.
     """
-    pair, seen = opened.pair(name), _Seen()
-    size = _most_elements(opened, pair)
-    if most is not None and size > most:
-        raise SourceError(f"{pair.name} has {size:,} elements; up to {most:,} are shown here")
+    pair, norms = opened.pair(name), Norms()
+    opened.check_size(pair, most)
     for other in opened.pairs.pairs:
-        if not _is_matrix(opened, other) and depth_of(other.name) == depth_of(pair.name):
+        if not opened.is_matrix(other) and depth_of(other.name) == depth_of(pair.name):
             checkpoint()
-            _both(opened, other, seen)
-    x, restored, factors = _both(opened, pair, seen)
+            _both(opened, other, norms)
+    x, restored, factors = _both(opened, pair, norms)
     values = restored.values if factors is None else factors.undo(restored.values)
     q = _as_float32(values)
     try:
@@ -257,36 +265,29 @@ def analysis_of(opened: Opened, name: str, most: int | None = None) -> tuple[Ten
         if bool((x.isfinite() & values.isfinite()).all()):
             raise
         raise SourceError(f"{pair.name} holds infinities of both signs, which have no sum") from error
-    return x, analysis, _row_of(opened, pair, (x, restored, factors))
+    return x, analysis, _row(opened, pair, x, restored, factors)
 
 
 def ordered(layers: Sequence[LayerDiff], by: str) -> list[LayerDiff]:
     """``layers`` by one of ``SORTS``: as they are, the worst first, or the most bits first."""
-    if by not in SORTS:
-        raise ValueError(f"no order {by!r}; there are {', '.join(SORTS)}")
-    if by == "name":
-        return list(layers)
-    key: Callable[[LayerDiff], float] = (
-        (lambda layer: -math.inf if math.isnan(layer.sqnr_db) else layer.sqnr_db)
-        if by == "db"
-        else lambda layer: -layer.bits
-    )
-    return sorted(layers, key=key)
+    keys: dict[str, Callable[[LayerDiff], float]] = {
+        "name": lambda layer: 0.0,
+        "db": lambda layer: -math.inf if math.isnan(layer.sqnr_db) else layer.sqnr_db,
+        "bits": lambda layer: -layer.bits,
+    }
+    return sorted(layers, key=keys[by])
 
 
 def with_outliers(layers: Sequence[LayerDiff]) -> Iterator[LayerDiff]:
-    """``layers`` with their robust z scores: of each that was changed, its distance from the median of those
-    of its kind, in 1.4826 median absolute deviations."""
+    """``layers`` with their robust z scores: the distance of each changed layer from the median of its kind,
+    in 1.4826 median absolute deviations."""
     groups: dict[str, list[float]] = {}
     for layer in layers:
         if layer.changed and math.isfinite(layer.sqnr_db):
             groups.setdefault(layer.kind, []).append(layer.sqnr_db)
     for layer in layers:
         values = groups.get(layer.kind, ())
-        if layer.changed and len(values) >= LEAST_LAYERS:
-            yield _judged(layer, values)
-        else:
-            yield layer
+        yield _judged(layer, values) if layer.changed and len(values) >= LEAST_LAYERS else layer
 
 
 def _judged(layer: LayerDiff, values: Sequence[float]) -> LayerDiff:
@@ -306,43 +307,29 @@ def _judged(layer: LayerDiff, values: Sequence[float]) -> LayerDiff:
     return replace(layer, z=z, outlier=words)
 
 
-def _is_matrix(opened: Opened, pair: Pair) -> bool:
-    return (
-        len(opened.original.weights[pair.original[0]].shape) > 1
-        or opened.original.weights[pair.original[0]].coded
-    )
-
-
-def _compared(opened: Opened, pair: Pair, seen: _Seen) -> LayerDiff:
-    """One row; ``SourceError`` if the weight cannot be read or has another shape."""
-    return _row_of(opened, pair, _both(opened, pair, seen))
-
-
-def _row_of(opened: Opened, pair: Pair, both: tuple[Tensor, Restored, Factors | None]) -> LayerDiff:
+def _row(opened: Opened, pair: Pair, x: Tensor, restored: Restored, factors: Factors | None) -> LayerDiff:
     """The row of what ``_both`` gives."""
-    x, restored, factors = both
     values, steps = restored.values, restored.steps
     if factors is not None:
         values, steps = factors.undo(values), None if steps is None else factors.undo(steps)
-    sums = _sums(x, values)
+    sums, stored = _sums(x, values), [opened.quantized.weights[name] for name in pair.quantized]
     decibels = sqnr_db(sums.signal, sums.noise) if math.isfinite(sums.noise) else math.nan
     as_stored = decibels if factors is None else sqnr_db(sums.signal, noise(x, restored.values))
-    coded, cosine = any(opened.quantized.weights[name].coded for name in pair.quantized), _cosine(sums)
+    coded, cosine = any(weight.coded for weight in stored), cosine_of(sums)
     if factors is None:
-        note = _note(opened, pair, decibels, cosine, coded)
+        note = _note(opened.is_matrix(pair), decibels, cosine, coded)
         if coded and not note and decibels < _SUSPECT_DB and (factor := whole_factor(x, values)):
             note = f"as a whole it is {number(factor)} times the original's"
     else:
         note = f"{factors.why}: {number(as_stored, 3)} dB as it is stored"
-    size = sum(opened.quantized.weights[name].bytes for name in pair.quantized)
     return LayerDiff(
         pair.name,
         " + ".join(pair.quantized),
-        _shape(opened, pair),
+        opened.shape(pair),
         restored.kind,
         restored.scheme,
         coded,
-        8 * size / max(x.numel(), 1),
+        8 * sum(weight.bytes for weight in stored) / max(x.numel(), 1),
         sums.noise == 0,
         decibels,
         math.sqrt(sums.noise / sums.signal) if sums.signal else (0.0 if sums.noise == 0 else math.inf),
@@ -356,7 +343,7 @@ def _row_of(opened: Opened, pair: Pair, both: tuple[Tensor, Restored, Factors | 
 
 
 def _sums(x: Tensor, values: Tensor) -> Sums:
-    """Of both float32 [rows, cols]; NaN where infinities of both signs are added, which have no sum."""
+    """The error sums of two float32 [rows, cols]; NaN where infinities of both signs have no sum."""
     sums = Sums()
     try:
         sums.add_part(x, values, _as_float32(values))
@@ -369,156 +356,104 @@ def _sums(x: Tensor, values: Tensor) -> Sums:
     return sums
 
 
-def _most_elements(opened: Opened, pair: Pair) -> int:
-    """The elements of the larger side, from the headers of both."""
-    sides = ((opened.original, pair.original), (opened.quantized, pair.quantized))
-    return max(sum(map(side.elements, names)) for side, names in sides)
-
-
-def _shape(opened: Opened, pair: Pair) -> tuple[int, ...]:
-    shapes = [opened.original.weights[name].shape for name in pair.original]
-    return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
-
-
-def _note(opened: Opened, pair: Pair, decibels: float, cosine: float, coded: bool) -> str:
-    """What is to be said of a weight whose difference no factors explain."""
+def _note(matrix: bool, decibels: float, cosine: float, coded: bool) -> str:
+    """A remark on a weight whose difference no factors explain."""
     if math.isnan(decibels):
         return "it holds NaN or infinity"
-    if decibels == math.inf:
+    if decibels == math.inf or (coded and cosine >= _STRANGE):
         return ""
-    if coded and cosine < _STRANGE:
+    if coded:
         return (
             f"it hardly resembles the original (cosine {number(cosine, 2)}): another model's layer, one that "
             "was rotated before, or codes in another order"
         )
-    if not coded and _is_matrix(opened, pair):
-        return "kept in its format, but with other values than the original's"
-    return "" if coded else "differs from the original's"
-
-
-def _both(opened: Opened, pair: Pair, seen: _Seen) -> tuple[Tensor, Restored, Factors | None]:
-    """The original [rows, cols], the other one in its shape and order, and the factors between them."""
-    _check_shapes(opened, pair)
-    x = _original(opened, pair)
-    parts = [opened.quantized.restore(name) for name in pair.quantized]
-    restored = _joined(parts)
-    if opened.original.config.get("model_type") in TRANSPOSED and _turned(opened, pair, x, restored):
-        x = x.t().contiguous()
-    if x.numel() != restored.values.numel() or _widths_differ(x, restored.values):
-        raise _unlike(opened, pair, tuple(restored.values.shape))
-    restored = _matrices(restored, x.shape)
-    restored = _rows_in_order(opened, pair, x, restored)
-    return x, restored, _factors(opened, pair, x, restored, seen)
-
-
-def _check_shapes(opened: Opened, pair: Pair) -> None:
-    """``SourceError`` for a weight that has another number of elements than the original; nothing of it is
-    read."""
-    first, *more = pair.quantized
-    if not more and opened.quantized.elements(first) != sum(map(opened.original.elements, pair.original)):
-        raise _unlike(opened, pair, opened.quantized.weights[first].shape)
-
-
-def _unlike(opened: Opened, pair: Pair, shape: tuple[int, ...]) -> SourceError:
-    return SourceError(
-        f"its shape is {list(_shape(opened, pair))} in {opened.original.origin}, and "
-        f"{list(shape)} in {opened.quantized.origin}"
+    return (
+        "kept in its format, but with other values than the original's"
+        if matrix
+        else "differs from the original's"
     )
 
 
-def _original(opened: Opened, pair: Pair) -> Tensor:
-    parts = [opened.original.restore(name).values for name in pair.original]
-    if len(parts) == 1:
-        return as_matrix(parts[0])
-    widths = {part.shape[1:] for part in parts}
-    if len(widths) > 1:
-        raise SourceError(
-            f"{' and '.join(pair.original)} have rows of several lengths: they are no one matrix"
-        )
-    return as_matrix(torch.cat(parts))
+def _both(opened: Opened, pair: Pair, norms: Norms) -> tuple[Tensor, Restored, Factors | None]:
+    """The original [rows, cols], the other one in its shape and order, and the factors between them.
+    ``SourceError`` if a side cannot be read or the shapes differ."""
+    first, *more = pair.quantized
+    if not more and opened.quantized.elements(first) != sum(map(opened.original.elements, pair.original)):
+        raise opened.unlike(pair, opened.quantized.weights[first].shape)  # by the headers alone
+    x = as_matrix(_whole(opened.original, pair.original).values)
+    restored = _whole(opened.quantized, pair.quantized)
+    turned = opened.into_gguf and opened.original.config.get("model_type") in TRANSPOSED
+    if turned and x.shape[0] > 1 and role_of(pair.name.removesuffix(".weight")) != "other":
+        x = x.t().contiguous()
+    values = restored.values  # vectors and experts are compared as matrices
+    if x.numel() != values.numel() or (values.dim() > 1 and as_matrix(values).shape != x.shape):
+        raise opened.unlike(pair, tuple(values.shape))
+    restored = _rows_in_order(opened, pair, x, _changed(restored, lambda t: t.reshape(x.shape)))
+    return x, restored, _factors(opened, pair, x, restored, norms)
 
 
-def _joined(parts: Sequence[Restored]) -> Restored:
-    """The rows of several weights as one; what they are stored as is that of the first, and of others that
-    differ."""
+def _whole(side: Checkpoint, names: Sequence[str]) -> Restored:
+    """The rows of several weights as one, in the forms that they have."""
+    parts = [side.restore(name) for name in names]
     if len(parts) == 1:
         return parts[0]
+    if len({part.values.shape[1:] for part in parts}) > 1:
+        raise SourceError(f"{' and '.join(names)} have rows of several lengths: they are no one matrix")
     steps = [part.steps for part in parts if part.steps is not None]
-    kinds = " and ".join(dict.fromkeys(part.kind for part in parts))
     schemes = {part.scheme for part in parts}
     return Restored(
         torch.cat([part.values for part in parts]),
-        kinds,
+        " and ".join(dict.fromkeys(part.kind for part in parts)),
         schemes.pop() if len(schemes) == 1 else "",
         torch.cat(steps) if len(steps) == len(parts) else None,
     )
 
 
-def _turned(opened: Opened, pair: Pair, x: Tensor, restored: Restored) -> bool:
-    """Whether the other checkpoint has the layer, which the original stores [K, N], as [N, K]."""
-    if isinstance(opened.original, GgufCheckpoint) or not isinstance(opened.quantized, GgufCheckpoint):
-        return False
-    return x.shape[0] > 1 and role_of(pair.name.removesuffix(".weight")) != "other"
-
-
-def _widths_differ(x: Tensor, values: Tensor) -> bool:
-    """Whether rows have other lengths; vectors and experts are compared as matrices."""
-    return values.dim() > 1 and as_matrix(values).shape != x.shape
-
-
-def _matrices(restored: Restored, shape: torch.Size) -> Restored:
+def _changed(restored: Restored, change: Callable[[Tensor], Tensor]) -> Restored:
     steps = restored.steps
-    return replace(
-        restored,
-        values=restored.values.reshape(shape),
-        steps=None if steps is None else steps.reshape(shape),
-    )
+    return replace(restored, values=change(restored.values), steps=None if steps is None else change(steps))
 
 
 def _rows_in_order(opened: Opened, pair: Pair, x: Tensor, restored: Restored) -> Restored:
-    """``restored`` with rows in the order of the original, where llama.cpp has them in pairs: of both orders
-    the nearer one."""
-    if isinstance(opened.original, GgufCheckpoint) or not isinstance(opened.quantized, GgufCheckpoint):
+    """``restored`` with its rows in the order of the original. llama.cpp may store them in pairs: the nearer
+    of both orders is taken."""
+    if not opened.into_gguf or not isinstance(opened.quantized, GgufCheckpoint):
         return restored
-    heads = opened.quantized.heads_of(pair.quantized[0])
-    if not heads:
+    if not (heads := opened.quantized.heads_of(pair.quantized[0])):
         return restored
     vector = x.shape[0] == 1
-    turn = (lambda t: in_old_order(t.t(), heads).t()) if vector else (lambda t: in_old_order(t, heads))
-    other = turn(restored.values)
-    if noise(x, other) >= noise(x, restored.values):
-        return restored
-    steps = None if restored.steps is None else turn(restored.steps)
-    return replace(restored, values=other, steps=steps)
+    other = _changed(restored, lambda t: in_old_order(t.t(), heads).t() if vector else in_old_order(t, heads))
+    return restored if noise(x, other.values) >= noise(x, restored.values) else other
 
 
-def _factors(opened: Opened, pair: Pair, x: Tensor, restored: Restored, seen: _Seen) -> Factors | None:
-    """Factors that were folded into the weight, or None; of a norm that differs, what it was divided by is
-    kept in ``seen``."""
+def _factors(opened: Opened, pair: Pair, x: Tensor, restored: Restored, norms: Norms) -> Factors | None:
+    """Factors that were folded into the weight, or None. A norm that differs is entered in ``norms``."""
     name, values = pair.original[0], restored.values
-    if not _is_matrix(opened, pair):
-        offset = 1.0 if _counts_from_one(opened, pair) else 0.0
+    depth = depth_of(name.removesuffix(".weight"))
+    if not opened.is_matrix(pair):
+        offset = 1.0 if _counts_from_one(opened, name) else 0.0
         if offset:
             values -= offset
         if name.endswith("weight") and not torch.equal(x, values):
             ratio = ((x + offset) / (values + offset)).reshape(-1)
             if bool(ratio.isfinite().all()):
-                seen.norms.setdefault(depth_of(name.removesuffix(".weight")), {})[name] = ratio
+                norms.setdefault(depth, {})[name] = ratio
         return None
     if x.shape[0] < 2 or torch.equal(x, values) or not bool(values.isfinite().all()):
         return None
-    near = seen.near(name)
+    near = norms.get(depth, {})
     if not near and sqnr_db(float(x.double().square().sum()), noise(x, values)) >= _SUSPECT_DB:
         return None
     return find_factors(x, values, near)
 
 
-def _counts_from_one(opened: Opened, pair: Pair) -> bool:
-    """Whether a norm of the other checkpoint is that of the original plus 1: Gemma's in GGUF files."""
-    if isinstance(opened.original, GgufCheckpoint) or not isinstance(opened.quantized, GgufCheckpoint):
-        return False
-    return opened.quantized.model.architecture.startswith("gemma") and pair.original[0].endswith(
-        "norm.weight"
+def _counts_from_one(opened: Opened, name: str) -> bool:
+    """True for Gemma's norms, which GGUF files store plus 1."""
+    return (
+        opened.into_gguf
+        and isinstance(opened.quantized, GgufCheckpoint)
+        and opened.quantized.model.architecture.startswith("gemma")
+        and name.endswith("norm.weight")
     )
 
 
@@ -535,10 +470,3 @@ def _in_steps(x: Tensor, values: Tensor, steps: Tensor | None) -> float | None:
         return None
     shares = (values - x).abs() / steps.abs()
     return float(torch.where(steps == 0, 0.0, shares).max())
-
-
-def _cosine(sums: Sums) -> float:
-    """As ``Report.cosine``."""
-    if sums.signal == 0 or sums.output == 0:
-        return 1.0 if sums.signal == sums.output else 0.0
-    return sums.inner / math.sqrt(sums.signal) / math.sqrt(sums.output)

@@ -12,15 +12,14 @@ from explorer.checkpoints.diff import Diff, LayerDiff
 from explorer.words import count, number, plain
 
 NAMED = 3
-"""Names in a sentence, of many."""
+"""The most names in a sentence."""
 COLUMNS = (
     "layer", "stored as", "bits", "SQNR dB", "error %", "cosine", "largest error", "at", "in steps", "remark",
 )  # fmt: skip
 
 
 def sentences(found: Diff) -> list[str]:
-    """What a reader is told first, a sentence a line: schemes and bits, what is kept, what stands out, what
-    is missing."""
+    """The summary, a sentence a line: schemes and bits, kept tensors, outliers, missing names."""
     lines = [_coded(found), _kept(found)]
     lines += [f"Stands out: {layer.name}: {layer.outlier}." for layer in found.outliers]
     if folded := [layer for layer in found.coded if layer.stored_sqnr_db != layer.sqnr_db]:
@@ -40,25 +39,20 @@ def sentences(found: Diff) -> list[str]:
 
 
 def _coded(found: Diff) -> str:
-    layers = found.coded
-    if not layers:
-        return _uncoded(found)
-    kinds = Counter(layer.kind for layer in layers)
-    weights = [math.prod(layer.shape) for layer in layers]
-    bits = sum(layer.bits * n for layer, n in zip(layers, weights, strict=True)) / sum(weights)
-    of = ", ".join(f"{count(n)} {kind}" for kind, n in kinds.most_common())
-    words = f"{count(len(layers))} layers of codes ({of}), {number(bits, 4)} bits per weight"
-    return f"{words}{_decibels(layers)}."
-
-
-def _uncoded(found: Diff) -> str:
-    """Of a checkpoint without codes: weights that were rounded and stored in a plain type have an error."""
-    words = f"{found.quantized} holds no layer of codes"
-    if found.unread:
-        words += " that could be compared"
-    if not found.changed:
+    """Schemes, bits and errors. Without codes, weights that were rounded and stored in a plain type have an
+    error too."""
+    if layers := found.coded:
+        kinds = ", ".join(
+            f"{count(n)} {kind}" for kind, n in Counter(one.kind for one in layers).most_common()
+        )
+        weights = [math.prod(layer.shape) for layer in layers]
+        bits = sum(layer.bits * n for layer, n in zip(layers, weights, strict=True)) / sum(weights)
+        of = ", ".join(f"{count(n)} {kind}" for kind, n in kinds)
+        words = f"{count(len(layers))} layers of codes ({of}), {number(bits, 4)} bits per weight"
+        return f"{words}{_decibels(layers)}."
+    words = f"{found.quantized} holds no layer of codes{' that could be compared' if found.unread else ''}"
+    if not (many := len(found.changed)):
         return f"{words}."
-    many = len(found.changed)
     have = f"{count(many)} matrices have" if many > 1 else "one matrix has"
     return f"{words}; {have} other values than the original's{_decibels(found.changed)}."
 
@@ -116,12 +110,7 @@ def line(layer: LayerDiff) -> list[Any]:
 
 def flat(layer: LayerDiff) -> dict[str, Any]:
     """One record for a CSV file: the fields of ``LayerDiff``, with shapes as texts."""
-    values = {key: getattr(layer, key) for key in LayerDiff.__dataclass_fields__}
-    row, column = values.pop("max_error_at")
-    return {
-        **values,
-        "shape": "x".join(map(str, layer.shape)),
-        "depth": layer.depth,
-        "max_error_row": row,
-        "max_error_column": column,
-    }
+    row, column = layer.max_error_at
+    values = {key: value for key, value in vars(layer).items() if key != "max_error_at"}
+    values |= {"shape": "x".join(map(str, layer.shape)), "depth": layer.depth}
+    return values | {"max_error_row": row, "max_error_column": column}

@@ -1,11 +1,11 @@
-"""Which weights of two checkpoints are the same layer: by name, by the names of GGUF, and where one of them
-holds several layers as one matrix."""
+"""Pair the weights of two checkpoints: by name, by the names of GGUF, and where one of them holds several
+layers as one matrix."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from explorer.checkpoints.stored import Checkpoint, GgufCheckpoint
 from explorer.sources.base import SourceError
@@ -16,7 +16,7 @@ JOINED = {
     "gate_up_proj": ("gate_proj", "up_proj"),
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
 }
-"""Matrices whose rows are those of several, one after another."""
+"""Matrices that hold the rows of several layers, one after another."""
 _PREFIXES = (
     "model.",
     "model.language_model.",
@@ -30,8 +30,8 @@ _ONLY_GGUF = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_sho
 
 @dataclass(frozen=True)
 class Pair:
-    """One layer: its ``name``, the weights of the original and of the other checkpoint whose rows, one after
-    another, are the same matrix."""
+    """One layer: its ``name``, and the weights of either checkpoint that, one below another, are its
+    matrix."""
 
     name: str
     original: tuple[str, ...]
@@ -40,16 +40,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairs:
-    """All pairs in the order of the original's files; ``missing`` weights of the original that the other one
-    does not hold, ``extra`` those that only it holds."""
+    """All pairs in the order of the original's files, and the names that only the original (``missing``) or
+    only the quantized checkpoint has (``extra``)."""
 
     pairs: tuple[Pair, ...]
-    missing: tuple[str, ...] = field(default=())
-    extra: tuple[str, ...] = field(default=())
+    missing: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
 
 
 def find_pairs(original: Checkpoint, quantized: Checkpoint) -> Pairs:
-    """Pair the weights; ``SourceError`` if no name of one is one of the other."""
+    """Pair the weights; ``SourceError`` if the checkpoints have no name in common."""
     if isinstance(original, GgufCheckpoint) and not isinstance(quantized, GgufCheckpoint):
         raise SourceError(
             f"{original.origin} is a GGUF file and {quantized.origin} is none: name the model's folder as "
@@ -59,26 +59,32 @@ def find_pairs(original: Checkpoint, quantized: Checkpoint) -> Pairs:
     found: dict[tuple[str, ...], list[str]] = {}
     for name, place in places.items():
         found.setdefault(place, []).append(name)
-    pairs = []
-    for place, names in found.items():
-        whole = _in_order(names, place)
-        pairs.append(Pair(_name(whole), whole, place))
-    used = {name for pair in pairs for name in pair.quantized}
-    if not pairs:
+    if not found:
         raise SourceError(
             f"no weight of {quantized.origin} has a name that {original.origin} has: {_some(quantized)} "
             f"there, {_some(original)} here"
         )
+    pairs = []
+    for place, names in found.items():
+        first, *more = whole = _in_order(names, place)
+        pairs.append(Pair(f"{first} and {len(more)} more" if more else first, whole, place))
+    used = {name for place in found for name in place}
     missing = tuple(name for name in original.weights if name not in places)
     extra = tuple(name for name in quantized.weights if name not in used and name not in _ONLY_GGUF)
     return Pairs(tuple(pairs), missing, extra)
 
 
 def _in_order(names: list[str], place: tuple[str, ...]) -> tuple[str, ...]:
-    """The weights whose rows are those of the one at ``place``, in the order of the rows there: the parts of
-    a joined matrix, or experts by their numbers."""
+    """``names`` in the order of their rows at ``place``: by the parts of a joined matrix, or by the numbers
+    of experts."""
     parts = JOINED.get(_part(place[0]), ())
-    return tuple(sorted(names, key=lambda name: (_place_in(parts, _part(name)), _numbers(name))))
+
+    def key(name: str) -> tuple[int, list[int]]:
+        part = _part(name)
+        at = parts.index(part) if part in parts else len(parts)
+        return at, list(map(int, re.findall(r"\d+", name)))
+
+    return tuple(sorted(names, key=key))
 
 
 def _part(name: str) -> str:
@@ -86,27 +92,13 @@ def _part(name: str) -> str:
     return name.rpartition(".")[0].rpartition(".")[2]
 
 
-def _place_in(parts: tuple[str, ...], part: str) -> int:
-    return parts.index(part) if part in parts else len(parts)
-
-
-def _numbers(name: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", name)))
-
-
 def _some(checkpoint: Checkpoint) -> str:
     names = list(checkpoint.weights)
     return ", ".join(plain(name, 80) for name in names[:2]) + (", …" if len(names) > 2 else "")
 
 
-def _name(names: tuple[str, ...]) -> str:
-    """One name for several weights: what they share, with the parts that differ."""
-    first = names[0]
-    return first if len(names) == 1 else f"{first} and {len(names) - 1} more"
-
-
 def _places(original: Checkpoint, quantized: Checkpoint) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each weight of the original, and those of the other checkpoint that hold its rows."""
+    """Each weight of the original, and the weights of the other checkpoint that hold its rows."""
     if len(original.weights) == len(quantized.weights) == 1:
         yield next(iter(original.weights)), tuple(quantized.weights)
         return
@@ -118,7 +110,7 @@ def _places(original: Checkpoint, quantized: Checkpoint) -> Iterator[tuple[str, 
 
 
 def _candidates(name: str, quantized: Checkpoint) -> Iterator[tuple[str, ...]]:
-    """Where the other checkpoint may have the weight ``name``, the likeliest first."""
+    """The places where the other checkpoint may hold ``name``, the likeliest first."""
     yield (name,)
     if isinstance(quantized, GgufCheckpoint):
         place = quantized.model.name_of(name)
@@ -134,7 +126,7 @@ def _candidates(name: str, quantized: Checkpoint) -> Iterator[tuple[str, ...]]:
 
 
 def _joined(name: str, there: Mapping[str, object]) -> Iterator[tuple[str, ...]]:
-    """The matrix that the rows of ``name`` are part of, or the matrices that its rows are those of."""
+    """The matrix that ``name`` is a part of, or the parts that it is made of."""
     layer, _, end = name.rpartition(".")
     block, _, part = layer.rpartition(".")
     for whole, parts in JOINED.items():

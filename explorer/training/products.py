@@ -143,8 +143,11 @@ def _rounded(x: Tensor, scheme: Scheme, seed: int | None = None) -> Tensor:
 
 
 def _mixed(x: Tensor, order: int) -> Tensor:
-    """Multiply each ``order`` tokens of ``x`` [rows, tokens] by a random Hadamard matrix, the last padded with
-    zeros, which add nothing to a product. All layers and steps have the same signs, as NVIDIA's."""
+    """Multiply each ``order`` tokens of ``x`` [rows, tokens] by a random Hadamard matrix.
+
+    The last are padded with zeros, which add nothing to a product. All layers and steps have the same signs,
+    as NVIDIA's have.
+    """
     if order == 1:
         return x
     x = nn.functional.pad(x, (0, -x.shape[1] % order))

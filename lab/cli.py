@@ -18,7 +18,6 @@ from explorer.cli.options import (
     Device,
     Json,
     Shapes,
-    Texts,
     check_readable,
     parse_schemes,
     shapes_of,

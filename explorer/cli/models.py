@@ -20,7 +20,7 @@ from explorer.cli.options import (
     Json,
     Revision,
     Source,
-    Texts,
+    TextOptions,
     check_readable,
     check_suffix,
     listed,
@@ -73,7 +73,7 @@ def layers(
 
 @command("capture path/to/model --text text.txt --layers mlp --out layers.safetensors")
 def capture(
-    how: Texts,
+    how: TextOptions,
     model: str = TO_RUN,
     text: str = typer.Option(help=f"{TEXT_FILE[0].upper()}{TEXT_FILE[1:]}."),
     layers: str = typer.Option("", help="Only linear layers whose name contains this."),
@@ -118,7 +118,7 @@ def _captured_row(layer: Captured) -> tuple[str, str, int, float, int]:
     "imatrix owner/name --text text.jsonl --sequence-length 512 --out model.dat",
 )
 def imatrix(
-    how: Texts,
+    how: TextOptions,
     model: str = TO_RUN,
     text: str | None = typer.Option(
         None, help=f"{TEXT_FILE[0].upper()}{TEXT_FILE[1:]}.", show_default="built-in texts"

@@ -72,7 +72,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Texts:
+class TextOptions:
     """The way that files of texts are read."""
 
     column: str | None = typer.Option(

@@ -21,7 +21,7 @@ from explorer.cli.options import (
     Device,
     Json,
     Revision,
-    Texts,
+    TextOptions,
     check_model,
     check_readable,
     check_suffix,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 examples = partial(examples_of, "explorer")
-_HOW: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Texts)}
+_HOW: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(TextOptions)}
 Column, SequenceLength, Samples = _HOW["column"], _HOW["sequence_length"], _HOW["samples"]
 SIGNALS = ("weight", "output", "fisher", "fisher_diagonal", "measured")
 """The rows of ``SENSITIVITIES``, whose module imports torch."""
@@ -172,7 +172,7 @@ def survey(
             raise ValueError(f"no signal {name!r}; there are {', '.join(SIGNALS)}")
     path = _survey_file(model, out)
     check_readable(text)
-    (texts,) = Texts(column, sequence_length, samples).read(text)
+    (texts,) = TextOptions(column, sequence_length, samples).read(text)
     hide_bars_of_transformers(as_json)
     from explorer.checkpoints.tiny import note_of
     from explorer.survey.cluster import on_ray
@@ -587,7 +587,7 @@ def check(
     for path in (recipe, survey, text, calibration, imatrix):
         check_readable(path)
     cached = _cache_plan(cache, recent, rotated)
-    texts, seen = Texts(column, sequence_length, samples).read(text, calibration)
+    texts, seen = TextOptions(column, sequence_length, samples).read(text, calibration)
     hide_bars_of_transformers(as_json)
     from explorer.survey import load_survey
     from explorer.survey.check import check_recipe, other_texts
@@ -762,7 +762,7 @@ def apply(
     check_target(to)
     check_new_folder(out)
     cached = _cache_plan(cache, recent, rotated)
-    texts, seen = Texts(column, sequence_length, samples).read(text, calibration)
+    texts, seen = TextOptions(column, sequence_length, samples).read(text, calibration)
     hide_bars_of_transformers(as_json)
     if push is not None:
         from explorer.checkpoints.push import check_push
@@ -880,7 +880,7 @@ def cache_of(
     """What a format of the cache of keys and values costs a causal model, and what it saves."""
     check_readable(text)
     check_suffix("--out", out)
-    (texts,) = Texts(column, sequence_length, samples).read(text)
+    (texts,) = TextOptions(column, sequence_length, samples).read(text)
     hide_bars_of_transformers(as_json)
     from explorer.analysis.cache import CONTEXT, CachePlan
     from explorer.export.files import write_tensors

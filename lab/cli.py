@@ -18,6 +18,7 @@ from explorer.cli.options import (
     Device,
     Json,
     Shapes,
+    TextOptions,
     check_readable,
     parse_schemes,
     shapes_of,
@@ -159,7 +160,7 @@ def files(
     hide_bars_of_transformers(as_json)
     from lab.files.command import bench_files
 
-    held_out, seen = Texts(None, None, None).read(text, calibration)
+    held_out, seen = TextOptions(None, None, None).read(text, calibration)
     names = split(rows) if rows is not None else []
     run(bench_files(model, names, held_out, seen, texts), record, as_json, record_to)
 

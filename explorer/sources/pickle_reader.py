@@ -1,9 +1,13 @@
 """Sandboxed reader for files of torch.save.
 
 This file is run by itself (``python -I -S pickle_reader.py SECONDS BYTES TENSORS PICKLE``, the file on
-standard input), with nothing but the standard library: it limits its own processor time and memory,
-unpickles with every global replaced by a stand-in, and prints names, shapes and places of the dense tensors
-as JSON. No object of the file is made, no tensor's bytes are read.
+standard input), with nothing but the standard library. It limits its own processor time and memory, replaces
+every global by a stand-in, and prints names, shapes and places of the dense tensors as JSON. It makes no
+object of the file and reads no tensor's bytes.
+
+``torch.load(weights_only=True, mmap=True)`` executes nothing either, but is not bounded: of the files in
+tests/sources/hostile.py, bytearray.pt makes it take 2 GB and deflated-pickle.pt 1 GB. A process of its own
+for it would import torch within the bounds.
 
 Formats: the archive of torch 1.6 and later (data.pkl and a record for each storage, none compressed), and
 the older stream of pickles (https://docs.pytorch.org/docs/stable/notes/serialization.html and
@@ -37,8 +41,8 @@ SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
          "qint32": 4, "qint8": 1, "quint8": 1, "quint4x2": 1, "quint2x4": 1}  # fmt: skip
 
 
-class Refusal(Exception):  # noqa: N818
-    """The file holds unsupported content, named by the text."""
+class Refusal(ValueError):  # noqa: N818
+    """Content that is not read; the text names it."""
 
 
 class Global(NamedTuple):
@@ -67,8 +71,17 @@ class Dense(NamedTuple):
 
 def main(seconds: int, memory: int, tensors: int, pickle_bytes: int) -> dict[str, Any]:
     """Return the output: ``{"tensors": […]}``, or ``{"refused": why}``."""
+    import resource  # not on Windows, where this module is imported for ``Bounded``
+
     try:
-        _limit(seconds, memory)
+        for what, most in (
+            (resource.RLIMIT_CPU, seconds),
+            (resource.RLIMIT_AS, memory),
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_FSIZE, 0),
+            (resource.RLIMIT_NOFILE, 16),
+        ):
+            resource.setrlimit(what, (most, most))
         file = sys.stdin.buffer
         read = _read_archive if zipfile.is_zipfile(file) else _read_stream
         file.seek(0)
@@ -79,19 +92,6 @@ def main(seconds: int, memory: int, tensors: int, pickle_bytes: int) -> dict[str
         return {"refused": f"it needs more than {memory:,} bytes to be unpickled"}
     except Exception as error:  # an unpickler raises whatever a malformed file makes it raise
         return {"refused": f"malformed ({type(error).__name__})"}
-
-
-def _limit(seconds: int, memory: int) -> None:
-    import resource
-
-    for what, most in (
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, 16),
-    ):
-        resource.setrlimit(what, (most, most))
 
 
 class Unpickler(pickle.Unpickler):
@@ -106,51 +106,37 @@ class Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         module = "builtins" if module == "__builtin__" else module  # its name in protocol 2
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        made = FUNCTIONS.get(f"{module}.{name}")
-        if (made is None and module in ("torch", "torch.storage", "torch.cuda")) or module.startswith(
-            "torch.nn.parameter"
-        ):
-            return Global(module, name) if name != "Size" else tuple
-        if made is None:
-            raise Refusal(f"it holds the pickled object {ascii(module + '.' + name)[1:-1][:80]}")
-        return made
+        if (made := FUNCTIONS.get(f"{module}.{name}")) is not None:
+            return made
+        if module in ("torch", "torch.storage", "torch.cuda") or module.startswith("torch.nn.parameter"):
+            return Global(module, name)
+        raise Refusal(f"it holds the pickled object {ascii(module + '.' + name)[1:-1][:80]}")
 
     def persistent_load(self, identity: Any) -> Storage:
         kind, storage, key, *_ = identity
         if kind != "storage" or not isinstance(storage, Global) or not isinstance(key, str):
             raise Refusal("it refers to something that is no storage")
-        dtype = None
-        if storage.name != "UntypedStorage":
-            dtype = TYPES.get(storage.name.removesuffix("Storage"))
-            if dtype is None:
-                raise Refusal(f"it holds a storage of an unknown kind, {ascii(storage.name)[1:-1][:40]}")
+        dtype = TYPES.get(storage.name.removesuffix("Storage"))
+        if dtype is None and storage.name != "UntypedStorage":
+            raise Refusal(f"it holds a storage of an unknown kind, {ascii(storage.name)[1:-1][:40]}")
         self.widths[key] = 1 if dtype is None else SIZES[dtype]
         return Storage(key, dtype)
 
 
-def _tensor_v2(
-    storage: Storage, offset: int, shape: Any, stride: Any, _grad: Any, _hooks: Any, metadata: Any = None
-) -> Dense | None:
-    return _tensor_v3(
-        storage, offset, shape, stride, None, None, Global("torch", storage.dtype or ""), metadata
-    )
-
-
-def _tensor_v3(
-    storage: Storage,
-    offset: int,
-    shape: Any,
-    stride: Any,
-    _grad: Any,
-    _hooks: Any,
-    dtype: Global,
-    metadata: Any = None,
-) -> Dense | None:
-    if dtype.name not in SIZES or (metadata and "neg" in metadata):
+def _dense(storage: Storage, dtype: str, offset: int, shape: Any, stride: Any, metadata: Any) -> Dense | None:
+    if dtype not in SIZES or (metadata and "neg" in metadata):
         return None
-    return Dense(storage, dtype.name, offset, tuple(shape), tuple(stride))
+    return Dense(storage, dtype, offset, tuple(shape), tuple(stride))
+
+
+def _tensor_v2(storage: Storage, offset: int, shape: Any, stride: Any, *more: Any) -> Dense | None:
+    _grad, _hooks, *metadata = more
+    return _dense(storage, storage.dtype or "", offset, shape, stride, *(metadata or [None]))
+
+
+def _tensor_v3(storage: Storage, offset: int, shape: Any, stride: Any, *more: Any) -> Dense | None:
+    _grad, _hooks, dtype, *metadata = more
+    return _dense(storage, dtype.name, offset, shape, stride, *(metadata or [None]))
 
 
 def _first(value: Any, *_: Any) -> Any:
@@ -177,23 +163,23 @@ def _text_as_bytes(text: Any = "", encoding: Any = "latin1") -> bytes:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "collections.OrderedDict": OrderedDict,
+    "torch.Size": tuple,
     "torch._utils._rebuild_tensor_v2": _tensor_v2,
     "torch._utils._rebuild_tensor_v3": _tensor_v3,
     "torch._utils._rebuild_parameter": _first,
     "torch._utils._rebuild_parameter_with_state": _first,
     "torch._tensor._rebuild_from_type_v2": _applied,
-    "torch._utils._rebuild_sparse_tensor": _nothing,
-    "torch._utils._rebuild_qtensor": _nothing,
-    "torch._utils._rebuild_nested_tensor": _nothing,
-    "torch._utils._rebuild_meta_tensor_no_storage": _nothing,
-    "torch.serialization._get_layout": _nothing,
-    "torch.device": _nothing,
-    "collections.Counter": _nothing,
-    "builtins.set": _nothing,
-    "builtins.complex": _nothing,
+    **dict.fromkeys(
+        ("torch._utils._rebuild_sparse_tensor", "torch._utils._rebuild_qtensor",
+         "torch._utils._rebuild_nested_tensor", "torch._utils._rebuild_meta_tensor_no_storage",
+         "torch.serialization._get_layout", "torch.device", "collections.Counter", "builtins.set",
+         "builtins.complex"),
+        _nothing,
+    ),
     "builtins.bytearray": _text_as_bytes,
     "_codecs.encode": _text_as_bytes,
-}
+}  # fmt: skip
 """Functions called in files of torch.save, with their replacements."""
 
 
@@ -221,7 +207,10 @@ def _read_archive(file: IO[bytes], tensors: int, pickle_bytes: int) -> Iterator[
 
 
 class Bounded:
-    """A file for ``zipfile``, of which no more than ``most`` bytes are read at once."""
+    """A file for ``zipfile``, which would read a list of members of any claimed length at once.
+
+    ``Refusal`` for more than ``most`` bytes.
+    """
 
     def __init__(self, file: IO[bytes], most: int) -> None:
         self._file, self._most = file, most
@@ -232,19 +221,19 @@ class Bounded:
 
     def read(self, size: int = -1) -> bytes:
         if size > self._most:
-            raise Refusal(f"it claims a record of {size:,} bytes")
+            raise Refusal(f"it claims a record of {size:,} bytes; accepted are up to {self._most:,}")
         return self._file.read(size)
 
 
 def _read_stream(file: IO[bytes], tensors: int, pickle_bytes: int) -> Iterator[dict[str, Any]]:
-    if _load(file) != MAGIC or _load(file) != 1001:
+    if Unpickler(file).load() != MAGIC or Unpickler(file).load() != 1001:
         raise Refusal("it is neither an archive nor a stream of torch.save")
-    if not _load(file).get("little_endian"):
+    if not Unpickler(file).load().get("little_endian"):
         raise Refusal("it is not little-endian")
     reader = Unpickler(file)
     loaded = reader.load()
     places: dict[str, tuple[int, int]] = {}
-    for key in _load(file):
+    for key in Unpickler(file).load():
         (count,) = struct.unpack("<q", file.read(8))
         if count < 0 or key not in reader.widths:
             raise Refusal("it holds storages that no tensor of it lies in")
@@ -254,18 +243,14 @@ def _read_stream(file: IO[bytes], tensors: int, pickle_bytes: int) -> Iterator[d
     return _described(loaded, lambda storage: places[storage.key], tensors)
 
 
-def _load(file: IO[bytes]) -> Any:
-    return Unpickler(file).load()
-
-
 def _described(
     loaded: Any, place: Callable[[Storage], tuple[int, int]], tensors: int
 ) -> Iterator[dict[str, Any]]:
-    for name, dense in _dense(loaded, tensors):
+    for name, dense in _tensors_of(loaded, tensors):
         start, size = place(dense.storage)
         whole = all(type(n) is int for n in (dense.offset, *dense.shape, *dense.stride))
         if not whole or min((0, dense.offset, *dense.shape, *dense.stride)) < 0:
-            raise Refusal("a tensor's shape is none")
+            raise Refusal("a tensor's shape, strides or offset are not whole numbers from 0")
         yield {
             "name": name,
             "dtype": dense.dtype,
@@ -276,14 +261,13 @@ def _described(
         }
 
 
-def _dense(loaded: Any, tensors: int) -> Iterator[tuple[str, Dense]]:
-    """Dotted names of the dense tensors in nested dicts and lists, each place visited once for each name."""
-    visits = 0
+def _tensors_of(loaded: Any, tensors: int) -> Iterator[tuple[str, Dense]]:
+    """The dense tensors in nested dicts and lists, by their dotted names."""
+    visits = found = 0
     waiting: list[tuple[str, Any, int]] = [("", loaded, 0)]
-    found = 0
     while waiting:
         name, value, depth = waiting.pop()
-        visits += 1
+        visits += 1  # of an object once for each path to it: a few bytes can be many paths
         if visits > 20 * tensors or depth > DEEPEST:
             raise Refusal(f"it is nested deeper than {DEEPEST} or has too many entries")
         if isinstance(value, Dense):

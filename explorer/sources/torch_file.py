@@ -28,19 +28,17 @@ _START_SECONDS = 30
 
 @dataclass(frozen=True)
 class _Strided:
-    """A tensor in a storage: the bytes [start, stop) of the file from its first element on."""
+    """A tensor whose first element is at byte ``start`` of the file; ``stride`` counts elements."""
 
     info: TensorInfo
+    dtype: torch.dtype
     start: int
-    stop: int
     stride: tuple[int, ...]
 
     def span(self, shape: Sequence[int]) -> int:
         """Bytes from the first to the last element of a tensor of ``shape``."""
-        if 0 in shape:
-            return 0
         steps = ((n - 1) * step for n, step in zip(shape, self.stride, strict=True))
-        return (sum(steps) + 1) * _torch_dtype(self.info.dtype).itemsize
+        return 0 if 0 in shape else (sum(steps) + 1) * self.dtype.itemsize
 
 
 class TorchFile(TensorSource):
@@ -50,29 +48,28 @@ class TorchFile(TensorSource):
         self.origin, self._file = origin, StampedFile(path, origin)
         what = f"{origin} could not be loaded as plain tensors"
         answer = _answer_of_reader(self._file, what, limits)
+        self._tensors: dict[str, _Strided] = {}
         with refused(what):
             listed = [self._checked(entry) for entry in answer]
         if not listed:
             raise SourceError(f"{origin} holds no tensors")
         check_claims([tensor.info for tensor in listed], origin, limits)
-        self._tensors: dict[str, _Strided] = {}
-        twice = []
         for tensor in listed:
-            if tensor.info.name in self._tensors:
-                twice.append(f"{origin}: a second tensor called {tensor.info.name}")
-            self._tensors.setdefault(tensor.info.name, tensor)
-        self.broken = tuple(twice)
+            if self._tensors.setdefault(tensor.info.name, tensor) is not tensor:
+                self.broken += (f"{origin}: a second tensor called {tensor.info.name}",)
 
     def _checked(self, entry: dict[str, Any]) -> _Strided:
         """One line of the reader's answer, which is believed no more than the file."""
-        info = TensorInfo(entry["name"], tuple(entry["shape"]), entry["dtype"])
-        tensor = _Strided(info, entry["start"], entry["stop"], tuple(entry["stride"]))
-        needed = tensor.span(info.shape)
-        if len(tensor.stride) != len(info.shape) or not 0 <= tensor.start <= self._file.size:
-            raise SourceError(f"{self.origin}: {info.name} lies outside of the file")
-        if tensor.start + needed > min(tensor.stop, self._file.size):
+        info, start = TensorInfo(entry["name"], tuple(entry["shape"]), entry["dtype"]), entry["start"]
+        dtype = getattr(torch, info.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise SourceError(
+                f"{self.origin}: {info.name} is {info.dtype}, no dtype of torch {torch.__version__}"
+            )
+        tensor = _Strided(info, dtype, start, tuple(entry["stride"]))
+        if start + tensor.span(info.shape) > min(entry["stop"], self._file.size) or start < 0:
             raise SourceError(f"{self.origin}: {info.name} is cut short or larger than its storage")
-        if math.prod(info.shape) * _torch_dtype(info.dtype).itemsize > self._file.size:
+        if math.prod(info.shape) * dtype.itemsize > self._file.size:
             raise SourceError(f"{self.origin}: {info.name} repeats its elements beyond the size of the file")
         return tensor
 
@@ -83,19 +80,11 @@ class TorchFile(TensorSource):
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         tensor = self._tensors[info.name]
         shape = info.shape if rows is None else (rows, *info.shape[1:])
-        size, dtype = tensor.span(shape), _torch_dtype(info.dtype)
-        if size == 0:
-            return torch.empty(shape, dtype=dtype)
+        if (size := tensor.span(shape)) == 0:
+            return torch.empty(shape, dtype=tensor.dtype)
         codes = torch.frombuffer(self._file.read(tensor.start, size), dtype=torch.uint8)
-        flat = codes != 0 if dtype is torch.bool else codes.view(dtype)
+        flat = codes != 0 if tensor.dtype is torch.bool else codes.view(tensor.dtype)
         return flat.as_strided(shape, tensor.stride).contiguous()
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise SourceError(f"{name} is no dtype of torch {torch.__version__}")
-    return dtype
 
 
 def _answer_of_reader(file: StampedFile, what: str, limits: SourceLimits) -> list[dict[str, Any]]:

@@ -16,8 +16,6 @@ from explorer.cpu.sentences import BITNET
 from explorer.methods import label_of
 from explorer.models.evaluate import EmbeddingDrift, sentences
 from explorer.products.advice import at_shape, fastest
-from explorer.products.gemms import GEMMS
-from explorer.products.shape_times import left_out, typical_error
 from explorer.products.shapes import DECODE, LARGE, SQUARE
 from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.gemm import GemmTiming, Shape
@@ -106,33 +104,6 @@ def torch_bf16_at_decode(timings: Sequence[GemmTiming]) -> tuple[float, float] |
     if fastest and fastest.baseline_graph and fastest.baseline_flush:
         return fastest.baseline_graph.median_s, fastest.baseline_flush.median_s
     return None
-
-
-@dataclass(frozen=True)
-class ShapeModel:
-    """How well times of shapes left out are met: the largest median of a product, the worst of all, the worst
-    at the smallest W; and the labels of products without a model."""
-
-    median: float
-    worst: float
-    small_worst: float
-    without: list[str]
-
-
-def shape_model() -> ShapeModel:
-    """The figures of the sentence in docs/gemm-speed.md."""
-    by_product = {name: left_out(name) for name in GEMMS}
-    errors = [errors for errors in by_product.values() if errors]
-    smallest = min((e.shape[1] * e.shape[2] for rows in errors for e in rows), default=0)
-    return ShapeModel(
-        max((typical_error(rows) or 0.0 for rows in errors), default=0.0),
-        max((abs(e.error) for rows in errors for e in rows), default=0.0),
-        max(
-            (abs(e.error) for rows in errors for e in rows if e.shape[1] * e.shape[2] == smallest),
-            default=0.0,
-        ),
-        [GEMMS[name].label for name, rows in by_product.items() if not rows],
-    )
 
 
 def best_methods(drifts: Sequence[EmbeddingDrift], scheme: str) -> list[str]:

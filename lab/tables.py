@@ -5,7 +5,6 @@ Every function takes recordings and gives a table. Missing recordings are marked
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,7 +20,6 @@ from explorer.models.evaluate import SAMPLES, EmbeddingDrift, sentences
 from explorer.products.advice import at_shape, fastest
 from explorer.products.gemms import GEMMS
 from explorer.products.grouped_rows import GROUPED_HEADERS, grouped_rows, times
-from explorer.products.shape_times import LeftOut, left_out, typical_error
 from explorer.products.shapes import DECODE, LARGE, SQUARE
 from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.gemm import GemmTiming, Shape
@@ -291,7 +289,7 @@ def _gemm_row(label: str, square: GemmTiming | None, large: GemmTiming | None) -
 
 
 def decode_table(timings: Sequence[GemmTiming]) -> str:
-    """One token, N = K = 8192: microseconds, against torch's BF16, and the share of the modelled limit."""
+    """One token, N = K = 8192: microseconds, against torch's BF16, and the share of the limit."""
     here = _fastest_at(timings, DECODE)
     torch_bf16 = here.get("bf16")
     rows = [_decode_row(GEMMS[name].label, here.get(name), torch_bf16) for name in SWEPT if name in GEMMS]
@@ -389,38 +387,6 @@ def sweep_table(timings: Sequence[GemmTiming]) -> str:
         ]
         rows.append([GEMMS[name].label, *map(times, ratios)])
     return markdown(["M", *map(words.count, SHOWN_TOKENS)], rows)
-
-
-def shape_model_table() -> str:
-    """The errors of modelled times, by product and kernel: median, 90th percentile and worst of the shapes
-    left out. Products that relatives stand for share a row."""
-    rows = []
-    for label, errors in shape_model_errors().items():
-        by_kernel: dict[str, list[LeftOut]] = {}
-        for error in errors:
-            by_kernel.setdefault(error.kernel, []).append(error)
-        parts = [("all", errors), *by_kernel.items()] if len(by_kernel) > 1 else [*by_kernel.items()]
-        for kernel, some in parts:
-            sizes = sorted(abs(error.error) for error in some)
-            cells = (typical_error(some) or 0.0, sizes[math.ceil(0.9 * len(sizes)) - 1], sizes[-1])
-            rows.append(
-                [label if some is parts[0][1] else "", kernel, str(len(some)), *map(_whole_percent, cells)]
-            )
-    return markdown(["product", "kernel", "shapes left out", "median", "9 of 10 within", "worst"], rows)
-
-
-def shape_model_errors() -> dict[str, list[LeftOut]]:
-    """The errors of shapes left out, by the label of a product, or of several that have the same ones."""
-    labels: dict[tuple[LeftOut, ...], list[str]] = {}
-    for name in GEMMS:
-        errors = tuple(left_out(name))
-        if errors:
-            labels.setdefault(errors, []).append(GEMMS[name].label)
-    return {"; ".join(names): list(errors) for errors, names in labels.items()}
-
-
-def _whole_percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def _bf16_seconds(timings: dict[str, GemmTiming]) -> float | None:

@@ -142,10 +142,10 @@ def test_a_tensors_report_holds_what_was_run(reports: Path) -> None:
 def test_a_survey_by_time_and_with_its_check() -> None:
     """Record and command hold the time and the batch: else the report made again is of other bits. A loss
     that was measured stands beside the predicted one."""
-    one = bought(find_survey("all-MiniLM-L6-v2"), Asked(seconds=155e-6, batch=16))
+    one = bought(find_survey("all-MiniLM-L6-v2"), Asked(seconds=240e-6, batch=16))
     timed = survey_report("all-MiniLM-L6-v2", one)
-    assert "--time 155us --batch 16" in command_of(timed.recipe) and "--bits" not in command_of(timed.recipe)
-    assert timed.numbers["choice.seconds"] <= 155e-6
+    assert "--time 240us --batch 16" in command_of(timed.recipe) and "--bits" not in command_of(timed.recipe)
+    assert timed.numbers["choice.seconds"] <= 240e-6
     loss = Loss("embedding", 0.0312, 0.03, 0.033, 240, 4000)
     check = Check((Checked("recipe", "fisher_diagonal", one.choice.bits, one.choice.loss, loss),), "", True)
     checked = survey_report("m", one, check, "folder")
@@ -166,7 +166,7 @@ WRONG = (
     ("survey all-MiniLM-L6-v2 --bits 1", "budget is 1"),
     ("survey all-MiniLM-L6-v2 --keep pear", "name matches"),
     ("survey all-MiniLM-L6-v2 --model x", "--check-model"),
-    ("speed --shape 3x5x7", "3x5x7"),
+    ("speed --shape 0x5x7", "0x5x7"),
 )
 
 

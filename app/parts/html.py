@@ -34,7 +34,7 @@ from explorer.formats import FORMATS, BitField, FloatFormat, Format
 from explorer.formats.code import short
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
-from explorer.products.advice import ENOUGH_DB, Verdict
+from explorer.products.advice import ENOUGH_DB, Advice
 from explorer.recordings.quantize import QuantizeTiming, kernel_file
 from explorer.schemes import Scheme
 
@@ -351,12 +351,12 @@ def sentence(message: str) -> str:
     return render("sentence", pieces=message.split("`") if message else [])
 
 
-def verdicts(rows: Sequence[Verdict], title: str, against: str = "torch's BF16") -> str:
+def advice(rows: Sequence[Advice], title: str, against: str = "torch's BF16") -> str:
     """The product to take at each shape, as a table, and why where its error is larger than the ``title``
     wants; ``against``: what it is compared with. Nothing for no rows."""
     if not rows:
         return ""
-    return render("verdicts", rows=rows, title=title, enough=ENOUGH_DB, against=against.replace("'", "’"))
+    return render("advice", rows=rows, title=title, enough=ENOUGH_DB, against=against.replace("'", "’"))
 
 
 def status(message: str) -> str:
@@ -476,7 +476,7 @@ NO_TIME = "no product with these weights is timed"
 
 
 class ShortlistTime(NamedTuple):
-    """A time in words, whether it was "measured" or "modelled", and of what."""
+    """A time in words, whether it was "measured" or is that of the "nearest" recorded shape, and of what."""
 
     text: str
     how: str

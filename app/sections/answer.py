@@ -61,8 +61,6 @@ LOOKED_EVERY_S = 0.7
 SUGGESTED = 4
 INPUTS = ("fp8-inputs", "int8-inputs")
 """Goals whose products have quantized X."""
-CERTAIN = 0.25
-"""The relative error of a modelled time from which on the sentence does not speak of it."""
 OTHER_MODELS = "?tab=model&section=whole-model"
 TAKEN = "({data, shift}) => data && explorer.takePoint(data[1], shift)"
 """A click on a point, whose data are [label, text] of its scheme."""
@@ -185,18 +183,11 @@ def times_of(text: str, rows: int, columns: int, of_inputs: bool) -> tuple[RowTi
         RowTime(
             one.shape[0],
             one.seconds,
-            "measured" if one.kind == "measured" else "modelled",
-            f"{one.how}; {one.product} on {one.gpu}" if one.product else one.how,
+            "measured" if one.kind == "measured" else "nearest",
+            f"{one.how}; {one.product} on {one.gpu}" if one.gpu else one.how,
         )
         for one in found
     )
-
-
-@lru_cache(maxsize=1024)
-def _certain(text: str, rows: int, columns: int, of_inputs: bool) -> bool:
-    """True if the times were measured, or are modelled well enough to be compared in a sentence."""
-    found = shape_times(Scheme.parse(text), rows, columns, quantized_inputs=of_inputs)
-    return all(t.kind == "measured" or (t.error is not None and t.error <= CERTAIN) for t in found)
 
 
 @lru_cache(maxsize=256)
@@ -206,12 +197,12 @@ def _times_words(texts: tuple[str, ...], rows: int, columns: int, of_inputs: boo
     found = [time for times in each for time in times if time.seconds]
     if not found:
         return ""
-    errors = [t.error for t in found if t.kind == "modelled" and t.error is not None]
-    kinds = {t.kind for t in found}
-    how = "measured" if kinds == {"measured"} else "modelled from recorded shapes (italic)"
-    sure = f", typically within ± {100 * max(errors):.0f} %" if errors else ""
+    there = dict.fromkeys(time.at[1:] for time in found if time.kind == "nearest" and time.at)
+    shapes = ", ".join(f"{n:,} × {k:,}" for n, k in there)
+    near = f"; in italics at the nearest recorded shape ({shapes}): compare times of one shape only"
     x = "quantizing X included" if of_inputs else "X in bfloat16"
-    return f"times of X·Wᵀ for {rows:,} × {columns:,}, {x}, on {found[0].gpu}: {how}{sure}"
+    about = f"times of X·Wᵀ for {rows:,} × {columns:,}, {x}, on {found[0].gpu}: measured"
+    return f"{about}{near if there else ''}"
 
 
 # --- what is shown --------------------------------------------------------------------------------------
@@ -230,7 +221,7 @@ def answered(
     by_now = known_by_now(chosen, goal)
     rows = candidates(chosen, shape, goal)
     by_text = {one.text: one for one in rows if isinstance(one, Candidate)}
-    own = [_spoken(by_text[text], shape, goal.name in INPUTS) for text in dict.fromkeys(chosen.schemes)]
+    own = [_spoken(by_text[text]) for text in dict.fromkeys(chosen.schemes)]
     known = list(known_rows(chosen).values())
     said = _of_outputs(own, outputs) if outputs else answer(own[0], own[1] if own[1:] else None, known, goal)
     if any(one.report.max_error for one in own) and (grid := grid_words(matrix.values)):
@@ -254,7 +245,7 @@ def sampled(chosen: Record, seen: Estimated, everything: bool = False) -> dict[s
     estimates = zip(chosen.schemes, seen.estimates, strict=True)
     rows = candidates(chosen, seen.shape, goal, {text: one for text, one in estimates if one is not None})
     by_text = {one.text: one for one in rows if isinstance(one, Candidate)}
-    own = [_spoken(by_text[text], seen.shape, goal.name in INPUTS) for text in dict.fromkeys(chosen.schemes)]
+    own = [_spoken(by_text[text]) for text in dict.fromkeys(chosen.schemes)]
     said = answer(own[0], own[1] if own[1:] else None, list(known_rows(chosen).values()), goal)
     said = dataclasses.replace(said, better=sample_words(seen.estimates))
     return {
@@ -342,10 +333,10 @@ def _samples(chosen: Record) -> str:
     return html.samples(buttons, chosen.sample if chosen.source == "builtin" else "")
 
 
-def _spoken(one: Candidate, shape: tuple[int, int], of_inputs: bool) -> Candidate:
-    """The candidate as the sentence takes it: without times that say too little."""
-    sure = one.times and _certain(one.text, *shape, of_inputs)
-    return one if sure else dataclasses.replace(one, times=())
+def _spoken(one: Candidate) -> Candidate:
+    """The candidate as the sentence takes it: without times if one is of another shape than the tensor's."""
+    near = any(time.how == "nearest" for time in one.times)
+    return dataclasses.replace(one, times=()) if near else one
 
 
 def _of_outputs(own: Sequence[Candidate], outputs: Sequence[float]) -> Answer:

@@ -39,7 +39,6 @@ from app.sections.speed_machines import (
     machine_of,
     open_recording,
     opened_choices,
-    recorded_chip,
     remove_recording,
     shapes_of,
     why_two,
@@ -65,28 +64,28 @@ from explorer.products.advice import (
     ENOUGH_DB,
     MARGIN_DB,
     Point,
+    advise,
     at_shape,
-    by_distance,
     fastest,
+    nearest,
     output_errors,
     points,
     swept,
     tokens_for,
     usual_of,
-    verdict,
 )
 from explorer.products.gemms import GEMMS
 from explorer.products.grouped import LAYOUTS
 from explorer.products.grouped_rows import GROUPED_HEADERS, grouped_rows
 from explorer.products.machine_words import ON_CPU, ON_GPU
-from explorer.products.shape_times import ModelledTiming, modelled_timings, product_for, product_time
+from explorer.products.shape_times import product_for
 from explorer.products.shapes import DECODE, LAYERS, SERVING, SQUARE
 from explorer.recordings.files import Recording, RecordingError, recording_json
 from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, recorded_gemms
 from explorer.recordings.grouped import GroupedTiming, recorded_grouped
 from explorer.recordings.machine import Machine
 from explorer.reports import speed_report
-from explorer.reports.speed import modelled_words
+from explorer.reports.speed import nearest_words
 
 RANDOM, LAYER = "random", "layer"
 OF_LAYER = {"layer-decode": 1, "layer-prefill": 4096}
@@ -100,8 +99,6 @@ PRESETS = {"Square 4096": SQUARE, "Decode, 8192 × 8192": DECODE} | {
     for model, blocks in LAYERS.items()
     for layer, (n, k) in zip(LAYER_NAMES, blocks, strict=True)
 }
-NEAR_SHAPES = 3
-"""Timed shapes that are named where a machine lacks the one asked for."""
 CPU_WORDS = (
     "What do low bits buy on the CPU that runs this page? Products by torch, ONNX Runtime and llama.cpp are "
     "measured in turns with float32: a first answer within seconds, the rest in minutes."
@@ -171,44 +168,9 @@ def show(
 
     Returns where the numbers are from, shapes, products, five figures, the advice, table, CSV and JSON.
     """
-    return _shown(chosen, view, shape_text, product, errors_of, own, opened)
-
-
-@shows(SpeedView)
-def show_machine(
-    chosen: Selection,
-    view: str,
-    shape_text: str | None,
-    product: str | None,
-    errors_of: str,
-    own: Own | None,
-    opened: OpenedRecordings = (),
-) -> SpeedView:
-    """``show`` once another machine was chosen: where it did not time the shape, the nearest that it did."""
     recording = machine_of(view, own, opened)
     place = _place(chosen, recording.rows, shape_text, view)
-    stays = place.timed or not recording or (view == RECORDED and shape_text in OF_LAYER)
-    if stays or place.shape is None:
-        return _shown(chosen, view, shape_text, product, errors_of, own, opened)
-    near = "×".join(map(str, by_distance(shapes_of(recording.rows).values(), place.shape)[0]))
-    said = f"{place.text} was not timed on this machine: shown is {near}, the nearest shape that was."
-    return _shown(chosen, view, near, product, errors_of, own, opened, said)
-
-
-def _shown(
-    chosen: Selection,
-    view: str,
-    shape_text: str | None,
-    product: str | None,
-    errors_of: str,
-    own: Own | None,
-    opened: OpenedRecordings,
-    said: str = "",
-) -> SpeedView:
-    """``show``, with what is ``said`` before all else."""
-    recording = machine_of(view, own, opened)
-    place = _place(chosen, recording.rows, shape_text, view)
-    here = _timings_at(view, recording, place)
+    here = _timings_at(recording, place)
     names = list(dict.fromkeys(timing.gemm for timing in here))
     product = _product(product, names)
     errors = _layer_errors(chosen, tuple(names), _on_cpu(here)) if errors_of == LAYER and names else None
@@ -216,13 +178,13 @@ def _shown(
     name = f"{recording.machine.chip or 'here'} {place.text}"
     files = _files(f"gemm {name}", recording.machine, here)
     return SpeedView(
-        source=_source_words(chosen, view, recording, place, here, said),
+        source=_source_words(chosen, view, recording, place, here),
         shape=_shape_picker(place, view),
         product=_product_picker(names, product, _on_cpu(here)),
         **_marked_figures(recording, place, here, every, marked),
         marks=_marks(view, place, marked),
         ladder=plot_data(ladder_figure([t for t in here if t.gemm == product], f"{name} {product}")),
-        sentence=_advice(recording.rows, place.text, here, every, errors is not None, view),
+        sentence=_advice(recording.rows, place, here, every, errors is not None, view),
         table=lines(here, recording.rows, view != LIVE),
         csv_file=files.csv,
         json_file=files.json,
@@ -248,7 +210,7 @@ def follow(
         return show(*dataclasses.astuple(chosen), view, shape, product, errors_of, own, opened)
     recording = machine_of(view, own, opened)
     place = _place(chosen, recording.rows, shape, view)
-    here = _timings_at(view, recording, place)
+    here = _timings_at(recording, place)
     marked = _marked(chosen, _on_cpu(here))
     now = _marks(view, place, marked)
     figures = {} if now == marks else _marked_figures(recording, place, here, points(here), marked)
@@ -292,14 +254,13 @@ def _product_picker(names: Sequence[str], product: str | None, on_cpu: bool) -> 
 
 
 def _shape_picker(place: Place, view: str) -> Any:
-    """The shapes of the machine shown; times at others are modelled on the one whose recordings ship."""
     return gr.update(choices=place.choices, value=place.value, info=_shape_words(view))
 
 
 def _shape_words(view: str) -> str:
-    if view == RECORDED:
-        return f"timed shapes, or another as 64x8192x8192: its times are modelled on {recorded_chip()}"
-    return "the shapes that were timed on this machine: nothing is modelled on it"
+    if view != LIVE:
+        return "recorded shapes, or another as 64x8192x8192: the nearest recorded one is shown"
+    return "shapes that were timed on this machine"
 
 
 def _on_cpu(timings: Sequence[GemmTiming]) -> bool:
@@ -320,7 +281,7 @@ def _marked_figures(
 ) -> dict[str, str]:
     """The four figures in which the products of A and B are marked."""
     name, marks = f"{recording.machine.chip or 'here'} {place.text}", dict(marked)
-    over_m = swept(recording.rows, place.shape) if place.shape else []
+    over_m = swept(recording.rows, place.at) if place.at else []
     return {
         "tradeoff": plot_data(tradeoff_figure(every, name, marks)),
         "bars": plot_data(speed_figure(here, name, marks)),
@@ -331,16 +292,17 @@ def _marked_figures(
 
 @dataclass(frozen=True)
 class Place:
-    """Which shape is shown. ``value`` is the picker's; ``timed``: the recording has it."""
+    """The shape asked for. ``value`` is the picker's; ``at`` the recorded shape that is shown for it: that
+    shape or the nearest; None where nothing is."""
 
     shape: Shape | None
     value: str | None
     choices: list[tuple[str, str]]
-    timed: bool
+    at: Shape | None
 
     @property
     def text(self) -> str:
-        return "×".join(map(str, self.shape)) if self.shape else ""
+        return "×".join(map(str, self.at or self.shape or ()))
 
 
 def _place(chosen: Selection, timings: Sequence[GemmTiming], asked: str | None, view: str) -> Place:
@@ -360,7 +322,8 @@ def _place(chosen: Selection, timings: Sequence[GemmTiming], asked: str | None, 
         asked_shape = shapes[value] if value else None
     elif value not in shapes and value not in OF_LAYER:
         choices.append((_named(asked_shape), str(value)))
-    return Place(asked_shape, value, choices, asked_shape in shapes.values())
+    near = nearest(shapes.values(), asked_shape) if asked_shape else None
+    return Place(asked_shape, value, choices, near if view != LIVE or near == asked_shape else None)
 
 
 def shape_in(text: str) -> Shape:
@@ -384,13 +347,8 @@ def _named(shape: Shape) -> str:
     return f"{text} · {'; '.join(owners)}" if owners else text
 
 
-def _timings_at(view: str, recording: Own, place: Place) -> Sequence[GemmTiming]:
-    """What was timed at the shape; of the recorded GPU otherwise what is modelled there."""
-    if place.shape is None:
-        return []
-    if place.timed or view != RECORDED:
-        return at_shape(recording.rows, place.shape)
-    return modelled_timings(place.shape)
+def _timings_at(recording: Own, place: Place) -> Sequence[GemmTiming]:
+    return at_shape(recording.rows, place.at) if place.at else []
 
 
 def _sides(chosen: Selection) -> tuple[int, int] | None:
@@ -421,35 +379,26 @@ def _marked(chosen: Selection, on_cpu: bool = False) -> dict[str, str]:
     return {name: letter for letter in reversed(schemes) for name in products_for(schemes[letter], on_cpu)}
 
 
-def _schemes_words(chosen: Selection, here: Sequence[GemmTiming], view: str) -> str:
-    """Which products A and B are, among those timed or modelled here, in words; else the reason."""
+def _schemes_words(chosen: Selection, here: Sequence[GemmTiming]) -> str:
+    """The products of A and B among those timed at the shape shown, in words; else the reason."""
     sentences, best = [], {timing.gemm: timing for timing in fastest(here)}
     for letter, scheme in _schemes(chosen).items():
         names = [name for name in products_for(scheme, _on_cpu(here)) if name in best]
         label = scheme.label or str(scheme)
         if names:
-            times = ", ".join(f"{best[name].label} in {_time_words(best[name])}" for name in names)
+            times = ", ".join(f"{best[name].label} in {words.duration(best[name].seconds)}" for name in names)
             sentences.append(f"{letter}, {label}: {times}.")
         else:
-            sentences.append(f"{letter}, {label}: {_reason(scheme, here, view)}.")
+            sentences.append(f"{letter}, {label}: {_reason(scheme, here)}.")
     return " ".join(sentences) if here else ""
 
 
-def _time_words(timing: GemmTiming) -> str:
-    how = f" ({timing.how})" if isinstance(timing, ModelledTiming) else ""
-    return words.duration(timing.seconds) + how
-
-
-def _reason(scheme: Scheme, here: Sequence[GemmTiming], view: str) -> str:
-    """Why there is no time of a scheme. What is modelled is of the machine whose recordings ship."""
+def _reason(scheme: Scheme, here: Sequence[GemmTiming]) -> str:
+    """Why there is no time of a scheme."""
     if _on_cpu(here):
         return "no kernel of these libraries multiplies weights stored like this, or it was not timed"
     name, reason = product_for(scheme)
-    if name and view != RECORDED:
-        return f"{GEMMS[name].label} was not timed at this shape"
-    if name and here:
-        reason = product_time(name, here[0].shape).reason
-    return reason or "no product of this scheme is timed here"
+    return f"{GEMMS[name].label} was not timed at this shape" if name else reason
 
 
 def _product(wanted: str | None, names: Sequence[str]) -> str | None:
@@ -459,51 +408,33 @@ def _product(wanted: str | None, names: Sequence[str]) -> str | None:
 
 
 def _source_words(
-    chosen: Selection,
-    view: str,
-    recording: Own,
-    place: Place,
-    here: Sequence[GemmTiming],
-    said: str = "",
+    chosen: Selection, view: str, recording: Own, place: Place, here: Sequence[GemmTiming]
 ) -> str:
-    """What is ``said``, where the numbers are from, what is modelled, and which products A and B are."""
+    """Source of the numbers, whether they are of another shape than asked for, and the products of A and
+    B."""
     every = (
-        said,
         _source(view, recording, place),
+        nearest_words(place.at, place.shape) if place.at and place.shape and place.at != place.shape else "",
         why_two(view) if here else "",
-        *modelled_words(here),
-        _schemes_words(chosen, here, view),
+        _schemes_words(chosen, here),
     )
     return html.status(" ".join(filter(None, every)))
 
 
 def _source(view: str, recording: Own, place: Place) -> str:
     if view != LIVE:
-        lacks = not place.timed and place.shape and recording and view != RECORDED
-        whose = "From a file that you opened. " if is_opened(view) else ""
-        return f"{whose}{recording.sentence}.{f' {_lacking(recording, place.shape)}' if lacks else ''}"
+        return f"{'From a file that you opened. ' if is_opened(view) else ''}{recording.sentence}."
     if not recording:
         return "Nothing measured here yet: Measure this CPU, or choose a shape and products below, then Run."
-    if not place.timed:
+    if place.at is None:
         known = ", ".join(dict.fromkeys(timing.shape_text for timing in recording.rows))
         return f"{place.text} was not measured here: choose {known}, or Run it below."
     return f"Measured now on {recording.machine.chip or 'this machine'}."
 
 
-def _lacking(recording: Own, shape: Shape | None) -> str:
-    """That a machine did not time ``shape``, and which shapes near it it did: nothing is modelled there."""
-    timed = list(dict.fromkeys(timing.shape for timing in recording.rows))
-    near = ["×".join(map(str, one)) for one in by_distance(timed, shape)[:NEAR_SHAPES]] if shape else []
-    more = f", or another of {len(timed)} shapes" if len(timed) > len(near) else ""
-    return (
-        f"{'×'.join(map(str, shape or ()))} was not timed on it, and no time is modelled there: choose "
-        f"{', '.join(near)}{more}."
-    )
-
-
 def _advice(
     timings: Sequence[GemmTiming],
-    shape: str | None,
+    place: Place,
     here: Sequence[GemmTiming],
     every: Sequence[Point],
     of_layer: bool,
@@ -514,21 +445,22 @@ def _advice(
     if not here:
         return ""
     whose = "the chosen layer" if of_layer else "random normal data"
-    rows = [verdict(every, here, "this shape", str(shape))]
+    what = "this shape" if place.at == place.shape else "the nearest shape"
+    rows = [advise(every, here, what, place.text)]
     shapes = {"decode": DECODE, "serving": SERVING, "prefill": SQUARE}
     if _on_cpu(here):
         shapes = {"decode": DECODE_ON_CPU, "prefill": PREFILL_ON_CPU}
     for what, usual in shapes.items():
         other = at_shape(timings, usual)
-        if other and other[0].shape_text != shape:
-            rows.append(verdict(points(other), other, what, other[0].shape_text))
+        if other and usual != place.at:
+            rows.append(advise(points(other), other, what, other[0].shape_text))
     sides = [timing for timing in timings if timing.shape[1:] == here[0].shape[1:]]
     said = " ".join(sentences(sides, "that CPU" if view != LIVE else "this CPU"))
-    return (html.status(said) if said else "") + html.verdicts(
+    return (html.status(said) if said else "") + html.advice(
         [row for row in rows if row],
         f"Take the fastest product whose output error is at most a tenth of the signal ({ENOUGH_DB:.0f} dB), "
-        f"or misses that by less than {MARGIN_DB:.1f} dB. Times include quantizing X. The error at this "
-        f"shape is on {whose}.",
+        f"or misses that by less than {MARGIN_DB:.1f} dB. Times include quantizing X. The error in the first "
+        f"row is on {whose}.",
         usual_of(here)[1],
     )
 
@@ -582,8 +514,8 @@ def report(
     recording = machine_of(view, own, opened)
     if view == LIVE and not recording:
         raise ValueError("nothing is measured here yet: Run first, or take the recorded numbers")
-    at = _place(chosen, recording.rows, shape, view).shape
-    timed = None if view == RECORDED else recording
+    place = _place(chosen, recording.rows, shape, view)
+    timed, at = (None, place.shape) if view == RECORDED else (recording, place.at or place.shape)
     yield from report_steps(lambda progress: speed_report(timed, at, chosen.recipes), kinds)
 
 
@@ -601,7 +533,7 @@ def _grouped_words() -> str:
     return (
         f"{_grouped_recording().sentence}. Each row of X is multiplied by the W of its expert (N = K = "
         f"4096), all in one launch. {layouts}. <i>× one dense product</i>: against as many rows with one "
-        "W. The limit is <i>modelled</i> from the bytes that must move or the operations. Measure here: "
+        "W. The limit is not measured: bytes over bandwidth or operations over peak. Measure here: "
         "<code>explorer bench grouped</code>."
     )
 
@@ -862,11 +794,6 @@ class _ShowAll:
         for key in ("machine", "shape"):
             self.page.keep(key, self.page.kept[key], shown.then, visit=False)
 
-    def on_choice(self, view: gr.Radio, **options: Any) -> None:
-        """The same after another machine was chosen: it may be shown at another shape."""
-        shown = listen(view.input, show_machine, self.inputs, self.outputs, **options)
-        self.page.keep("shape", self.page.kept["shape"], shown.then, visit=False)
-
 
 def _wire_view(page: Page, pickers: _Pickers, extra: list[Any], show_all: _ShowAll, sizes: ShapeView) -> None:
     """What is shown follows the selection and the pickers, and the address keeps it."""
@@ -876,7 +803,7 @@ def _wire_view(page: Page, pickers: _Pickers, extra: list[Any], show_all: _ShowA
     page.keep("shape", pickers.shape, pickers.shape.input)
     for key, size in vars(sizes).items():
         page.keep(key, size, size.change, visit=False)
-    show_all.on_choice(pickers.view, api_name="speed_view", **_UNLISTED)
+    show_all.on(pickers.view.input, api_name="speed_view", **_UNLISTED)
     for control, what in (
         (pickers.shape, "shape"),
         (outputs.product, "product"),

@@ -14,7 +14,6 @@ from explorer.bench.cpu_gemm import not_installed
 from explorer.cpu.products import CPU_PRODUCTS
 from explorer.paths import KERNELS
 from explorer.products.gemms import GEMMS, Product
-from explorer.products.shape_times import ModelledTiming
 from explorer.products.variants import Variant
 from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.gemm import GemmTiming, canonical_name
@@ -60,11 +59,9 @@ def line(timing: GemmTiming) -> Line:
         timing.speedup,
     ]
     note = f": {timing.baseline_note}" if timing.baseline_note else ""
-    note = ": not modelled" if isinstance(timing, ModelledTiming) else note
     return [
         timing.label,
-        words.kernel_name(timing.variant)
-        + (f" ({timing.how})" if isinstance(timing, ModelledTiming) else ""),
+        words.kernel_name(timing.variant),
         timing.on_chip,
         timing.shape_text,
         *(None if number is None else float(f"{number:.4g}") for number in numbers),

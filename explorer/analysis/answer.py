@@ -146,8 +146,7 @@ def _faster(a: Candidate, b: Candidate) -> str:
     if not both:
         return ""
     said = [f"{_ratio(o, p)} at {words.count(n)} token{'s' if n > 1 else ''}" for n, o, p in both]
-    modelled = any("modelled" in (one.how, other.how) for _, one, other in both)
-    return f"; {', '.join(said)}{' (modelled)' if modelled else ''}"
+    return f"; {', '.join(said)}"
 
 
 def _ratio(one: RowTime, other: RowTime) -> str:

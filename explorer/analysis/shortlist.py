@@ -15,12 +15,12 @@ TOKENS = (1, 64, 4096)
 
 @dataclass(frozen=True)
 class RowTime:
-    """Time of a product with a layer's weight: ``seconds``, None where there is no kernel, measured for this
-    shape or modelled from others; ``note`` says of which kernel and device."""
+    """Time of a product with a layer's weight: ``seconds``, None where there is no kernel, measured at this
+    shape or at the nearest recorded one; ``note`` says which, and of which kernel and device."""
 
     tokens: int
     seconds: float | None
-    how: Literal["measured", "modelled"] = "modelled"
+    how: Literal["measured", "nearest"] = "nearest"
     note: str = ""
 
 

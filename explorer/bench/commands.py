@@ -112,7 +112,7 @@ class Benchmark(Generic[Row]):
 
 def place_of(name: str, machine: Machine) -> str:
     """Where the recording ``name`` of ``machine`` is written: among the machines where it is of products or
-    quantizers of another GPU than that of ``gemm.json``, from whose times others are modelled."""
+    quantizers of another GPU than that of ``gemm.json``, whose shapes stand for those not recorded."""
     gpu = recorded_gemms().machine.gpu
     if name in (GEMM, QUANTIZE) and machine.gpu and gpu not in ("", machine.gpu):
         return machine_name(name, machine)

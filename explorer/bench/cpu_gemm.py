@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from explorer.analysis.report import sqnr_of
-from explorer.bench.gemm import least_seconds
 from explorer.bench.timing import spread
 from explorer.cpu import torch_kernels
 from explorer.cpu.kernels import (
@@ -238,7 +237,7 @@ def _timing(
     float32_s, ours_s = _in_turns(bench, baseline, ours, repeats)
     median = spread(ours_s)
     operations, moved = 2 * m * n * k, x.nbytes + held.nbytes + 4 * m * n
-    floor = least_seconds(limits, kernel.core, moved, operations)
+    floor = limits.least_seconds(kernel.core, moved, operations) if limits else None
     return GemmTiming(
         gemm=product.name,
         label=product.label,

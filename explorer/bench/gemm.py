@@ -221,7 +221,9 @@ def _timing(
     gemm, operands = bench.gemm, bench.sets[0]
     m, n, k = operands.shape
     seconds, operations = times.graph.median_s, 2 * m * n * k
-    floor = _floor_seconds(gemm, variant, operands, bench.limits)
+    core = variant.name if variant.name in WORD_KINDS else gemm.core
+    limits, moved = bench.limits, operands.bytes_moved
+    floor = limits.least_seconds(core, moved, operations) if limits else None
     return GemmTiming(
         gemm=gemm.name,
         label=gemm.label,
@@ -238,7 +240,7 @@ def _timing(
         baseline_flush=times.baseline_flush,
         baseline_note=bench.note,
         operations=operations,
-        bytes_moved=operands.bytes_moved,
+        bytes_moved=moved,
         weight_bytes=operands.w.q.nbytes,
         tflops=operations / seconds / 1e12,
         floor_s=floor,
@@ -246,18 +248,3 @@ def _timing(
         sqnr_db=sqnr_of(bench.truth, output.double()),
         state=state,
     )
-
-
-def _floor_seconds(
-    gemm: Gemm, variant: Variant, operands: Operands, limits: MachineLimits | None
-) -> float | None:
-    """The least time by the chip's limits; None where the rate of its cores was not measured."""
-    m, n, k = operands.shape
-    core = variant.name if variant.name in WORD_KINDS else gemm.core
-    return least_seconds(limits, core, operands.bytes_moved, 2 * m * n * k)
-
-
-def least_seconds(limits: MachineLimits | None, core: str, bytes_moved: int, operations: int) -> float | None:
-    """Bytes at the copy's speed or operations at the core's rate, whichever takes longer."""
-    rate = limits.rates.get(core) if limits else None
-    return max(bytes_moved / limits.copy, operations / rate) if limits and rate else None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from explorer.analysis.report import sqnr_of
 from explorer.bench.chip_limits import device_state
-from explorer.bench.gemm import baseline_calls, least_seconds, time_both
+from explorer.bench.gemm import baseline_calls, time_both
 from explorer.bench.timing import buffer_sets, graph_of, time_replay
 from explorer.core.backend import require_gpu
 from explorer.products.gemms import Gemm
@@ -21,7 +21,7 @@ from explorer.recordings.machine import MachineLimits
 
 
 def time_grouped(
-    row: Grouped, case: Case, device: torch.device, limits: MachineLimits | None, repeats: int = 10
+    row: Grouped, case: Case, device: torch.device, limits: MachineLimits, repeats: int = 10
 ) -> Iterator[GroupedTiming]:
     """Every kernel of a grouped product on random data; a generator, to be stopped. ``ValueError`` without a
     Hopper GPU."""
@@ -35,7 +35,7 @@ def time_grouped(
         truth = sets[0].unquantized_product()
         baseline, note = baseline_calls(row.prepare_baseline, sets)
         dense = _dense_seconds(row.gemm, case, device, repeats)
-        floor = least_seconds(limits, row.gemm.core, sets[0].bytes_moved, case.operations)
+        floor = limits.least_seconds(row.gemm.core, sets[0].bytes_moved, case.operations)
         for variant in row.variants:
             calls = [variant.prepare(row.gemm, ops) for ops in sets]
             times = time_both(calls, baseline, True, repeats, True)

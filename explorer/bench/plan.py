@@ -70,8 +70,8 @@ def plan(
 
 
 def plan_of_records(names: Sequence[str] | None = None) -> list[TimingJob]:
-    """Everything that ships as ``assets/measurements/gemm.json``, of all products or of some. What only the
-    model of times needs (few tokens, several weights of each product) comes last."""
+    """Everything that ships as ``assets/measurements/gemm.json``, of all products or of some. Few
+    tokens and several weights of the other products come last."""
     rows = list(names or GEMMS)
     swept, layers = ([n for n in some if n in rows] for some in (SWEPT, LAYER_ROWS))
     jobs = [
@@ -84,7 +84,7 @@ def plan_of_records(names: Sequence[str] | None = None) -> list[TimingJob]:
         jobs += _jobs(
             layers, [(m, n, k) for n, k in blocks for m in (1, SERVED, 4096)], "fastest", flush=False
         )
-    return _each_once(jobs + _jobs_of_model(rows))
+    return _each_once(jobs + _other_jobs(rows))
 
 
 def _each_once(jobs: Iterable[TimingJob]) -> list[TimingJob]:
@@ -106,7 +106,7 @@ def plan_of_layers(names: Sequence[str] | None = None) -> list[TimingJob]:
     return _each_once(jobs + _jobs(small, shapes, "fastest", flush=False))
 
 
-def _jobs_of_model(rows: Sequence[str]) -> list[TimingJob]:
+def _other_jobs(rows: Sequence[str]) -> list[TimingJob]:
     """Few tokens of products that are recorded with many only, and more sizes of W of the
     products that are swept at one."""
     swept, few, all_m = [name for name in SWEPT if name in rows], (1, SERVED), (1, SERVED, 4096)

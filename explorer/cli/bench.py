@@ -226,7 +226,11 @@ def speed(
     tokens: str = typer.Option("1,64,4096", help="Comma-separated numbers of tokens (M)."),
     as_json: Json = False,
 ) -> None:
-    """The time of a weight's product on the recorded GPU, by scheme: measured, or modelled with its error."""
+    """Time of a weight's product on the recorded GPU, by scheme, at the nearest recorded shape.
+
+    Compare times of one shape only. The limit is of the shape asked for and not measured: bytes over the
+    GPU's bandwidth or operations over its peak, whichever is longer.
+    """
     from explorer.products.shape_times import shape_times
     from explorer.recordings.gemm import recorded_gemms
 
@@ -236,26 +240,29 @@ def speed(
         (scheme.name, time) for scheme in parse_schemes(schemes) for time in shape_times(scheme, n, k, counts)
     ]
     records = [_record(name, time) for name, time in rows]
-    cells = [[*(record[key] for key in list(record)[:5]), record["how"]] for record in records]
-    table = PrintedTable(("scheme", "tokens", "µs", "product", "kernel", "how"), cells)
+    columns = ("scheme", "tokens", "µs", "limit (not measured), µs", "product", "kernel", "how")
+    table = PrintedTable(columns, [list(record.values())[: len(columns)] for record in records])
     emit(as_json, records, f"{recorded_gemms().sentence}.", table)
 
 
 def _record(scheme: str, time: ShapeTime) -> dict[str, object]:
-    micro = None if time.microseconds is None else round(time.microseconds, 2)
     return {
         "scheme": scheme,
         "tokens": time.shape[0],
-        "microseconds": micro,
+        "microseconds": _micro(time.seconds),
+        "limit_microseconds": _micro(time.limit_s),
         "product": time.product,
         "kernel": time.kernel,
         "how": time.how,
         "kind": time.kind,
-        "error": time.error,
-        "extrapolated": time.extrapolated,
+        "at": time.at,
         "gpu": time.gpu,
         "date": time.date,
     }
+
+
+def _micro(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e6 * seconds, 2)
 
 
 @top_command("compile --arch sm_90a", "compile --arch sm_80 --workers 2")

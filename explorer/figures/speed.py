@@ -21,7 +21,6 @@ from explorer.figures.products import (
 )
 from explorer.figures.style import MUTED, wrapped
 from explorer.products.advice import fastest, usual_of
-from explorer.products.shape_times import ModelledTiming
 from explorer.recordings.gemm import GemmTiming
 
 SMALL_M = 64
@@ -43,7 +42,7 @@ def speed_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None
     figure.update_layout(legend={"maxheight": LEGEND_HEIGHT})
     ends = _ends(best)
     _add_ways(figure, best, ends)
-    _add_marks(figure, "limit of the chip (modelled)", "line-ns", _floors(best), ends)
+    _add_marks(figure, "limit of the chip, not measured", "line-ns", _floors(best), ends)
     _add_marks(figure, "torch", "x-thin", _baselines(best), ends)
     inside = [t for t in best if 1e6 * t.seconds <= ends[1]]
     add_dots(figure, [_dot(t) for t in inside], marked)
@@ -77,8 +76,7 @@ def _name_beyond(figure: go.Figure, t: GemmTiming, end: float) -> None:
 
 def _dot(t: GemmTiming) -> Dot:
     low, high = words.duration(t.graph.low_s), words.duration(t.graph.high_s)
-    spread = t.how if isinstance(t, ModelledTiming) else f"10th to 90th percentile {low} to {high}"
-    times = f"{words.duration(t.seconds)} ({spread})"
+    times = f"{words.duration(t.seconds)} (10th to 90th percentile {low} to {high})"
     ahead = f"<br>{words.times(t.speedup)} as fast as {t.baseline}" if t.speedup else ""
     hover = f"{t.label}<br>{times}<br>{rate(t)}{ahead}<br>{words.kernel_name(t.variant)}, {t.on_chip}"
     return Dot(t.gemm, t.label, t.native, 1e6 * t.seconds, t.label, hover)

@@ -49,6 +49,12 @@ def at_shape(timings: Iterable[GemmTiming], shape: Sequence[int]) -> list[GemmTi
     return list(first.values())
 
 
+def at_nearest(timings: Sequence[GemmTiming], shape: Shape) -> list[GemmTiming]:
+    """``at_shape`` for the shape nearest to ``shape`` among those measured; empty without timings."""
+    found = nearest({timing.shape for timing in timings}, shape)
+    return at_shape(timings, found) if found else []
+
+
 def fastest(timings: Iterable[GemmTiming]) -> list[GemmTiming]:
     """For every product the kernel with the least time, in the table's order; others as they come."""
     best: dict[str, GemmTiming] = {}
@@ -93,7 +99,11 @@ def summary(every: Sequence[Point], timings: Sequence[GemmTiming], what: str) ->
         return f"Nothing was measured for {what}."
     how = "native" if chosen.native else "emulated"
     measured = f"{words.duration(chosen.seconds)} at {chosen.sqnr_db:.1f} dB"
-    against = _against_usual(chosen, timings)
+    (usual, named), (faster, smaller) = usual_of(timings), _against_usual(chosen, timings)
+    against = ""
+    if faster is not None and smaller is not None and chosen.gemm != usual:
+        times, size = words.number(faster, 2), words.number(smaller, 2)
+        against = f", {times} times as fast as {named} with weights {size} times smaller"
     kernel = words.kernel_name(chosen.variant)
     return f"For {what} take {chosen.label} ({kernel}, {how}): {measured}{against}; {_why(chosen)}."
 
@@ -107,10 +117,10 @@ def _why(chosen: Point) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The choice at one shape. ``faster``, ``smaller``: times as fast as the usual product (``usual_of``),
-    and times fewer bytes of W; None where that was not timed. ``why``: how its SQNR stands to
-    ``ENOUGH_DB``."""
+class Advice:
+    """The product to take at one shape. ``faster``: its speed over the usual product's (``usual_of``);
+    ``smaller``: the usual product's bytes of W over its own; None where that was not timed. ``why``: how its
+    SQNR compares with ``ENOUGH_DB``."""
 
     what: str
     shape: str
@@ -120,46 +130,31 @@ class Verdict:
     why: str
 
 
-def verdict(every: Sequence[Point], timings: Sequence[GemmTiming], what: str, shape: str) -> Verdict | None:
-    """``choice`` with what it is worth; None of no points."""
+def advise(every: Sequence[Point], timings: Sequence[GemmTiming], what: str, shape: str) -> Advice | None:
+    """``choice`` compared with the usual product; None without points."""
     chosen = choice(every)
     if chosen is None:
         return None
-    torch_s, weight_bytes = _usual_at(chosen, timings)
-    return Verdict(
-        what,
-        shape,
-        chosen,
-        torch_s / chosen.seconds if torch_s else None,
-        weight_bytes / chosen.weight_bytes if weight_bytes else None,
-        _why(chosen),
-    )
+    return Advice(what, shape, chosen, *_against_usual(chosen, timings), _why(chosen))
 
 
-def _usual_at(chosen: Point, timings: Sequence[GemmTiming]) -> tuple[float | None, int | None]:
-    """Seconds of the usual product by torch, and its bytes of W; None where they are not known. Where that
-    product was not timed, as in a run that was stopped, they are of the baseline that the chosen kernel was
-    timed in turns with, if that is the same product."""
+def _against_usual(chosen: Point, timings: Sequence[GemmTiming]) -> tuple[float | None, float | None]:
+    """Seconds of the usual product by torch over the chosen one's, and the same of the bytes of W; None where
+    they are not known. Where the usual product was not timed, as in a run that was stopped, its time is that
+    of the baseline timed in turns with the chosen kernel, if that is the same product."""
     usual, _ = usual_of(timings)
-    if (base := next((t for t in timings if t.gemm == usual), None)) is not None:
-        return base.baseline_graph.median_s if base.baseline_graph else None, base.weight_bytes
-    own = next((t for t in timings if (t.gemm, t.variant) == (chosen.gemm, chosen.variant)), None)
-    if own is None or own.baseline_graph is None:
-        return None, None
-    if not own.on_cpu and own.baseline != GEMMS[usual].baseline.label:
-        return None, None
-    _, n, k = own.shape
-    return own.baseline_graph.median_s, n * k * SCHEMES[usual].format.bits // 8
-
-
-def _against_usual(chosen: Point, timings: Sequence[GemmTiming]) -> str:
-    usual, named = usual_of(timings)
-    torch_s, weight_bytes = _usual_at(chosen, timings)
-    if torch_s is None or weight_bytes is None or chosen.gemm == usual:
-        return ""
-    times = words.number(torch_s / chosen.seconds, 2)
-    size = words.number(weight_bytes / chosen.weight_bytes, 2)
-    return f", {times} times as fast as {named} with weights {size} times smaller"
+    base = next((t for t in timings if t.gemm == usual), None)
+    if base is not None:
+        timed, nbytes = base.baseline_graph, base.weight_bytes
+    else:
+        own = next(t for t in timings if (t.gemm, t.variant) == (chosen.gemm, chosen.variant))
+        if not own.on_cpu and own.baseline != GEMMS[usual].baseline.label:
+            return None, None
+        timed, (_, n, k) = own.baseline_graph, own.shape
+        if timed is None:
+            return None, None
+        nbytes = n * k * SCHEMES[usual].format.bits // 8
+    return timed.median_s / chosen.seconds if timed else None, nbytes / chosen.weight_bytes
 
 
 def products_of(scheme: Scheme, table: Iterable[Product] = GEMMS.values()) -> list[str]:

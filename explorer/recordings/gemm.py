@@ -52,7 +52,7 @@ class GemmTiming(AgainstBaseline):
 
     activation_s   what quantizing X (from bfloat16) takes before it; inside the product where ``dynamic``,
                    None without a GPU
-    floor_s        the modelled least time: bytes at the copy's speed or operations at the core's rate,
+    floor_s        the limit, not measured: bytes at the copy's speed or operations at the core's rate,
                    whichever is longer
     share          ``floor_s`` over the measured time
     sqnr_db        the output against the float64 product of the float32 X and W
@@ -124,8 +124,8 @@ LATER_NAME = "gemm-later"
 
 
 def recorded_gemms() -> Recording[GemmTiming]:
-    """The recording in ``assets/measurements/gemm.json``; empty if it was never recorded. Times of other
-    shapes are modelled from it: it is of one run."""
+    """The recording in ``assets/measurements/gemm.json``; empty if it was never recorded. It is of one
+    run, and the nearest of its shapes stands for a shape that was not recorded."""
     return recorded(NAME, GemmTiming)
 
 
@@ -206,7 +206,7 @@ def gemms_by_machine() -> dict[str, Recording[GemmTiming]]:
 def gemms_in(value: Any) -> Recording[GemmTiming]:
     """The recording in the values of a JSON file, of `bench gemm --record-to`, of `--json` or of the page's
     download. ``RecordingError`` names the first defect with its place: what is no recording, no timing at
-    all, a time or size that cannot be, or a row that was modelled."""
+    all, a time or size that cannot be, or a row that an earlier version had modelled."""
     recording = recording_of(value, GemmTiming, "matrix products")
     if not recording:
         raise RecordingError("it has no timing in it: rows is empty")

@@ -15,7 +15,7 @@ class GroupedTiming(AgainstBaseline):
     """One kernel of one grouped product.
 
     Times are seconds. ``dense_s``: one product of as many rows with a single W, by the plain kernel.
-    ``floor_s``: the modelled least time. ``sqnr_db``: the output against the float64 product of the X and W
+    ``floor_s``: the limit, not measured. ``sqnr_db``: the output against the float64 product of the X and W
     before quantization.
     """
 
@@ -45,7 +45,7 @@ class GroupedTiming(AgainstBaseline):
 
     @property
     def share(self) -> float | None:
-        """Share of the modelled limit."""
+        """Share of the limit."""
         return self.floor_s / self.seconds if self.floor_s else None
 
 

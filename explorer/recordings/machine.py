@@ -27,6 +27,12 @@ class MachineLimits:
     copy: float
     rates: dict[str, float]
 
+    def least_seconds(self, core: str, bytes_moved: float, operations: int) -> float | None:
+        """Bytes at the copy's speed or operations at the core's rate, whichever takes longer; None where the
+        core's rate was not measured."""
+        rate = self.rates.get(core)
+        return max(bytes_moved / self.copy, operations / rate) if rate else None
+
 
 @dataclass(frozen=True)
 class Machine:

@@ -14,9 +14,8 @@ from explorer.figures.speed_roofline import roofline_figure
 from explorer.figures.speed_sweep import sweep_figure
 from explorer.figures.speed_tradeoff import tradeoff_figure
 from explorer.methods.recipe import Recipe
-from explorer.products.advice import ENOUGH_DB, at_shape, points, summary, swept
+from explorer.products.advice import ENOUGH_DB, at_shape, by_distance, points, summary, swept
 from explorer.products.machine_words import machine_words
-from explorer.products.shape_times import ModelledTiming, modelled_timings
 from explorer.products.shapes import DECODE
 from explorer.recordings.files import NOT_RECORDED, Recording, recording_json
 from explorer.recordings.gemm import GemmTiming, Shape, gemms_in, recorded_gemms
@@ -56,8 +55,8 @@ def speed_report(
     recording = timings_in(measured) if measured else recorded_gemms()
     if not recording:
         raise ValueError(f"speed: {NOT_RECORDED}; time products first and name the file by --timings")
-    at = _shape(recording, shape, may_model=not measured)
-    here = at_shape(recording.rows, at) or list(modelled_timings(at))
+    at = _shape(recording, shape, may_be_near=not measured)
+    here = at_shape(recording.rows, at)
     marked = {
         name: letter
         for letter, recipe in reversed([*zip("AB", recipes, strict=False)])
@@ -71,7 +70,7 @@ def speed_report(
         lead=(
             summary(points(here), here, text),
             source if measured else f"{recording.sentence}; not on the machine that made this report.",
-            *modelled_words(here),
+            *([nearest_words(at, shape)] if shape is not None and at != tuple(shape) else []),
         ),
         parts=(_products(here, marked, recipes), *_limits(recording, here, marked, at)),
         method=(said.times, said.limits, ERRORS),
@@ -82,7 +81,7 @@ def speed_report(
         numbers=_numbers(here),
         recipe={
             "kind": SPEED,
-            "shape": list(at),
+            "shape": list(at if shape is None else shape),
             "schemes": list(map(str, recipes)),
             **({"measured": measured} if measured else {}),
         },
@@ -121,7 +120,7 @@ def _line(t: GemmTiming) -> tuple[Any, ...]:
     short = (float(f"{number:.4g}") if number else "" for number in numbers)
     return (
         t.label,
-        words.kernel_name(t.variant) + (f" ({t.how})" if isinstance(t, ModelledTiming) else ""),
+        words.kernel_name(t.variant),
         t.on_chip,
         *short,
         baseline,
@@ -130,37 +129,24 @@ def _line(t: GemmTiming) -> tuple[Any, ...]:
     )
 
 
-def modelled_words(here: Sequence[GemmTiming]) -> list[str]:
-    """A sentence where times are modelled, with their errors; none where they were measured."""
-    modelled = [t for t in here if isinstance(t, ModelledTiming)]
-    if not modelled:
-        return []
-    word = "extrapolated" if any("extrapolated" in t.how for t in modelled) else "modelled"
-    errors = [100 * t.error for t in modelled if t.error is not None]
-    by = f", ± {min(errors):.0f} to {max(errors):.0f} % by product" if errors else ""
-    return [
-        f"This shape was not measured: times are {word} from the recorded shapes of the same products{by}. "
-        "The SQNR is that at the nearest recorded shape."
-    ]
+def nearest_words(shown: Sequence[int], asked: Sequence[int]) -> str:
+    """A sentence saying that the numbers are those of another shape."""
+    near, wanted = ("×".join(map(str, shape)) for shape in (shown, asked))
+    return f"{wanted} was not recorded: the numbers are of {near}, the nearest shape that was."
 
 
-def _shape(recording: Recording[GemmTiming], wanted: Sequence[int] | None, may_model: bool = False) -> Shape:
+def _shape(recording: Recording[GemmTiming], wanted: Sequence[int] | None, may_be_near: bool) -> Shape:
     shapes = list(dict.fromkeys(timing.shape for timing in recording.rows))
     if wanted is None:
         return DECODE if DECODE in shapes else shapes[0]
-    found = next((shape for shape in shapes if shape == tuple(wanted)), None)
-    if found is None and may_model and modelled_timings(_three(wanted)):
-        return _three(wanted)
-    if found is None:
-        named = ", ".join("x".join(map(str, shape)) for shape in shapes[:6])
-        more = f" and {len(shapes) - 6} more" if len(shapes) > 6 else ""
-        raise ValueError(f"nothing was timed at {'x'.join(map(str, wanted))}; there are {named}{more}")
-    return found
-
-
-def _three(wanted: Sequence[int]) -> Shape:
     m, n, k = wanted
-    return m, n, k
+    if (m, n, k) in shapes:
+        return m, n, k
+    if may_be_near and min(m, n, k) >= 1:
+        return by_distance(shapes, (m, n, k))[0]
+    named = ", ".join("x".join(map(str, shape)) for shape in shapes[:6])
+    more = f" and {len(shapes) - 6} more" if len(shapes) > 6 else ""
+    raise ValueError(f"nothing was timed at {'x'.join(map(str, wanted))}; there are {named}{more}")
 
 
 def _numbers(here: Sequence[GemmTiming]) -> dict[str, float]:
@@ -188,7 +174,7 @@ def _products(here: Sequence[GemmTiming], marked: dict[str, str], recipes: Seque
         (
             "products",
             speed_figure(here, name, marked),
-            "Each product's fastest kernel, its baseline, and the chip's modelled limit: left is faster.",
+            "Each product's fastest kernel, its baseline, the chip's limit (not measured): left is faster.",
         ),
     )
     return Part("Products", tuple(said), (timing_table("products", here),), figures)
@@ -207,7 +193,7 @@ def _limits(
         figure.data = [trace for trace in figure.data if trace.visible != "legendonly"]  # nobody clicks paper
         figures.append(("sweep", figure, reading))
     if recording.limits:
-        reading = f"The modelled bound of each product: {machine_words(here).bounds}."
+        reading = f"The limit of each product, not measured: {machine_words(here).bounds}."
         figures.append(("roofline", roofline_figure(here, recording.limits, "report", marked), reading))
     return [Part("What bounds them", (), (), tuple(figures))] if figures else []
 

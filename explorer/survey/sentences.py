@@ -150,7 +150,7 @@ def what_it_buys(front: Frontier, choice: Choice, interval: Interval | None = No
         bought += f" {said[:1].upper()}{said[1:]}."
     if choice.time is not None:
         fast = _against_as_fast(front, choice, choice.time.seconds)
-        return f"{bought}{fast} {_sentence(choice.time)}{_within_error(front, choice.time)}"
+        return f"{bought}{fast} {_sentence(choice.time)}"
     single = [u for u in front.uniform if u.bits <= choice.bits + SAME_SIZE]
     if not single:
         return bought
@@ -178,18 +178,6 @@ def slightly_more(front: Frontier, choice: Choice, budget: float | None, step: f
 
 def _sentence(time: PredictedTime) -> str:
     return f"{time.described[:1].upper()}{time.described[1:]}."
-
-
-def _within_error(front: Frontier, time: PredictedTime) -> str:
-    """A sentence where the times of all budgets are closer than a modelled one is known; else empty."""
-    times = front.by_time
-    if times is None or time.error is None or times.most > times.least * (1 + time.error):
-        return ""
-    shortest, longest = words.duration(times.least), words.duration(times.most)
-    return (
-        f" From the shortest ({shortest}) to the longest ({longest}) the times differ by less than their "
-        f"error of ± {100 * time.error:.0f} %: choose by bits."
-    )
 
 
 def _against_as_fast(front: Frontier, choice: Choice, seconds: float) -> str:

@@ -1,8 +1,10 @@
-"""What a model's linear layers take in one step, by the scheme of each: the costs of a budget of time.
+"""Time of a model's linear layers in one step, by the scheme of each: the costs of a budget of time.
 
 A step multiplies ``batch`` tokens (one of each text that is decoded at once) by every linear layer. Each
 layer is the product X [batch, K] · W [N, K]ᵀ as it was timed on a recorded machine, or is on a GPU now
-(``StepTimes``). Attention, norms and sampling take the same by every recipe, and are not counted.
+(``StepTimes``). A shape that was not recorded takes the time of the nearest one, scaled by the limit
+(``explorer.products.shape_times.scaled``), and the step says so. Attention, norms and sampling take the same
+time under every recipe, and are not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from explorer.methods.recipe import Recipe
 from explorer.models.kinds import fused_groups
 from explorer.products.advice import products_of, stored_as
 from explorer.products.gemms import GEMMS
-from explorer.products.shape_times import ShapeTime, product_time, with_quantized_x
+from explorer.products.shape_times import ShapeTime, product_time, scaled
 from explorer.recordings.gemm import recorded_gemms
 from explorer.schemes import SCHEMES, Scheme
 
@@ -28,20 +30,20 @@ HERE = "here"
 """The name of this machine's GPU among the machines."""
 UNQUANTIZED = SCHEMES["bf16"]
 """What layers that stay as they are count as, whatever dtype the file has: engines run them in 16 bits."""
-How = Literal["recorded", "modelled", "measured"]
+How = Literal["recorded", "scaled", "modelled", "measured"]
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6}
 _NOT_COUNTED = "attention, norms and sampling are not counted: they are the same for every recipe"
 
 
 @dataclass(frozen=True)
 class PredictedTime:
-    """What all linear layers of a model take together in one step.
+    """Time of all linear layers of a model together in one step.
 
     seconds   of the step
     batch     tokens that it multiplies
     machine   the GPU; ``date`` of its recording
-    how       "recorded"; "modelled" by recordings of other shapes; "measured" on the GPU that was here
-    error     for "modelled": the relative error to be expected, the mean over the step's time; None: unknown
+    how       "recorded"; "scaled": at least one product's is that of the nearest recorded shape, scaled by
+              the limit; "measured" on the GPU that was here; "modelled" in files of earlier versions
     kept      linear layers that stay as they are, which count in bfloat16
     """
 
@@ -50,7 +52,6 @@ class PredictedTime:
     machine: str
     date: str = ""
     how: How = "recorded"
-    error: float | None = None
     kept: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -59,9 +60,9 @@ class PredictedTime:
 
     @property
     def source(self) -> str:
-        """ "NVIDIA H200, modelled, ± 25 %"."""
-        error = "error unknown" if self.error is None else f"± {100 * self.error:.0f} %"
-        return f"{self.machine}, {self.how}{f', {error}' if self.how == 'modelled' else ''}"
+        """ "NVIDIA H200, recorded", or "NVIDIA H200, scaled from the nearest recorded shapes"."""
+        how = "scaled from the nearest recorded shapes" if self.how == "scaled" else self.how
+        return f"{self.machine}, {how}"
 
     @property
     def described(self) -> str:
@@ -100,7 +101,7 @@ class CheckedTime:
 @dataclass(frozen=True, eq=False)
 class StepTimes:
     """Times of products with ``batch`` tokens on one ``machine``; ``product`` gives that of a weight [N, K]
-    under a scheme, with inputs by another (None: as they are). ``how``: of times that are not modelled."""
+    under a scheme, with inputs by another (None: as they are). ``how``: of times that are not scaled."""
 
     machine: str
     batch: int
@@ -165,13 +166,8 @@ class StepTimes:
         """``times`` of a step's products in one."""
         every = list(times)
         seconds = sum(time.seconds or 0.0 for time in every)
-        modelled = [time for time in every if time.kind == "modelled"]
-        errors = [None if time.error is None else time.error * (time.seconds or 0.0) for time in modelled]
-        error = None if None in errors else sum(e for e in errors if e is not None) / seconds
-        how: How = "modelled" if modelled else self.how
-        return PredictedTime(
-            seconds, self.batch, self.machine, self.date, how, error if modelled else None, kept
-        )
+        how: How = "scaled" if any(time.kind == "scaled" for time in every) else self.how
+        return PredictedTime(seconds, self.batch, self.machine, self.date, how, kept)
 
 
 def joined(shapes: Sequence[Weight]) -> list[Weight]:
@@ -207,17 +203,16 @@ def recorded_times(machine: str, batch: int) -> StepTimes:
 
 
 def _recorded(scheme: Scheme, inputs: Scheme | None, shape: tuple[int, int, int]) -> ShapeTime:
-    """The recorded product for weights under ``scheme`` and X by ``inputs``; the best known of several."""
+    """The recorded product for weights under ``scheme`` and X by ``inputs``, of several one recorded at that
+    shape; scaled if none is."""
     plain = scheme == UNQUANTIZED
     names = _products(scheme, None if plain else inputs)
     if not names:
         with_x = f" with inputs of {inputs}" if inputs is not None else ""
         return ShapeTime(shape, "none", reason=f"no kernel here multiplies weights stored like this{with_x}")
-    every = [product_time(name, shape) for name in names]
-    if inputs is not None and not plain:
-        every = [with_quantized_x(time) for time in every]
-    order = {"measured": 0, "modelled": 1, "none": 2}
-    return min(every, key=lambda time: (order[time.kind], float("inf") if time.error is None else time.error))
+    every = [scaled(product_time(name, shape, quantize_x=inputs is not None and not plain)) for name in names]
+    order = {"measured": 0, "scaled": 1, "none": 2}
+    return min(every, key=lambda time: (order[time.kind], time.seconds or 0.0))
 
 
 @lru_cache(maxsize=1024)

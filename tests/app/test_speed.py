@@ -96,19 +96,22 @@ def test_products_of_a_scheme_are_marked() -> None:
         assert bool(found) is bool(marked) and ("B" in found.values()) is ("B" in marked.values())
 
 
-def test_the_layers_own_shape_is_modelled_and_said_to_be() -> None:
-    """Numbers are recorded at few shapes: the layer's own are modelled from them, never another shape's."""
+def test_the_nearest_shape_stands_for_the_layers_own_and_is_named() -> None:
+    """Otherwise times of another shape are taken for the layer's."""
     n, k = matrix_of(Selection()).values.shape
     for value, m in (("layer-decode", 1), ("layer-prefill", 4096)):
         out = shown(shape=value)
         labels = {choice: label for label, choice in out.shape["choices"]}
         assert f"{n:,} × {k:,}" in labels[value] and out.shape["value"] == value
-        assert "extrapolated" in out.source
+        assert (
+            f"{m}×{n}×{k} was not recorded" in out.source and f"of {m}×4096×4096, the nearest" in out.source
+        )
         rows = [row for row in out.table if row[COLUMN_OF_SHAPE]]
-        assert rows and all(row[COLUMN_OF_SHAPE] == f"{m}×{n}×{k}" and "± " in row[1] for row in rows)
+        assert rows and all(row[COLUMN_OF_SHAPE] == f"{m}×4096×4096" for row in rows)
+        assert "the nearest shape" in out.sentence
     own = Recording(recorded_gemms().machine, (timing(shape=(1, n, k)), timing(shape=(8, n, k))))
     out = shown(view=LIVE, shape="layer-decode", own=own)
-    assert "extrapolated" not in out.source
+    assert "nearest" not in out.source
     assert {row[COLUMN_OF_SHAPE] for row in out.table} == {f"1×{n}×{k}"}
 
 

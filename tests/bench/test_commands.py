@@ -69,7 +69,7 @@ def test_calls_are_timed_until_the_last_has_ended(monkeypatch: pytest.MonkeyPatc
 
 
 def test_another_gpu_is_recorded_beside_the_one_that_ships() -> None:
-    """Otherwise `--record` on an A100 replaces the H200's times, from which others are modelled."""
+    """Otherwise `--record` on an A100 replaces the H200's times, which stand for shapes not recorded."""
     for name in ("gemm", "quantize"):
         assert place_of(name, Machine(gpu=TUNED_ON)) == name
         assert place_of(name, Machine(gpu="NVIDIA A100")) == f"machines/nvidia-a100/{name}"

@@ -70,7 +70,7 @@ def test_products_are_timed_at_their_shape(outputs: list[Tensor]) -> None:
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_check_measures_what_was_predicted(outputs: list[Tensor], fused: bool) -> None:
     """The recipe's layers, and those that stay, at the batch of the prediction; fused ones as one product."""
-    predicted = PredictedTime(1e-3, 4, "NVIDIA H200", "2026-11-23", "modelled", 0.1, ("a.o_proj",))
+    predicted = PredictedTime(1e-3, 4, "NVIDIA H200", "2026-11-23", "scaled", ("a.o_proj",))
     model = cast(Model, SimpleNamespace())
     found = layers.checked_time(recipe(predicted, fused), model)
     assert found is not None and found.measured is not None and not found.why

@@ -55,12 +55,12 @@ def test_nothing_lies_beyond_the_axis_without_a_mark(shape: tuple[int, int, int]
     for trace in figure.to_dict()["data"]:
         assert all(low <= x <= high for x in trace["x"] if x is not None), trace.get("name")
     best = fastest(here)
-    assert sum(len(t["x"]) for t in traces(figure, "limit of the chip (modelled)")) == sum(
+    assert sum(len(t["x"]) for t in traces(figure, "limit of the chip, not measured")) == sum(
         t.floor_s is not None for t in best
     )
     named = {a.y for a in figure.layout.annotations}
     assert set(dots(figure)) | named == {t.label for t in best} and not set(dots(figure)) & named
-    for trace in traces(figure, "limit of the chip (modelled)"):
+    for trace in traces(figure, "limit of the chip, not measured"):
         floors = {t.label: 1e6 * t.floor_s for t in best if t.floor_s}
         for x, row in zip(trace["x"], trace["y"], strict=True):
             beyond = trace["marker"]["symbol"] != "line-ns"

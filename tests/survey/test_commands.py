@@ -62,10 +62,10 @@ def test_a_recipe_is_within_its_time(
     """Without a GPU here the times are recorded ones: the file says whose time it is and how it is known."""
     monkeypatch.setattr("explorer.core.backend.gpu_device", lambda: None)
     out = tmp_path / "fast.json"
-    run(capsys, "recipe", str(SHIPPED), "--time", "155us", "--batch", "16", "--out", str(out))
+    run(capsys, "recipe", str(SHIPPED), "--time", "240us", "--batch", "16", "--out", str(out))
     time = ModelRecipe.load(out).predicted_time
-    assert time is not None and time.seconds <= 155e-6 and time.batch == 16 and time.machine == "NVIDIA H200"
-    assert time.how == "modelled" and time.error is not None and 0 < time.error < 1
+    assert time is not None and time.seconds <= 240e-6 and time.batch == 16 and time.machine == "NVIDIA H200"
+    assert time.how == "scaled"
 
 
 def test_a_check_stands_beside_its_prediction(
@@ -123,7 +123,7 @@ REFUSED = [
     ("recipe SURVEY --bits 9 --inputs int8_row --keep-inputs nope", "'nope'"),
     ("recipe SURVEY --bits 9 --inputs int8_row --for awq", "compressed-tensors or vllm"),
     ("recipe SURVEY --bits 9 --inputs int8_row --schemes int4_group64", "INT8 weights by row or tensor"),
-    ("recipe SHIPPED --time 10us --batch 16", "146 µs"),
+    ("recipe SHIPPED --time 10us --batch 16", "226.2 µs"),
     ("recipe SHIPPED --bits 4.5 --batch 16", "--batch"),
     ("check ODD", "odd.json"),
     ("check RECIPE --text SEEN --sequence-length 100", "64 positions"),

@@ -6,13 +6,14 @@ If these fail, a recipe is slower than its budget, not the best within it, or sa
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 
 import numpy as np
 import pytest
 
 from explorer.methods.recipe import Recipe
-from explorer.products.shape_times import ShapeTime, product_time, with_quantized_x
+from explorer.products.shape_times import ShapeTime, product_time, scaled
 from explorer.schemes import Scheme
 from explorer.survey import Constraints, Frontier, Layer, Survey, frontier, recipe_of
 from explorer.survey.knapsack import HullPath, least_within
@@ -95,7 +96,7 @@ def test_recorded_times_are_those_of_the_products() -> None:
     assert alone.of(eight, shape) == product_time("w8a16", (1, *shape))
     sixteen = recorded_times("", 16)
     both = sixteen.of(eight, shape, eight)
-    assert both == with_quantized_x(product_time("int8", (16, *shape))) and both.quantize_x_s
+    assert both == product_time("int8", (16, *shape), quantize_x=True) and both.quantize_x_s
     assert sixteen.of(UNQUANTIZED, shape, eight) == product_time("bf16", (16, *shape))
     none = alone.of(Scheme.parse("int5_group128_asym"), shape)
     assert none.seconds is None and none.reason
@@ -114,7 +115,8 @@ def test_layers_of_one_input_are_one_product() -> None:
     whole = times.of(Scheme.parse("int4_group128"), (6144, 4096))
     fused = times.of_recipe(layers, names, {}, True)
     assert joined(list(names.values())) == [(6144, 4096)] and joined([(8, 16), (8, 32)]) == [(8, 16), (8, 32)]
-    assert fused.seconds == whole.seconds and fused.error == whole.error and fused.how == "modelled"
+    assert whole == scaled(product_time("w4a16_group128", (16, 6144, 4096)))
+    assert fused.seconds == whole.seconds and fused.how == "scaled"
     assert times.of_recipe(layers, names, {}, False).seconds > fused.seconds
     kept = times.of_recipe(layers, names, {"l.0.o_proj": (4096, 4096)}, True)
     beside = times.of(UNQUANTIZED, (4096, 4096))
@@ -136,7 +138,7 @@ def test_a_recipe_says_its_time(made_up: Survey) -> None:
     choice = front.at_time(front.by_time.most)
     recipe = recipe_of(survey, choice, constraints=kept_to)
     time = recipe.predicted_time
-    assert time is not None and time.machine == "NVIDIA H200" and time.batch == 16 and time.how == "modelled"
+    assert time is not None and time.machine == "NVIDIA H200" and time.batch == 16 and time.how == "scaled"
     assert len(time.kept) == 7 and set(time.kept).isdisjoint(recipe.layers)
     assert "int2_group64_asym" not in recipe.schemes and set(choice.schemes.values()) <= set(recipe.schemes)
     again = ModelRecipe.from_json(recipe.to_json())
@@ -149,6 +151,10 @@ def test_a_recipe_says_its_time(made_up: Survey) -> None:
     expert = dataclasses.replace(made_up.linear[0], name="model.layers.0.mlp.experts.0.up_proj")
     with pytest.raises(ValueError, match="experts"):  # how many tokens one multiplies is not known
         frontier(Survey(made_up.head, (*made_up.layers[:-1], expert)), constraints=kept_to)
+    old = json.loads(recipe.to_json())
+    old["predicted_time"] |= {"how": "modelled", "error": 0.2}
+    before = ModelRecipe.from_json(json.dumps(old)).predicted_time
+    assert before is not None and before.seconds == time.seconds, "of an earlier version"
     old = recipe.to_json().replace('"seconds": ', '"seconds": -')
     with pytest.raises(ValueError, match="above 0"):
         ModelRecipe.from_json(old)
@@ -165,8 +171,8 @@ def test_times_are_read_with_their_unit() -> None:
 
 def test_a_checked_time_stands_beside_the_prediction() -> None:
     """Or says why it was not measured."""
-    predicted = PredictedTime(0.012, 16, "NVIDIA H200", "2026-11-23", "modelled", 0.1)
-    assert "± 10 %" in predicted.described
+    predicted = PredictedTime(0.012, 16, "NVIDIA H200", "2026-11-23", "scaled")
+    assert "nearest recorded shapes" in predicted.described
     only = CheckedTime(predicted, None, "no GPU").described
     assert "12 ms" in only and only.endswith("no GPU")
     measured = dataclasses.replace(predicted, seconds=0.010, machine="NVIDIA H100", how="measured")

@@ -55,11 +55,7 @@ from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
 from explorer.core.backend import gpu_device
 from explorer.cpu.products import CPU_PRODUCTS, FIRST, product_of, products_for
 from explorer.cpu.sentences import sentences
-from explorer.figures.speed import speed_figure
-from explorer.figures.speed_ladder import ladder_figure
-from explorer.figures.speed_roofline import roofline_figure
-from explorer.figures.speed_sweep import sweep_figure
-from explorer.figures.speed_tradeoff import tradeoff_figure
+from explorer.figures.speed import ladder_figure, roofline_figure, speed_figure, sweep_figure, tradeoff_figure
 from explorer.products.advice import (
     ENOUGH_DB,
     MARGIN_DB,

@@ -1,5 +1,4 @@
-"""The frontier: bits per element against SQNR, cropped to what one asks about, with names where there is
-room for them."""
+"""Frontier of bits per element against SQNR, cropped to a goal, with names where there is room for them."""
 
 from __future__ import annotations
 
@@ -7,15 +6,29 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import plotly.graph_objects as go
 
 from explorer.analysis.goals import GOALS, Goal, adapted
 from explorer.analysis.schemes import ComparisonRow
-from explorer.figures.callouts import Callout, Canvas, NamedSpot, placed
-from explorer.figures.style import FONT, MUTED, TEXT, A, B, caption, empty, figure, file_name, translucent
+from explorer.figures.labels import Canvas, Label, Segment, Spot, annotation, place
+from explorer.figures.style import (
+    MUTED,
+    TEXT,
+    A,
+    B,
+    add_line,
+    add_points,
+    caption,
+    empty,
+    figure,
+    file_name,
+    marker_look,
+    note,
+    translucent,
+)
 
 HEIGHT = 330
 LEFT, RIGHT, ABOVE, BELOW = 40, 16, 26, 42
@@ -51,7 +64,7 @@ class Window:
     logarithmic: bool
 
     def x(self, bits: float) -> float:
-        """As the axis takes it: log10 on a logarithmic one."""
+        """The coordinate on the axis: log10 on a logarithmic one."""
         return math.log10(bits) if self.logarithmic else bits
 
     def across(self, bits: float) -> float:
@@ -66,7 +79,7 @@ class Window:
         return self.bits[0] <= bits <= self.bits[1] and self.db[0] <= db <= self.db[1]
 
     def nearest(self, row: ComparisonRow) -> tuple[float, float]:
-        """The row's point, or the one of the window's edge that is nearest to it."""
+        """The row's point, or the nearest one on the window's edge."""
         bits, db = _at(row)
         return min(max(bits, self.bits[0]), self.bits[1]), min(max(db, self.db[0]), self.db[1])
 
@@ -101,7 +114,7 @@ def frontier_figure(
     goal: Goal | None = None,
     shortlist: Sequence[ComparisonRow] = (),
 ) -> go.Figure:
-    """Bits per element against SQNR, one point a scheme, with a dotted line through those on the frontier.
+    """Draw bits per element against SQNR, one point a scheme, with a dotted line through the frontier.
 
     ``goal`` crops it, "everything" by default. ``a`` and ``b``, which need not be among ``rows``, are ringed,
     and the ``shortlist`` is drawn larger; all of these are named, at the edge where they lie outside. Others
@@ -119,21 +132,18 @@ def frontier_figure(
     window = window_of(goal, points)
     points = thinned(points, window)
     edge = sorted((r for r in rows if r.on_frontier and _finite(r)), key=lambda r: r.report.bits.total)
-    callouts = [
-        [widest, _annotations(points, edge, window, widths, OTHERS[widest])] for widest, widths in CLASSES
-    ]
+    callouts = [[most, _annotations(points, edge, window, widths, OTHERS[most])] for most, widths in CLASSES]
     fig = figure("bits per element, scales included", "", f"{name} frontier", HEIGHT)
-    fig.update_layout(
-        xaxis_automargin=False, yaxis_automargin=False
-    )  # the names are placed for these margins
-    traces = [_line(edge, window), *_faint(points, window), *_rings(points, window), *_listed(points, window)]
-    fig.add_traces(traces)
+    # The names are placed for these margins.
+    fig.update_layout(xaxis_automargin=False, yaxis_automargin=False)
+    _add_frontier(fig, edge, window)
+    _add_schemes(fig, points, window)
     low, high = map(window.x, window.bits)
     xaxis: dict[str, Any] = {"range": [low, high], "showgrid": False, "title_standoff": 6}
     if window.logarithmic:
         ticks = [t for t in TICKS if window.bits[0] <= t <= window.bits[1]]
         xaxis |= {"type": "log", "tickvals": ticks, "ticktext": [f"{t:g}" for t in ticks]}
-    fig.update_layout(
+    return fig.update_layout(
         margin={"l": LEFT, "r": RIGHT, "t": ABOVE, "b": BELOW},
         showlegend=False,
         hoverdistance=14,
@@ -143,11 +153,10 @@ def frontier_figure(
         yaxis={"range": list(window.db), "nticks": 7},
         uirevision=f"frontier {goal.name} {window.db}",
     )
-    return fig
 
 
 def exact_words(rows: Sequence[ComparisonRow]) -> str:
-    """The schemes without any error, which the figure cannot show, in a sentence; empty if there are none."""
+    """Name the schemes without any error, which cannot be drawn, in a sentence; empty if there are none."""
     exact = [r for r in rows if r.report.sqnr_db == math.inf]
     if not exact:
         return ""
@@ -163,7 +172,7 @@ def exact_words(rows: Sequence[ComparisonRow]) -> str:
 
 
 def window_of(goal: Goal, points: Sequence[DrawnScheme]) -> Window:
-    """The goal's axes, adapted to the points that matter: its own, A and B, and the frontier."""
+    """Return the goal's axes, adapted to the points that matter: its own, A and B, and the frontier."""
     matter = [_at(p.row) for p in points if p.essential or p.row.on_frontier] or [_at(p.row) for p in points]
     if goal.logarithmic and goal.most_bits is None:
         bits = [_at(p.row)[0] for p in points]
@@ -199,7 +208,7 @@ def _points(
 
 
 def thinned(points: Sequence[DrawnScheme], window: Window) -> list[DrawnScheme]:
-    """The points without those that would only blur another: what lies within ``NEAR`` of a drawn one."""
+    """Leave out the points that lie within ``NEAR`` of a drawn one and would only blur it."""
     wide, tall = TYPICAL - LEFT - RIGHT, HEIGHT - ABOVE - BELOW
     kept: list[DrawnScheme] = []
     spots: list[tuple[float, float]] = []
@@ -214,53 +223,48 @@ def thinned(points: Sequence[DrawnScheme], window: Window) -> list[DrawnScheme]:
             spots.append(spot)
         else:
             hidden = (*kept[near].hidden, point.row.label)
-            kept[near] = DrawnScheme(**{**vars(kept[near]), "hidden": hidden})
+            kept[near] = replace(kept[near], hidden=hidden)
     return kept
 
 
-def callouts_of(
+def labels_of(
     points: Sequence[DrawnScheme],
     edge: Sequence[ComparisonRow],
     window: Window,
     widths: Sequence[int],
     others: int,
-) -> tuple[list[tuple[DrawnScheme, NamedSpot, Callout]], Canvas]:
-    """Each name that has room in figures of these ``widths``, with its point; the first are essential."""
-    narrow = widths[-1] < 500
+) -> tuple[list[tuple[DrawnScheme, Spot, Label]], Canvas]:
+    """Return each name that has room in figures of these ``widths``, with its point; essential ones first."""
     named = [p for p in points if p.essential]
     named += [p for p in points if p.asked and not p.essential][:others]
     names = _short_names([p.row for p in named])
-    places = []
+    spots = []
     for point in points:
-        bits, db = window.nearest(point.row)
-        text = names[point.row.text] if point in named else ""
-        if text and narrow:
+        text = names.get(point.row.text, "")
+        if text and widths[-1] < 500:
             text = text.replace(" group ", " g").replace(" block ", " b").replace(",", "")
         if text and point.letter:
             text = f"{point.letter}  {text}"
         if text and not window.holds(point.row):
             text += f" ({point.row.report.bits.total:.3g} bits, {point.row.report.sqnr_db:.1f} dB)"
-        spot = window.across(bits), window.up(db), point.size / 2
-        faint = not point.essential
-        places.append(NamedSpot(*spot, text, bool(point.letter), point.essential, faint))
-    inside = tuple(float(width - LEFT - RIGHT) for width in widths)
-    canvas = Canvas(HEIGHT - ABOVE - BELOW, inside, FONT_SIZE)
-    found = placed(places, segments(edge, window), canvas)
-    return [(p, q, c) for p, q, c in zip(points, places, found, strict=True) if c is not None], canvas
+        bits, db = window.nearest(point.row)
+        at = window.across(bits), window.up(db), point.size / 2
+        spots.append(Spot(*at, text, bool(point.letter), point.essential, not point.essential))
+    canvas = Canvas.of([width - LEFT - RIGHT for width in widths], [HEIGHT - ABOVE - BELOW], FONT_SIZE)
+    found = place(spots, canvas, segments(edge, window))
+    return [(p, s, c) for p, s, c in zip(points, spots, found, strict=True) if c is not None], canvas
 
 
-def segments(edge: Sequence[ComparisonRow], window: Window) -> list[tuple[float, float, float, float]]:
-    """The steps of the dotted line inside of the window, in shares of its axes."""
+def segments(edge: Sequence[ComparisonRow], window: Window) -> list[Segment]:
+    """Return the steps of the dotted line inside of the window, in shares of its axes."""
     corners = [(window.across(bits), window.up(db)) for bits, db in map(_at, edge)]
     found = []
     for (x0, y0), (x1, y1) in itertools.pairwise(corners):
-        found += [(x0, y0, x1, y0), (x1, y0, x1, y1)]
-    clipped = [tuple(min(max(v, 0.0), 1.0) for v in part) for part in found]
-    return [
-        (x0, y0, x1, y1)
-        for (x0, y0, x1, y1), raw in zip(clipped, found, strict=True)
-        if (x0, y0) != (x1, y1) and max(raw[1], raw[3]) >= 0 and min(raw[1], raw[3]) <= 1
-    ]
+        for step in ((x0, y0, x1, y0), (x1, y0, x1, y1)):
+            left, low, right, high = (min(max(v, 0.0), 1.0) for v in step)
+            if (left, low) != (right, high) and max(step[1], step[3]) >= 0 and min(step[1], step[3]) <= 1:
+                found.append((left, low, right, high))
+    return found
 
 
 def _annotations(
@@ -270,88 +274,39 @@ def _annotations(
     widths: Sequence[int],
     others: int,
 ) -> list[dict[str, Any]]:
-    found, _ = callouts_of(points, edge, window, widths, others)
-    notes = [_annotation(point, callout, window) for point, _, callout in found]
     corner = {"x": 0, "y": 1, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
-    title = corner | {
-        "text": "SQNR, dB",
-        "xshift": 8 - LEFT,
-        "yshift": 6,
-        "showarrow": False,
-        "font": {"size": FONT_SIZE},
-    }
-    return [title, *notes]
+    notes = [note("SQNR, dB", FONT_SIZE, **corner, xshift=8 - LEFT, yshift=6)]
+    for point, spot, label in labels_of(points, edge, window, widths, others)[0]:
+        bits, db = window.nearest(point.row)
+        color = {"A": A, "B": B}.get(point.letter, TEXT)
+        notes.append(annotation(spot, label, (window.x(bits), db), color, FONT_SIZE))
+    return notes
 
 
-def _annotation(point: DrawnScheme, callout: Callout, window: Window) -> dict[str, Any]:
-    """As plotly takes it; the line to the point is drawn where they are apart."""
-    bits, db = window.nearest(point.row)
-    color = {"A": A, "B": B}.get(point.letter, TEXT)
-    text = f"<b>{callout.text}</b>" if point.letter else callout.text
-    return {
-        "text": text,
-        "x": window.x(bits),
-        "y": db,
-        "ax": round(callout.right, 1),
-        "ay": round(callout.down, 1),
-        "showarrow": True,
-        "arrowhead": 0,
-        "arrowwidth": 1,
-        "arrowcolor": MUTED if callout.apart else "rgba(0,0,0,0)",
-        "standoff": point.size / 2 + 1 if callout.apart else 0,
-        "borderpad": 0,
-        "font": {"size": FONT_SIZE, "color": color, "family": FONT},
-    }
+def _add_frontier(fig: go.Figure, edge: Sequence[ComparisonRow], window: Window) -> None:
+    """Add the dotted line, from the last point before the window to the first one after it."""
+    low, high = window.bits
+    before = [r for r in edge if r.report.bits.total < low][-1:]
+    after = [r for r in edge if r.report.bits.total > high][:1]
+    seen = [_at(r) for r in [*before, *(r for r in edge if low <= r.report.bits.total <= high), *after]]
+    bits, db = [bits for bits, _ in seen], [db for _, db in seen]
+    add_line(fig, "", bits, db, MUTED, width=1.5, dash="dot", shape="hv")
 
 
-def _line(edge: Sequence[ComparisonRow], window: Window) -> go.Scatter:
-    """The dotted line, from the last point before the window to the first one after it."""
-    before = [r for r in edge if r.report.bits.total < window.bits[0]][-1:]
-    after = [r for r in edge if r.report.bits.total > window.bits[1]][:1]
-    inside = [r for r in edge if window.bits[0] <= r.report.bits.total <= window.bits[1]]
-    seen = [_at(r) for r in [*before, *inside, *after]]
-    return go.Scatter(
-        x=[bits for bits, _ in seen],
-        y=[db for _, db in seen],
-        mode="lines",
-        line={"shape": "hv", "width": 1.5, "color": MUTED, "dash": "dot"},
-        hoverinfo="skip",
-    )
-
-
-def _faint(points: Sequence[DrawnScheme], window: Window) -> list[go.Scatter]:
-    """The other schemes: small and grey, lighter where the frontier passes above them."""
-    members = [p for p in points if not p.essential]
-    marker = {
-        "color": MUTED,
-        "size": [p.size for p in members],
-        "line": {"width": 0},
-        "opacity": [0.95 if p.row.on_frontier else 0.5 for p in members],
-    }
-    return [_markers(members, window, marker)] if members else []
-
-
-def _listed(points: Sequence[DrawnScheme], window: Window) -> list[go.Scatter]:
-    members = [p for p in points if p.listed and not p.letter]
-    symbols = [_symbol(p, window) for p in members]
-    marker = {"color": SLATE, "size": MARKER, "symbol": symbols, "line": {"width": 0}}
-    return [_markers(members, window, marker)] if members else []
-
-
-def _rings(points: Sequence[DrawnScheme], window: Window) -> list[go.Scatter]:
-    """A ring around A and B, whether or not their schemes are among the rows, and a point within."""
-    traces = []
+def _add_schemes(fig: go.Figure, points: Sequence[DrawnScheme], window: Window) -> None:
+    """Add the other schemes small and grey, lighter where the frontier passes above them; then a ring around
+    B and A with a point within, and the shortlist."""
+    faint = [p for p in points if not p.essential]
+    look = {"color": MUTED, "size": [p.size for p in faint], "line": {"width": 0}}
+    _markers(fig, faint, window, look | {"opacity": [0.95 if p.row.on_frontier else 0.5 for p in faint]})
     for point in sorted((p for p in points if p.letter), key=lambda p: p.letter, reverse=True):
         color = A if point.letter == "A" else B
-        ring = {
-            "symbol": _symbol(point, window),
-            "size": RING,
-            "color": translucent(color, 0.2),
-            "line": {"width": 2.5, "color": color},
-        }
-        dot = {"symbol": "circle", "size": SMALL + 1, "color": color}
-        traces += [_markers([point], window, dot), _markers([point], window, ring, point.letter)]
-    return traces
+        _markers(fig, [point], window, {"symbol": "circle", "size": SMALL + 1, "color": color})
+        ring = marker_look(translucent(color, 0.2), RING, _symbol(point, window), 2.5, color)
+        _markers(fig, [point], window, ring, point.letter)
+    listed = [p for p in points if p.listed and not p.letter]
+    symbols = [_symbol(p, window) for p in listed]
+    _markers(fig, listed, window, {"color": SLATE, "size": MARKER, "symbol": symbols, "line": {"width": 0}})
 
 
 def _symbol(point: DrawnScheme, window: Window) -> str:
@@ -365,32 +320,22 @@ def _symbol(point: DrawnScheme, window: Window) -> str:
 
 
 def _markers(
-    members: Sequence[DrawnScheme], window: Window, marker: dict[str, Any], letter: str = ""
-) -> go.Scatter:
-    at = [window.nearest(p.row) for p in members]
-    mark = f"{letter}: " if letter else ""
-    return go.Scatter(
-        x=[bits for bits, _ in at],
-        y=[db for _, db in at],
-        mode="markers",
-        name=letter or "schemes",
-        cliponaxis=False,
-        customdata=[_who(p.row) for p in members],
-        text=[_numbers(p) for p in members],
-        marker=marker,
-        hovertemplate=f"{mark}%{{customdata[0]}}<br>%{{text}}<extra></extra>",
-    )
+    fig: go.Figure, members: Sequence[DrawnScheme], window: Window, marker: dict[str, Any], letter: str = ""
+) -> None:
+    """Add a trace; a point's ``customdata`` is [label, text that makes it A or B]."""
+    if not members:
+        return
+    x, y = zip(*(window.nearest(p.row) for p in members), strict=True)
+    who = [[p.row.label, p.row.text] for p in members]
+    hover = f"{f'{letter}: ' if letter else ''}%{{customdata[0]}}<br>%{{text}}"
+    more = {"customdata": who, "text": [_numbers(p) for p in members], "cliponaxis": False}
+    add_points(fig, letter or "schemes", x, y, marker, hover, **more)
 
 
 def _numbers(point: DrawnScheme) -> str:
     bits, db = _at(point.row)
     here = f"<br>also here: {', '.join(point.hidden)}" if point.hidden else ""
     return f"{bits:.3f} bits, {db:.2f} dB{here}"
-
-
-def _who(row: ComparisonRow) -> list[str]:
-    """Name of a point, and the text that makes it A or B."""
-    return [row.label, row.text]
 
 
 def _at(row: ComparisonRow) -> tuple[float, float]:

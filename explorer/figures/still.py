@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from explorer.figures.callouts import text_width
+from explorer.figures.labels import text_width
 
 X_PIXELS, FEWEST, MOST = 80, 4, 9
 """Pixels of a horizontal axis for each label, and how many steps between labels there are at least and at

@@ -1,4 +1,4 @@
-"""The look that all figures share: layout, palette, buttons, and the name of a saved figure's file."""
+"""Shared look of all figures: palette, axes, traces, notes, buttons, legends, and names of saved files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import plotly.graph_objects as go
 
 from explorer.formats import CodebookFormat, Format, IntegerFormat
 from explorer.formats.integers import FixedPointFormat
+
+Dict = dict[str, Any]
+"""Options as plotly takes them."""
 
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
@@ -33,12 +36,15 @@ FAMILY_COLORS = {
 
 GRID = "rgba(128,140,160,0.25)"
 FAINT = "rgba(128,140,160,0.10)"
+CLEAR = "rgba(0,0,0,0)"
 MAGNITUDE_SCALE = "Cividis"
 MUTED = "#98A2B3"
 TEXT = "#344054"
+RED = "#d92d20"
+"""Ring around what stands out or is inspected."""
 FONT = "Inter, system-ui, sans-serif"
 
-_AXIS: dict[str, object] = {
+_AXIS: Dict = {
     "showgrid": True,
     "gridcolor": GRID,
     "zeroline": False,
@@ -48,7 +54,6 @@ _AXIS: dict[str, object] = {
     "tickfont": {"size": 12},
     "automargin": True,
 }
-
 
 _HOVER = {
     "bgcolor": "#1d2433",
@@ -67,22 +72,28 @@ SWITCH_HEIGHT = 26
 LEGEND_HEIGHT = 30
 """Pixels under a plot for one line of its legend."""
 
-
 POWERS = {"exponentformat": "power", "minexponent": 4}
 """For a linear axis of values of any size: 6×10⁵ rather than 600k. On a logarithmic one plotly garbles it."""
-
 
 FEW_TICKS = {"nticks": 4, "tickangle": 0}
 """For a horizontal axis of long numbers: on a phone more of them would be turned."""
 
+EXTRA = "<extra></extra>"
+"""Ends a hover text: without it plotly repeats the name of the trace."""
 
-def axis_look(title: str) -> dict[str, object]:
-    """The options of an axis called ``title``, for axes that a figure gets beside its first two."""
+
+def axis_look(title: str) -> Dict:
+    """Return the options of an axis called ``title``, for axes beside a figure's first two."""
     return {**_AXIS, "title": {"standoff": 8, "font": {"size": 12}, "text": title}}
 
 
+def numbered(axis: str, index: int) -> str:
+    """Return plotly's name of the axis at ``index`` (from 0): the first has no number."""
+    return axis if index == 0 else f"{axis}{index + 1}"
+
+
 def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figure:
-    """An empty figure with titled axes; ``height`` in pixels. ``name`` becomes the saved file's name.
+    """Return an empty figure with titled axes; ``height`` in pixels. ``name`` becomes the saved file's name.
 
     The visitor's zoom stays when a figure is replaced by one with the same ``uirevision``.
     """
@@ -91,12 +102,12 @@ def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figur
         template="none",
         height=height,
         margin=MARGIN,
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
+        paper_bgcolor=CLEAR,
+        plot_bgcolor=CLEAR,
         font={"family": FONT, "size": 12, "color": TEXT},
         colorway=SERIES,
         bargap=0,
-        legend={"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top", "bgcolor": "rgba(0,0,0,0)"},
+        legend={"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top", "bgcolor": CLEAR},
         hoverlabel=_HOVER,
         uirevision="same",
         meta={"filename": file_name(name)},
@@ -104,6 +115,100 @@ def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figur
         yaxis=axis_look(y_title),
     )
     return go.Figure(layout=layout)
+
+
+LINE = 34
+"""Letters of a message's line that a phone's figure has room for."""
+
+
+def empty(message: str, name: str = "figure") -> go.Figure:
+    """Return a figure without axes, with a ``message`` in place of data."""
+    fig = figure("", "", name)
+    fig.update_xaxes(visible=False)
+    fig.update_yaxes(visible=False)
+    fig.update_layout(margin={"l": MARGIN["r"]})
+    return fig.add_annotation(note(wrapped(message, LINE), 13, x=0.5, y=0.5, xref="paper", yref="paper"))
+
+
+def fit_height(fig: go.Figure, inside: float) -> go.Figure:
+    """Set the height of ``fig`` so that its plot has ``inside`` pixels between the margins."""
+    return fig.update_layout(height=inside + fig.layout.margin.t + fig.layout.margin.b)
+
+
+def add_line(
+    fig: go.Figure,
+    name: str,
+    x: Any,
+    y: Any,
+    color: str,
+    hover: str = "",
+    /,
+    *,
+    width: Any = 2,
+    dash: Any = None,
+    shape: Any = None,
+    size: Any = 0,
+    **more: Any,
+) -> go.Figure:
+    """Add a line ``width`` pixels wide through ``x``, ``y``; with a ``size``, markers of so many pixels too.
+
+    ``hover`` is the template of the text under the mouse; without it the line has none. ``dash`` and
+    ``shape`` of the line, and ``more`` options of the scatter trace, are as plotly takes them.
+    """
+    line = {"color": color, "width": width, "dash": dash, "shape": shape}
+    trace: Dict = {"x": x, "y": y, "mode": "lines", "line": {k: v for k, v in line.items() if v}}
+    if size:
+        trace |= {"mode": "lines+markers", "marker": {"size": size}}
+    if name:
+        trace["name"] = name
+    return fig.add_scatter(**(trace | _told(hover) | more))
+
+
+def _told(hover: str) -> Dict:
+    """Return the options for the text under the mouse."""
+    if not hover:
+        return {"hoverinfo": "skip"}
+    return {"hovertemplate": hover if "<extra>" in hover else hover + EXTRA}
+
+
+def add_points(
+    fig: go.Figure, name: str, x: Any, y: Any, marker: Dict, hover: str = "", /, **more: Any
+) -> go.Figure:
+    """Add markers at ``x``, ``y``; ``hover`` and ``more`` as in ``add_line``."""
+    return fig.add_scatter(
+        **({"x": x, "y": y, "mode": "markers", "name": name, "marker": marker} | _told(hover) | more)
+    )
+
+
+def marker_look(color: str, size: float, symbol: str = "circle", edge: float = 0, rim: str = "") -> Dict:
+    """Return the look of a marker with an outline ``edge`` pixels wide, in the colour ``rim`` or its own."""
+    return {"color": color, "size": size, "symbol": symbol, "line": {"width": edge, "color": rim or color}}
+
+
+def note(text: str, size: int = 12, color: str = "", /, **place: Any) -> Dict:
+    """Return an annotation without an arrow; ``place``: where it stands, as plotly takes it."""
+    font = {"size": size, **({"color": color} if color else {})}
+    return {"text": text, "showarrow": False, "font": font, **place}
+
+
+def panel_title(text: str, x: str, y: str, above: float) -> Dict:
+    """Return a title ``above`` pixels over the left end of the panel whose axes are ``x`` and ``y``."""
+    place = {"x": 0, "xref": f"{x} domain", "y": 1, "yref": f"{y} domain", "yshift": above}
+    return note(text, xanchor="left", yanchor="bottom", **place)
+
+
+def stacked(count: int, tall: float, between: float) -> list[list[float]]:
+    """Return the domains [bottom, top] of ``count`` panels below one another, the first at the top, each
+    ``tall`` and ``between`` apart in one unit."""
+    whole = count * tall + (count - 1) * between
+    tops = [1 - index * (tall + between) / whole for index in range(count)]
+    return [[max(top - tall / whole, 0.0), top] for top in tops]
+
+
+def colour_bar(title: str, ticks: Sequence[float], labels: Sequence[str], thickness: int = 12) -> Dict:
+    """Return the bar that explains colours, labelled at the values ``ticks``."""
+    named = {"title": {"text": title, "side": "right", "font": {"size": 12}}} if title else {}
+    return {**named, "thickness": thickness, "outlinewidth": 0, "tickvals": ticks, "ticktext": labels}
 
 
 def family(fmt: Format) -> str:
@@ -116,14 +221,25 @@ def family(fmt: Format) -> str:
 
 
 def caption(label: str, most: int = 26) -> str:
-    """A scheme's label inside a figure: without the part in brackets, and truncated to fit a phone."""
+    """Return a scheme's label without the part in brackets, cut to ``most`` letters to fit a phone."""
     text = re.sub(r" \(.*?\)", "", label)
     return text if len(text) <= most else f"{text[: most - 1].rstrip(' ,')}…"
 
 
+def wrapped(label: str, width: int = 22) -> str:
+    """Return ``label`` in lines of about ``width`` letters, so that a phone keeps room for the plot."""
+    return "<br>".join(textwrap.wrap(html.escape(label, quote=False), width))
+
+
 def file_name(text: str) -> str:
-    """``text`` as a file name: letters, digits, dots and dashes; none that is hidden."""
+    """Return ``text`` as a file name of letters, digits, dots and dashes that is not hidden."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).lstrip("-.").rstrip("-")[:120] or "figure"
+
+
+def translucent(color: str, opacity: float) -> str:
+    """Return the colour ``color`` (#rrggbb) with an ``opacity`` of 0 … 1."""
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity:g})"
 
 
 def switch_axis(fig: go.Figure, axis: str) -> go.Figure:
@@ -131,36 +247,34 @@ def switch_axis(fig: go.Figure, axis: str) -> go.Figure:
     return add_buttons(fig, [(kind, {f"{axis}.type": kind}) for kind in ("linear", "log")])
 
 
-def add_buttons(fig: go.Figure, options: Sequence[tuple[str, dict[str, object]]]) -> go.Figure:
+def add_buttons(fig: go.Figure, options: Sequence[tuple[str, Dict]]) -> go.Figure:
     """Add buttons at the left above the plot; each option is a label and the layout changes that it makes.
 
-    What they change is listed in the figure's ``meta["switched"]``: code that replaces the figure by a new
-    one carries those layout entries over, as ``uirevision`` does not.
+    The figure's ``meta["switched"]`` lists what they change: code that replaces the figure by a new one
+    carries those layout entries over, as ``uirevision`` does not.
     """
     buttons = [{"label": label, "method": "relayout", "args": [change]} for label, change in options]
     changed = list(dict.fromkeys(key for _, change in options for key in change))
     return _with_buttons(fig, [buttons], changed)
 
 
-Switch = tuple[str, dict[str, object], list[int], dict[str, object]]
-"""An option of a switch: its label, changes of traces (a list has one entry for each), of which traces, and
-changes of the layout."""
+Switch = tuple[str, Dict, list[int], Dict]
+"""An option of a switch: its label, changes of traces (a list has one entry for each), the numbers of those
+traces, and changes of the layout."""
 
 
 def add_switches(fig: go.Figure, switches: Mapping[str, Sequence[Switch]]) -> go.Figure:
-    """``add_buttons`` that change traces: a row of buttons for each of ``switches``, whose first option is
-    what the figure shows.
+    """Add buttons that change traces: a row for each of ``switches``, whose first option the figure shows.
 
-    What is chosen is kept in the layout's ``meta``, under the switch's name ("mode" or "order"), which a new
+    The choice is kept in the layout's ``meta``, under the switch's name ("mode" or "order"), which a new
     figure of its kind carries over.
     """
-    rows: list[list[dict[str, Any]]] = []
+    rows: list[list[Dict]] = []
     for name, options in switches.items():
         rows.append([])
         for label, change, traces, layout in options:
-            chosen: dict[str, object] = {f"meta.{name}": label}  # first: the page marks the button by it
-            arguments = [change, chosen | layout, traces]
-            rows[-1].append({"label": label, "method": "update", "args": arguments})
+            chosen: Dict = {f"meta.{name}": label}  # first: the page marks the button by it
+            rows[-1].append({"label": label, "method": "update", "args": [change, chosen | layout, traces]})
     first = {name: options[0][0] for name, options in switches.items()}
     fig.update_layout(meta={**(fig.layout.meta or {}), **first})
     return _with_buttons(fig, rows, [f"meta.{name}" for name in switches])
@@ -170,49 +284,24 @@ LETTER, BUTTON = 6.2, 22
 """Pixels of a letter in a button, and of a button beside its words."""
 
 
-def _with_buttons(fig: go.Figure, rows: list[list[dict[str, Any]]], switched: list[str]) -> go.Figure:
-    """Rows of buttons side by side, above the plot."""
+def _with_buttons(fig: go.Figure, rows: list[list[Dict]], switched: list[str]) -> go.Figure:
+    """Add rows of buttons side by side, above the plot."""
+    look = {"type": "buttons", "direction": "right", "showactive": False, "font": {"size": 11}}
+    look |= {"bgcolor": "rgba(128,140,160,0.12)", "bordercolor": GRID}
+    look |= {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
     menus, left = [], 0.0
     for buttons in rows:
-        menus.append(
-            {
-                "type": "buttons",
-                "direction": "right",
-                "buttons": buttons,
-                "x": 0,
-                "xanchor": "left",
-                "y": 1,
-                "yanchor": "bottom",
-                "pad": {"t": 0, "b": 4, "l": left, "r": 0},
-                "showactive": False,
-                "bgcolor": "rgba(128,140,160,0.12)",
-                "bordercolor": GRID,
-                "font": {"size": 11},
-            }
-        )
+        menus.append({**look, "buttons": buttons, "pad": {"t": 0, "b": 4, "l": left, "r": 0}})
         left += sum(LETTER * len(button["label"]) + BUTTON for button in buttons) + BUTTON
-    return fig.update_layout(
-        meta={**(fig.layout.meta or {}), "switched": switched},
-        margin={"t": MARGIN["t"] + SWITCH_HEIGHT},
-        updatemenus=menus,
-    )
+    meta = {**(fig.layout.meta or {}), "switched": switched}
+    return fig.update_layout(meta=meta, margin={"t": MARGIN["t"] + SWITCH_HEIGHT}, updatemenus=menus)
 
 
 def legend_below(fig: go.Figure, lines: int = 1) -> go.Figure:
-    """Reserve space for the lines of the legend under the plot, so that it neither covers nor moves
-    anything."""
-    fig.update_layout(
-        showlegend=True,
-        legend={"xref": "container", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"},
-        margin={"b": MARGIN["b"] + LEGEND_HEIGHT * lines},
-    )
-    return fig
-
-
-def translucent(color: str, opacity: float) -> str:
-    """``color`` (#rrggbb) as one that lets through what lies behind it."""
-    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{opacity:g})"
+    """Reserve space for the lines of the legend under the plot, where it covers and moves nothing."""
+    place = {"xref": "container", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"}
+    bottom = {"b": MARGIN["b"] + LEGEND_HEIGHT * lines}
+    return fig.update_layout(showlegend=True, legend=place, margin=bottom)
 
 
 WIDE_DECADES = 6
@@ -229,7 +318,7 @@ def log_axis(fig: go.Figure, axis: str, low: float, high: float, base: int = 10)
     if not 0 < low < high:
         raise ValueError(f"a logarithmic axis goes from above 0 to more, not from {low} to {high}")
     ends = [math.log10(low), math.log10(high)]
-    options: dict[str, object] = {"type": "log", "range": ends}
+    options: Dict = {"type": "log", "range": ends}
     if base != 10:
         options |= {"dtick": math.log10(base), "tickformat": ",.7~r"}
     elif ends[1] - ends[0] < WIDE_DECADES and low >= 1e-4 and high <= 1e6:
@@ -250,30 +339,3 @@ def _label_count(axis: str, decades: float) -> int:
     if decades < few:
         return 3
     return 4 if decades < most else max(3, math.ceil(decades))
-
-
-def wrapped(label: str, width: int = 22) -> str:
-    """``label`` in lines of about ``width`` letters, so that a phone keeps room for the plot."""
-    return "<br>".join(textwrap.wrap(html.escape(label, quote=False), width))
-
-
-LINE = 34
-"""Letters of a message's line that a phone's figure has room for."""
-
-
-def empty(message: str, name: str = "figure") -> go.Figure:
-    """A figure without axes, with a ``message`` in place of data."""
-    fig = figure("", "", name)
-    fig.update_xaxes(visible=False)
-    fig.update_yaxes(visible=False)
-    fig.update_layout(margin={"l": MARGIN["r"]})
-    fig.add_annotation(
-        text=wrapped(message, LINE),
-        showarrow=False,
-        x=0.5,
-        y=0.5,
-        xref="paper",
-        yref="paper",
-        font={"size": 13},
-    )
-    return fig

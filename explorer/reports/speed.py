@@ -9,10 +9,7 @@ from typing import Any
 
 from explorer import words
 from explorer.cpu.products import products_for
-from explorer.figures.speed import speed_figure
-from explorer.figures.speed_roofline import roofline_figure
-from explorer.figures.speed_sweep import sweep_figure
-from explorer.figures.speed_tradeoff import tradeoff_figure
+from explorer.figures.speed import roofline_figure, speed_figure, sweep_figure, tradeoff_figure
 from explorer.methods.recipe import Recipe
 from explorer.products.advice import ENOUGH_DB, at_shape, by_distance, points, summary, swept
 from explorer.products.machine_words import machine_words

@@ -11,20 +11,20 @@ import torch
 
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
 from explorer.analysis.goals import GOALS
-from explorer.figures.callouts import name_box
 from explorer.figures.compare import (
     CLASSES,
     LEFT,
     OTHERS,
     RIGHT,
     _points,
-    callouts_of,
     exact_words,
     frontier_figure,
+    labels_of,
     segments,
     thinned,
     window_of,
 )
+from explorer.figures.labels import label_box
 from explorer.figures.style import A, B
 from tests.covering import sampled
 
@@ -62,23 +62,24 @@ def test_no_name_lies_on_a_name_a_point_or_the_line(tensor: str, name: str) -> N
     edge = sorted((r for r in rows if r.on_frontier and r in DRAWN + rows), key=lambda r: r.report.bits.total)
     edge = [r for r in edge if math.isfinite(r.report.sqnr_db)]
     for widest, widths in CLASSES:
-        found, canvas = callouts_of(points, edge, window, widths, OTHERS[widest])
+        found, canvas = labels_of(points, edge, window, widths, OTHERS[widest])
         named = {str(point.row.scheme) for point, _, _ in found}
         assert named >= {str(row.scheme) for row in listed if math.isfinite(row.report.sqnr_db)}
-        for width in (w - LEFT - RIGHT for w in widths):
-            boxes = [name_box(place, callout, width, canvas) for _, place, callout in found]
+        for width, height in canvas.plots:
+            assert width + LEFT + RIGHT in widths
+            boxes = [label_box(spot, label, (width, height), canvas.size) for _, spot, label in found]
             for box in boxes:
-                assert box[0] >= 0 and box[1] >= 0 and box[2] <= width and box[3] <= canvas.height
+                assert box[0] >= 0 and box[1] >= 0 and box[2] <= width and box[3] <= height
             for one, other in itertools.combinations(boxes, 2):
                 assert not meet(one, other), f"{goal.name} at {width}"
             for point in points:
                 if point.essential:
                     bits, db = window.nearest(point.row)
-                    x, y = window.across(bits) * width, (1 - window.up(db)) * canvas.height
+                    x, y = window.across(bits) * width, (1 - window.up(db)) * height
                     half = point.size / 2
                     assert not any(meet(box, (x - half, y - half, x + half, y + half)) for box in boxes)
             for x0, y0, x1, y1 in segments(edge, window):
-                top, bottom = sorted(((1 - y0) * canvas.height, (1 - y1) * canvas.height))
+                top, bottom = sorted(((1 - y0) * height, (1 - y1) * height))
                 line = (x0 * width - 0.5, top - 0.5, x1 * width + 0.5, bottom + 0.5)
                 assert not any(meet(box, line) for box in boxes), f"{goal.name} at {width}"
 

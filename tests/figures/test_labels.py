@@ -11,48 +11,38 @@ import random
 import pytest
 
 from explorer.figures import style
-from explorer.figures.labels import WIDTHS, Label, Spot, place
+from explorer.figures.labels import WIDTHS, Canvas, Spot, label_box, place
 from tests.covering import sampled
 
-HEIGHT, SIZE = 320, 10
-
-
-def boxes(spots: list[Spot], labels: list[Label | None], width: float) -> list[tuple[float, ...]]:
-    """Left, top, right, bottom of every marker and label, in pixels."""
-    found = []
-    for spot, label in zip(spots, labels, strict=True):
-        x, y, r = spot.x * width, (1 - spot.y) * HEIGHT, spot.radius
-        found.append((x - r, y - r, x + r, y + r))
-        if label:
-            wide, tall = 0.55 * SIZE * len(label.text), 1.2 * SIZE
-            x, y = x + label.right, y + label.down
-            found.append((x - wide / 2, y - tall / 2, x + wide / 2, y + tall / 2))
-    return found
+CANVAS = Canvas.of(WIDTHS, [320], 10)
 
 
 @pytest.mark.parametrize("seed", sampled(range(20), range(3)))
 def test_no_label_lies_over_another_or_a_point(seed: int) -> None:
+    """Nor does one leave the plot, at any width."""
     chance = random.Random(seed)
     spots = [Spot(chance.random(), chance.random(), 5, "INT8 W8A8" if i < 8 else "") for i in range(24)]
-    labels = place(spots, HEIGHT, SIZE)
-    assert labels == place(spots, HEIGHT, SIZE), "the same points, the same labels"
-    assert labels[0] is not None and labels[8:] == [None] * 16
-    for width in WIDTHS:
-        every = boxes(spots, labels, width)
-        markers = {b for b, spot in zip(boxes(spots, [None] * 24, width), spots, strict=True)}
-        for a, b in itertools.combinations(every, 2):
-            if not {a, b} <= markers:
-                assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a, b)
+    labels = place(spots, CANVAS)
+    assert labels == place(spots, CANVAS), "the same points, the same labels"
+    assert any(labels[:8]) and labels[8:] == [None] * 16
+    for width, height in CANVAS.plots:
+        named = [
+            label_box(s, label, (width, height), 10) for s, label in zip(spots, labels, strict=True) if label
+        ]
+        at = [(spot.x * width, (1 - spot.y) * height) for spot in spots]
+        markers = [(x - 5, y - 5, x + 5, y + 5) for x, y in at]
+        for a, b in [*itertools.combinations(named, 2), *itertools.product(named, markers)]:
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1], (a, b)
+        assert all(a[0] >= 0 and a[1] >= 0 and a[2] <= width and a[3] <= height for a in named)
 
 
 def test_a_letter_stands_where_words_have_no_room() -> None:
     """A and B are found on the frontier however crowded it is; another label without room is left out."""
-    crowd = [Spot(i / 20, j / 20, 9, "", "A" if i == j == 10 else "") for i in range(21) for j in range(21)]
-    labels = place(crowd, HEIGHT, SIZE)
-    assert [label.text for label in labels if label] == ["A"]
-    (long,) = place([Spot(0.5, 0.5, 5, "word" * 30, "A")], HEIGHT, SIZE)
-    assert long is not None and long.text == "A"
-    same = place([Spot(0.5, 0.5, 5, "word" * 10) for _ in range(200)], HEIGHT, SIZE)
+    crowd = [Spot(i / 20, j / 20, 9, faint=True) for i in range(21) for j in range(21)]
+    long = Spot(0.5, 0.5, 9, "word" * 30, essential=True, short="A")
+    labels = place([*crowd, long], CANVAS)
+    assert labels[:-1] == [None] * len(crowd) and labels[-1] is not None and labels[-1].text == "A"
+    same = place([Spot(0.5, 0.5, 5, "word" * 2) for _ in range(200)], CANVAS)
     assert same[0] is not None and same[-1] is None
 
 

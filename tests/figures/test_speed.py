@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 from explorer.figures import style
-from explorer.figures.speed import speed_figure
-from explorer.figures.speed_ladder import ladder_figure
-from explorer.figures.speed_roofline import roofline_figure
-from explorer.figures.speed_sweep import sweep_figure
-from explorer.figures.speed_tradeoff import tradeoff_figure
+from explorer.figures.speed import ladder_figure, roofline_figure, speed_figure, sweep_figure, tradeoff_figure
 from explorer.products.advice import at_shape, fastest, points
 from explorer.products.gemms import GEMMS
 from explorer.recordings.gemm import recorded_gemms

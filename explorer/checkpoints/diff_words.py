@@ -42,9 +42,7 @@ def _coded(found: Diff) -> str:
     """Schemes, bits and errors. Without codes, weights that were rounded and stored in a plain type have an
     error too."""
     if layers := found.coded:
-        kinds = ", ".join(
-            f"{count(n)} {kind}" for kind, n in Counter(one.kind for one in layers).most_common()
-        )
+        kinds = Counter(layer.kind for layer in layers).most_common()
         weights = [math.prod(layer.shape) for layer in layers]
         bits = sum(layer.bits * n for layer, n in zip(layers, weights, strict=True)) / sum(weights)
         of = ", ".join(f"{count(n)} {kind}" for kind, n in kinds)

@@ -35,7 +35,6 @@ from explorer.sources.quantized_forms import Restored
 from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.words import number, plain
 
-SORTS = ("name", "db", "bits")
 LEAST_LAYERS = 3
 """The fewest layers of one scheme among which one can stand out."""
 LEAST_Z, LEAST_DB = 3.5, 1.0
@@ -269,7 +268,7 @@ def analysis_of(opened: Opened, name: str, most: int | None = None) -> tuple[Ten
 
 
 def ordered(layers: Sequence[LayerDiff], by: str) -> list[LayerDiff]:
-    """``layers`` by one of ``SORTS``: as they are, the worst first, or the most bits first."""
+    """``layers`` by name, db or bits: as they are, the worst first, or the most bits first."""
     keys: dict[str, Callable[[LayerDiff], float]] = {
         "name": lambda layer: 0.0,
         "db": lambda layer: -math.inf if math.isnan(layer.sqnr_db) else layer.sqnr_db,

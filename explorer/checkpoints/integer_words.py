@@ -1,6 +1,8 @@
-"""Codes and scales in the words of other programs: unsigned codes, int32 words, bytes of two codes."""
+"""Integer codes and their scales as other programs pack them: unsigned codes, int32 words, float16 scales."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -26,22 +28,23 @@ def integer_refusal(scheme: Scheme, bits: tuple[int, ...], along: int) -> str:
         return f"it holds one scale a block, not the two levels of {scheme.label}"
     if scheme.flat or height != 1:
         return f"its blocks are rows or groups along a row, not {scheme.granularity}"
-    return ragged(along, width) if width is not None else ""
+    return ragged(along, width)
 
 
-def ragged(along: int, width: int) -> str:
-    """Reason why groups of ``width`` do not fit rows of ``along`` values; empty if they do."""
-    return f"a row of {along} values is no whole number of groups of {width}" if along % width else ""
+def ragged(along: int, width: int | None, what: str = "row") -> str:
+    """Reason why groups of ``width`` do not fit a row of ``along`` values; empty if they do."""
+    return (
+        f"a {what} of {along} values is no whole number of groups of {width}" if along % (width or 1) else ""
+    )
 
 
 def groups_in(scheme: Scheme, shape: tuple[int, int]) -> int:
-    """How many scales a layer [N, K] has."""
-    rows, columns = scheme.grid(shape)
-    return int(rows * columns)
+    """The number of scales of a layer [N, K]."""
+    return math.prod(scheme.grid(shape))
 
 
 def unsigned(q: QuantizedTensor) -> Tensor:
-    """uint8 [N, K]: integer codes counted from the lowest: 0 for -2^(b-1)."""
+    """uint8 [N, K]: integer codes counted from the lowest, -2^(b-1)."""
     return q.codes ^ (1 << (q.scheme.format.bits - 1))
 
 

@@ -1,4 +1,5 @@
-"""Targets that are a folder of safetensors: the model's own tensors, and those that a layer becomes."""
+"""Targets that are a folder of safetensors files: layers of codes in the target's tensors, all others as they
+are."""
 
 from __future__ import annotations
 
@@ -17,16 +18,15 @@ from explorer.core.quantize import QuantizedTensor
 from explorer.export.files import write_tensors
 from explorer.formats import E4M3
 from explorer.schemes import SCHEMES, Scheme, tensor_scale_for
-from explorer.sources.base import TensorInfo
-from explorer.sources.safetensors_header import NAMES
+from explorer.sources.coded import SETTINGS
+from explorer.sources.safetensors_header import bytes_of
 
 Layer = Callable[[QuantizedTensor, torch.dtype], dict[str, Tensor]]
 """(codes, the model's dtype) -> tensors by suffix of the layer's name: ".weight_packed"."""
 Settings = Callable[[Plan], dict[str, Any]]
-"""Entries added to config.json: ``quantization_config``, and settings that have to change with it."""
-_SIZES = {name: dtype.itemsize for dtype, name in NAMES.items()}
+"""``quantization_config`` of config.json, which transformers and serving engines look for."""
 _HEADER_ENTRY, _PARTS = 130, 8
-"""Upper bounds: bytes of one tensor's header entry without its layer's name, and tensors per layer."""
+"""Upper bounds: the bytes of a tensor's header entry without its layer's name, and the tensors of a layer."""
 
 
 def write_model(
@@ -36,57 +36,50 @@ def write_model(
     more: Mapping[str, Tensor] | None = None,
     own: Callable[[str], Layer] | None = None,
     apart: bool = False,
+    config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write all tensors of the model, ``more`` of other names, and its changed configuration into the job's
-    folder. ``own``: what writes a layer by its name, in place of ``layer``. ``apart``: experts of a
-    class that the reader replaces are written one by one (``ModelFolder.taken_apart``)."""
+    """Write the model into the job's folder: its tensors, ``more`` tensors, and its changed configuration.
+    ``own`` gives the writer of a layer by name, in place of ``layer``. ``config``: further entries of
+    config.json. ``apart``: experts of a class that the reader replaces are written one by one
+    (``ModelFolder.taken_apart``)."""
     model = job.plan.model
     shards = Shards(job.folder, job.plan.file_bytes, _header_bytes(job.plan))
     for info in model.infos:
-        writer = own(info.name.removesuffix(".weight")) if own else layer
-        taken = model.taken_apart(info.name) if apart else {}
-        whole = model.read(info.name) if taken else None
-        for name, of in taken.items():
-            assert whole is not None
-            shards.add(name, of(whole))
-        for name, tensor in () if taken else _tensors_of(info.name, job, writer).items():
+        if apart and (parts := model.taken_apart(info.name)):
+            whole = model.read(info.name)
+            tensors = {name: of(whole) for name, of in parts.items()}
+        else:
+            tensors = _tensors_of(info.name, job, own(info.name.removesuffix(".weight")) if own else layer)
+        for name, tensor in tensors.items():
             shards.add(name, tensor)
         job.step()
     for name, tensor in (more or {}).items():
         shards.add(name, tensor)
     shards.close()
-    config = model.config | settings(job.plan)
-    (job.folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+    entries = model.config | {SETTINGS: settings(job.plan)} | dict(config or {})
+    (job.folder / CONFIG).write_text(json.dumps(entries, indent=2), encoding="utf-8")
 
 
 def _header_bytes(plan: Plan) -> int:
     """Room for the header of each file."""
-    coded = {f"{name}.weight" for name in plan.layers}
-    entries = [
-        (_PARTS if info.name in coded else len(plan.model.taken_apart(info.name)) or 1)
-        * (len(info.name) + _HEADER_ENTRY)
-        for info in plan.model.infos
-    ]
-    return sum(entries)
+    total = 0
+    for info in plan.model.infos:
+        parts = _PARTS if plan.layer_of(info.name) else len(plan.model.taken_apart(info.name)) or 1
+        total += parts * (len(info.name) + _HEADER_ENTRY)
+    return total
 
 
 def around(plan: Plan) -> int:
-    """See ``Export.around``; of layers of at most 16 bits a weight, which decide on the number of files."""
-    coded = {f"{name}.weight" for name in plan.layers}
-    kept = sum(bytes_of(info) for info in plan.model.infos if info.name not in coded)
-    most = kept + sum(2 * info.elements for info in plan.model.infos if info.name in coded)
+    """See ``Export.around``. The number of files is that for layers of 16 bits per weight."""
+    kept = sum(bytes_of(info) for info in plan.model.infos if not plan.layer_of(info.name))
+    most = kept + sum(2 * info.elements for info in plan.model.infos if plan.layer_of(info.name))
     files = 1 + int(2 * most / plan.file_bytes)  # two that follow each other are longer than one may be
     return kept + files * room_of(_header_bytes(plan))
 
 
-def bytes_of(info: TensorInfo) -> int:
-    """Bytes of a tensor in the dtype that its header entry names."""
-    return info.elements * _SIZES[info.dtype]
-
-
 def _tensors_of(tensor: str, job: ExportJob, layer: Layer) -> dict[str, Tensor]:
-    plan, name = job.plan, tensor.removesuffix(".weight")
-    if not tensor.endswith(".weight") or name not in plan.layers:
+    plan = job.plan
+    if not (name := plan.layer_of(tensor)):
         return {tensor: plan.model.read(tensor)}
     q = job.layer(name)
     dtype = q.scheme.plain_dtype
@@ -99,8 +92,8 @@ def _tensors_of(tensor: str, job: ExportJob, layer: Layer) -> dict[str, Tensor]:
 
 
 def _input_scale(name: str, inputs: Scheme, scale: float) -> dict[str, Tensor]:
-    """The fixed scale of a layer's inputs as compressed-tensors names it; that of block scales divides, and
-    is rounded as its library does in models of 16 bits."""
+    """The fixed scale of a layer's inputs in compressed-tensors' form. The one over block scales divides, and
+    is rounded as the library rounds it in models of 16 bits."""
     if inputs.block == (None, None):
         return {f"{name}.input_scale": torch.tensor([scale])}
     largest = torch.tensor(scale * inputs.format.max * E4M3.max)
@@ -118,9 +111,16 @@ def one(layer: Layer) -> Callable[[QuantizedTensor, str, Path], None]:
     return write
 
 
-def quantization_config(**settings: Any) -> dict[str, Any]:
-    """The entry of config.json that transformers and serving engines look for."""
-    return {"quantization_config": settings}
+def kept(plan: Plan) -> list[str]:
+    """The layers without codes, as the files name them."""
+    return [name for name in plan.model.matrices if name not in plan.coded]
+
+
+def not_coded(plan: Plan) -> list[str]:
+    """The layers without codes, as the files and the reader's network name them."""
+    coded = {plan.model.place(name).module for name in plan.coded}
+    linear = plan.model.skeleton.linear if plan.model.skeleton else ("lm_head",)
+    return list(dict.fromkeys([*kept(plan), *(path for path in linear if path not in coded)]))
 
 
 def opened(plan: Plan, packages: str, dtype: str) -> str:

@@ -57,6 +57,11 @@ class Plan:
             raise ValueError(f"{layer}.weight has the shape {list(shape)}; layers are matrices [N, K]")
         return shape[0], shape[1]
 
+    def layer_of(self, tensor: str) -> str:
+        """The layer of the plan with the weight ``tensor``; empty for other tensors."""
+        name = tensor.removesuffix(".weight")
+        return name if name != tensor and name in self.layers else ""
+
     @property
     def file_bytes(self) -> float:
         """The most bytes of a file of tensors."""

@@ -1,6 +1,6 @@
 """AWQ's layout ("gemm"): what gptqmodel, transformers and vLLM load as ``quant_method: awq``.
 
-Of each layer, eight outputs to a word in the order 0 2 4 6 1 3 5 7::
+A layer has three tensors, with eight outputs to a word in the order 0 2 4 6 1 3 5 7::
 
     qweight  I32 [K, N/8]
     qzeros   I32 [groups, N/8]
@@ -35,7 +35,7 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
         return why
     if scheme.block[1] is None:
         return f"it has groups along a row, not {scheme.granularity}"
-    return ragged(shape[0], EACH).replace("row", "column")
+    return ragged(shape[0], EACH, "column")
 
 
 def family(scheme: Scheme) -> str:
@@ -67,12 +67,12 @@ def _interleaved(codes: Tensor) -> Tensor:
 
 
 def _place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:
-    """Where the reader has the layer; readers build the head as it is, and would leave it random, and
-    transformers finds no experts whose codes are apart."""
+    """Where the reader has the layer. Readers build a plain head, which codes would leave random, and
+    transformers finds no codes of single experts."""
     if model.is_head(layer):
         return LayerPlace("", "readers of this layout have no codes in the head")
-    found = model.place(layer)
-    return LayerPlace("", "transformers finds no codes of experts in this layout") if found.experts else found
+    found, why = model.place(layer), "transformers finds no codes of experts in this layout"
+    return LayerPlace("", why) if found.experts else found
 
 
 def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
@@ -81,16 +81,15 @@ def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
 
 
 def settings(plan: Plan) -> dict[str, Any]:
-    """config.json's entry."""
-    kept = [name for name in plan.model.matrices if name not in plan.coded]
-    return safetensors_folder.quantization_config(
-        quant_method="awq",
-        bits=BITS,
-        group_size=next(iter(plan.schemes)).block[1],
-        zero_point=True,
-        version="gemm",
-        modules_to_not_convert=kept or None,
-    )
+    """``quantization_config`` of config.json."""
+    return {
+        "quant_method": "awq",
+        "bits": BITS,
+        "group_size": next(iter(plan.schemes)).block[1],
+        "zero_point": True,
+        "version": "gemm",
+        "modules_to_not_convert": safetensors_folder.kept(plan) or None,
+    }
 
 
 def load(plan: Plan) -> str:

@@ -1,6 +1,6 @@
 """bitsandbytes: NF4 and its FP4, as transformers loads them in 4 bits.
 
-Of each layer, with the first of two codes in the high half of a byte::
+The tensors of a layer, with the first of two codes in the high half of a byte::
 
     weight                                   U8 [N·K/2, 1]
     weight.absmax                            F32 [blocks]; doubly quantized: U8 codes of the next
@@ -32,11 +32,11 @@ from explorer.schemes.rules import NESTED_BLOCK
 NAME = "bitsandbytes"
 BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)
 _FP4_CODES = (11, 10, 13, 12, 15, 14, 9, 0, 1, 6, 7, 4, 5, 2, 3)
-"""bitsandbytes' code of each of the 15 levels of its FP4, from the least up; of two for 0 the first."""
+"""bitsandbytes' codes of the 15 levels of its FP4 in rising order; 0 has two, of which this is the first."""
 _FP4_MAP = tuple(BNB_FP4_LEVELS[_FP4_CODES.index(code)] if code in _FP4_CODES else -0.0 for code in range(16))
 _TYPES = {"nf4": ("nf4", NF4_LEVELS), "bnb_fp4": ("fp4", _FP4_MAP)}
 _STATE_BYTES = 120
-"""About the length of a layer's state."""
+"""The approximate length of a layer's state."""
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -109,22 +109,18 @@ def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
 
 
 def settings(plan: Plan) -> dict[str, Any]:
-    """config.json's entry."""
+    """``quantization_config`` of config.json."""
     scheme = next(iter(plan.schemes))
-    kept = [name for name in plan.model.matrices if name not in plan.coded]
-    coded = {plan.model.place(name).module for name in plan.coded}
-    linear = plan.model.skeleton.linear if plan.model.skeleton else ("lm_head",)
-    left = [path for path in linear if path not in coded]
-    return safetensors_folder.quantization_config(
-        quant_method="bitsandbytes",
-        load_in_4bit=True,
-        load_in_8bit=False,
-        bnb_4bit_quant_type=_TYPES[scheme.format.name][0],
-        bnb_4bit_use_double_quant=_nested(scheme),
-        bnb_4bit_compute_dtype=_DTYPES.get(plan.model.dtype, "float32"),
-        bnb_4bit_quant_storage="uint8",
-        llm_int8_skip_modules=list(dict.fromkeys([*kept, *left])),
-    )
+    return {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "bnb_4bit_quant_type": _TYPES[scheme.format.name][0],
+        "bnb_4bit_use_double_quant": _nested(scheme),
+        "bnb_4bit_compute_dtype": _DTYPES.get(plan.model.dtype, "float32"),
+        "bnb_4bit_quant_storage": "uint8",
+        "llm_int8_skip_modules": safetensors_folder.not_coded(plan),
+    }
 
 
 def load(plan: Plan) -> str:

@@ -1,6 +1,6 @@
 """compressed-tensors: what llm-compressor writes, and transformers, vLLM and SGLang read.
 
-Of each layer (compressed-tensors 0.20, ``compressors/``)::
+The tensors of a layer (compressed-tensors 0.20, ``compressors/``)::
 
     pack-quantized        weight_packed I32 [N, K·b/32], weight_scale [N, groups], weight_shape I64 [2],
                           asymmetric: weight_zero_point I32 [N·b/32, groups], packed along N
@@ -42,6 +42,7 @@ VERSION = "0.20.0"
 INTEGERS = (2, 3, 4, 5, 6, 7, 8)
 TILE = 128
 _UNPACKED = ("int-quantized", "float-quantized", "mxfp8-quantized")
+"""Formats whose codes are called ``.weight``."""
 EXPERTS = r"re:.*\.experts\.\d+\..*"
 _WORD = 32
 _SHAPE_BITS = 128
@@ -67,10 +68,14 @@ Layouts = Callable[[Scheme], CompressedLayout | None]
 """A scheme -> the format that holds its codes."""
 
 
-def layout_of(scheme: Scheme) -> CompressedLayout | None:
+def compressed_layout(scheme: Scheme) -> CompressedLayout | None:
     """The format that holds codes of ``scheme``; None if there is none."""
     if isinstance(scheme.format, IntegerFormat):
-        return _integer_layout(scheme) if not integer_refusal(_as_row(scheme), INTEGERS, 0) else None
+        if integer_refusal(_as_row(scheme), INTEGERS, 0):
+            return None
+        packed = packed_layout(scheme)
+        whole_rows = scheme.format.bits == 8 and scheme.block[1] is None
+        return CompressedLayout("int-quantized", packed.weights, _int8) if whole_rows else packed
     if scheme.scale is None or scheme.flat:
         return None
     element, block, rule = scheme.format.name, scheme.block, scheme.scale
@@ -87,13 +92,6 @@ def _as_row(scheme: Scheme) -> Scheme:
     """The scheme with a scale a row in place of one for the tensor, which INT8 may have too."""
     whole = scheme.block == (None, None) and scheme.format.bits == 8
     return replace(scheme, block=(1, None)) if whole else scheme
-
-
-def _integer_layout(scheme: Scheme) -> CompressedLayout:
-    packed = packed_layout(scheme)
-    if scheme.format.bits == 8 and scheme.block[1] is None:
-        return CompressedLayout("int-quantized", packed.weights, _int8)
-    return packed
 
 
 def packed_layout(scheme: Scheme) -> CompressedLayout:
@@ -152,15 +150,13 @@ def _nvfp4(q: QuantizedTensor, dtype: torch.dtype) -> Parts:
 
 def _mx(q: QuantizedTensor, dtype: torch.dtype, weight: str = ".weight_packed") -> Parts:
     codes = q.packed.contiguous()
-    scales = E8M0.encode_unchecked(q.scales.stored).to(torch.uint8)
     return {
         weight: codes.view(torch.float8_e4m3fn) if weight == ".weight" else codes,
-        ".weight_scale": scales,
+        ".weight_scale": E8M0.encode_unchecked(q.scales.stored).to(torch.uint8),
     }
 
 
 def _scales(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
-    """[grid] in ``dtype``."""
     return q.scales.scale.to(dtype).contiguous()
 
 
@@ -168,7 +164,7 @@ def stored(q: QuantizedTensor, dtype: torch.dtype) -> QuantizedTensor:
     """The codes with scales that ``dtype`` holds, which moves weights by up to 2⁻⁹ of their size, and by more
     where scales are subnormal numbers of float16. Scales of two levels, and powers of two, stay.
     ``ValueError`` for one beyond the largest number of ``dtype``."""
-    layout, scale = layout_of(q.scheme), q.scales.stored
+    layout, scale = compressed_layout(q.scheme), q.scales.stored
     if layout is None or layout.bfloat16 or q.scales.tensor_scale is not None:
         return q
     held = scale.to(dtype).float()
@@ -181,29 +177,23 @@ def stored(q: QuantizedTensor, dtype: torch.dtype) -> QuantizedTensor:
 
 def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
     """Bits per weight of a layer [N, K] of a model in ``dtype``."""
-    layout = layout_of(scheme)
-    assert layout is not None
-    return bits_of(layout, scheme, shape, dtype)
+    return bits_of(compressed_layout(scheme), scheme, shape, dtype)
 
 
-def bits_of(layout: CompressedLayout, scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
+def bits_of(layout: CompressedLayout | None, scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
     """Bits per weight of codes, scales and zero points in ``layout``."""
+    assert layout is not None
     (rows, columns), bits, groups = shape, scheme.format.bits, groups_in(scheme, shape)
     if layout.bfloat16:
         return bits + (8 * groups + (32 if layout is _NVFP4 else 0)) / math.prod(shape)
     total = groups * dtype.itemsize * 8.0
     if layout.format == "pack-quantized":
-        total += _whole_words(columns * bits) * rows + _SHAPE_BITS
-        zeros = _whole_words(rows * bits) * (groups // rows)
+        total += -(-columns * bits // _WORD) * _WORD * rows + _SHAPE_BITS
+        zeros = -(-rows * bits // _WORD) * _WORD * (groups // rows)
     else:
         total += bits * rows * columns
         zeros = bits * groups
     return (total + (zeros if is_asymmetric(scheme) else 0)) / math.prod(shape)
-
-
-def _whole_words(bits: int) -> int:
-    """``bits`` rounded up to whole words."""
-    return -(-bits // _WORD) * _WORD
 
 
 _FLOAT_STRATEGIES: dict[tuple[int | None, int | None], dict[str, Any]] = {
@@ -241,10 +231,10 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
     """Reason why compressed-tensors cannot hold a layer [N, K] by ``scheme``, or an empty text."""
     if isinstance(scheme.format, IntegerFormat):
         return integer_refusal(_as_row(scheme), INTEGERS, shape[1]) or _short_zeros(scheme, shape)
-    if layout_of(scheme) is None:
+    if compressed_layout(scheme) is None:
         return f"it has no format for {scheme.label}"
     height, width = scheme.block
-    return ragged(shape[1], width or 1) or (ragged(shape[0], height or 1).replace("row", "column"))
+    return ragged(shape[1], width) or ragged(shape[0], height, "column")
 
 
 def _short_zeros(scheme: Scheme, shape: Shape) -> str:
@@ -257,7 +247,7 @@ def _short_zeros(scheme: Scheme, shape: Shape) -> str:
 def family(scheme: Scheme) -> str:
     """A scheme with packed zero points stands alone: transformers loads those with ``dequantize=True`` only,
     which in turn decodes every layer by the first group."""
-    layout = layout_of(scheme)
+    layout = compressed_layout(scheme)
     packed = layout is not None and layout.format == "pack-quantized" and is_asymmetric(scheme)
     return scheme.text if packed else ""
 
@@ -281,29 +271,31 @@ def inputs_refusal(plan: Plan) -> str:
     for name, inputs in plan.input_schemes.items():
         if _input_args(inputs) is None:
             return f"it has no way to say inputs by {inputs.label}"
-        if why := ragged(plan.shape(name)[1], inputs.block[1] or 1):
+        if why := ragged(plan.shape(name)[1], inputs.block[1]):
             return f"of the inputs of {name} {why}"
     return _static_refusal(plan)
 
 
 def place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:
-    """Where transformers has the layer: experts are stacked after their codes were restored. Packed codes
-    take the place of ``.weight``, others are stored under that name, and packed zero points are restored
+    """Where transformers has the layer. Experts are stacked after their codes are restored. Packed codes take
+    the place of ``.weight``; other codes keep that name, and weights with packed zero points are restored
     while loading."""
-    layout = layout_of(scheme)
+    layout = compressed_layout(scheme)
     keeps = layout is not None and (family(scheme) or layout.format in _UNPACKED)
     found = model.place(layer) if keeps else model.coded(layer)
     return LayerPlace(layer) if found.experts else found
 
 
 def experts_refusal(plan: Plan) -> str:
-    """Why these layers of experts don't go together: transformers 5.23 restores all of them by one scheme."""
+    """Reason why these layers of experts cannot be combined, or an empty text: transformers 5.23 restores all
+    of them by one scheme."""
     experts = plan.model.experts
     if not experts:
         return ""
     left = [name for name in experts if name not in plan.coded]
     unpacked = all(
-        layout is not None and layout.format == "float-quantized" for layout in map(layout_of, plan.schemes)
+        layout is not None and layout.format == "float-quantized"
+        for layout in map(compressed_layout, plan.schemes)
     )
     if left and not (len(left) == len(experts) and unpacked):
         return (
@@ -320,8 +312,9 @@ def experts_refusal(plan: Plan) -> str:
 
 
 def expert_refusal(scheme: Scheme) -> str:
-    """Why transformers 5.23 cannot restore experts by ``scheme`` before it stacks them; empty if it can."""
-    layout = layout_of(scheme)
+    """Reason why transformers 5.23 cannot restore experts by ``scheme`` before it stacks them; empty if it
+    can."""
+    layout = compressed_layout(scheme)
     packed = layout is not None and layout.format == "pack-quantized" and not is_asymmetric(scheme)
     if packed or (layout is not None and layout.format == "float-quantized" and scheme.block == (1, None)):
         return ""
@@ -345,10 +338,8 @@ def _static_refusal(plan: Plan) -> str:
 
 def _input_args(scheme: Scheme) -> dict[str, Any] | None:
     """Config entry for inputs by ``scheme``; None if the config cannot describe them."""
-    if scheme.scale is None or is_asymmetric(scheme):
-        return None
     strategy = _INPUTS.get((scheme.format.name, scheme.block))
-    if strategy is None:
+    if scheme.scale is None or is_asymmetric(scheme) or strategy is None:
         return None
     kind = "int" if isinstance(scheme.format, IntegerFormat) else "float"
     dynamic = {"dynamic": scheme.block != (None, None)}
@@ -359,9 +350,9 @@ BF16 = float_format("bfloat16")
 
 
 def _as_read(inputs: Scheme, dtype: torch.dtype) -> Scheme:
-    """Inputs as compressed-tensors rounds them: INT8 that is found as it comes spans 127.5 steps a side,
-    NVFP4 has scales that are computed in bfloat16, in which its reader runs, and in a model in bfloat16 the
-    others too, with x / scale."""
+    """The scheme by which compressed-tensors rounds inputs. INT8 with scales found at run time spans 127.5
+    steps on each side; scales of NVFP4, and in a bfloat16 model of all such inputs, are computed in bfloat16,
+    with x / scale."""
     if inputs.block == (1, 16):
         return SCHEMES["nvfp4_vllm"]
     if isinstance(inputs.format, IntegerFormat) and not is_fixed(inputs):
@@ -374,15 +365,14 @@ def _as_read(inputs: Scheme, dtype: torch.dtype) -> Scheme:
 
 def settings(
     plan: Plan,
-    layout: Callable[[Scheme, bool], CompressedLayout | None] = lambda scheme, _: layout_of(scheme),
+    layout: Callable[[Scheme, bool], CompressedLayout | None] = lambda scheme, _: compressed_layout(scheme),
 ) -> dict[str, Any]:
-    """config.json's entry: one group for each scheme and way of quantizing inputs, its layers by name, all
-    others ignored. ``layout`` is asked for a scheme, and whether inputs are quantized."""
-    groups, bfloat16 = {}, False
+    """``quantization_config``: one group for each scheme and way of quantizing inputs, with its layers by
+    name; all others are ignored. ``layout`` takes a scheme, and True for quantized inputs."""
+    groups = {}
     for number, ((scheme, inputs), names) in enumerate(plan.groups.items()):
         found = layout(scheme, inputs is not None)
         assert found is not None
-        bfloat16 |= found.bfloat16
         groups[f"group_{number}"] = {
             "targets": _targets(plan, names),
             "weights": found.weights,
@@ -392,16 +382,16 @@ def settings(
         }
     formats = {str(group["format"]) for group in groups.values()}
     cache = {"kv_cache_scheme": cache_scales.settings(plan)} if plan.cache else {}
-    config = safetensors_folder.quantization_config(
-        quant_method=NAME,
-        version=VERSION,
-        format=formats.pop() if len(formats) == 1 else "mixed-precision",
-        quantization_status="compressed",
-        ignore=_ignored(plan),
-        config_groups=groups,
+    experts = [EXPERTS] if plan.model.replaced else []
+    return {
+        "quant_method": NAME,
+        "version": VERSION,
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "ignore": [*safetensors_folder.not_coded(plan), *experts],
+        "config_groups": groups,
         **cache,
-    )
-    return config | ({"dtype": "bfloat16"} if bfloat16 else {})
+    }
 
 
 def _targets(plan: Plan, names: list[str]) -> list[str]:
@@ -412,44 +402,44 @@ def _targets(plan: Plan, names: list[str]) -> list[str]:
     return paths + ([EXPERTS] if experts.intersection(names) else [])
 
 
-def _ignored(plan: Plan) -> list[str]:
-    """The layers without codes, by their names in the files and in the reader's network."""
-    model = plan.model
-    kept = [name for name in model.matrices if name not in plan.coded]
-    coded = {model.place(name).module for name in plan.coded}
-    linear = model.skeleton.linear if model.skeleton else ("lm_head",)
-    apart = [EXPERTS] if model.replaced else []
-    return list(dict.fromkeys([*kept, *(module for module in linear if module not in coded), *apart]))
-
-
 def reads_in(plan: Plan) -> torch.dtype:
-    """bfloat16 where a layer has a format that its reader restores so, whatever the model's dtype."""
-    wide = any(layout.bfloat16 for layout in map(layout_of, plan.schemes) if layout)
-    return torch.bfloat16 if wide else plan.model.dtype
+    """bfloat16 if the reader restores a layer's format to it whatever the model's dtype is; else that
+    dtype."""
+    return torch.bfloat16 if _restores_to_bfloat16(plan) else plan.model.dtype
+
+
+def _restores_to_bfloat16(plan: Plan) -> bool:
+    return any(layout.bfloat16 for layout in map(compressed_layout, plan.schemes) if layout)
 
 
 def load(plan: Plan) -> str:
     """Return the code that opens the folder."""
-    auto = plan.model.auto_class
-    lines = [f"from transformers import {auto}  # pip install compressed-tensors", ""]
+    auto, more, argument = plan.model.auto_class, "", ""
     if _packed_zeros(plan):
-        lines[0] += "\nfrom transformers import CompressedTensorsConfig"
+        more = "from transformers import CompressedTensorsConfig\n"
         argument = ", quantization_config=CompressedTensorsConfig(dequantize=True)"
-    else:
-        argument = ""
-    return "\n".join([*lines, f'model = {auto}.from_pretrained("this folder"{argument})'])
+    return (
+        f"from transformers import {auto}  # pip install compressed-tensors\n{more}\n"
+        f'model = {auto}.from_pretrained("this folder"{argument})'
+    )
 
 
-def layer(q: QuantizedTensor, dtype: torch.dtype, layout_of: Layouts = layout_of) -> Parts:
+def layer(q: QuantizedTensor, dtype: torch.dtype, layout: Layouts = compressed_layout) -> Parts:
     """The tensors of a layer, by the suffix of its name."""
-    layout = layout_of(q.scheme)
-    assert layout is not None
-    return layout.tensors(q, dtype)
+    found = layout(q.scheme)
+    assert found is not None
+    return found.tensors(q, dtype)
 
 
-def write(job: ExportJob) -> None:
+def write(
+    job: ExportJob,
+    settings: safetensors_folder.Settings = settings,
+    own: Callable[[str], safetensors_folder.Layer] | None = None,
+) -> None:
     """Write all tensors of the model, the scales of its cache, and its changed configuration."""
-    safetensors_folder.write_model(job, layer, settings, cache_scales.tensors(job.plan), apart=True)
+    config = {"dtype": "bfloat16"} if _restores_to_bfloat16(job.plan) else {}
+    scales = cache_scales.tensors(job.plan)
+    safetensors_folder.write_model(job, layer, settings, scales, own, apart=True, config=config)
 
 
 EXPORT = Export(

@@ -1,14 +1,14 @@
 """GPTQ's layout: what gptqmodel, transformers and vLLM load as ``quant_method: gptq``.
 
-Of each layer::
+A layer has four tensors::
 
     qweight  I32 [K·b/32, N]       code k of a column at bit k·b of the column's stream
     qzeros   I32 [groups, N·b/32]  zero points alike, packed along N
     scales   F16 [groups, N]
     g_idx    I32 [K]               the group of each input
 
-Of version 1 the stored zero point is one less than the zero point, so that 0 can't be stored: symmetric
-schemes are written in it, asymmetric ones in version 2, which stores the zero point itself.
+Version 1 stores the zero point less one, so that it cannot store 0: symmetric schemes are written in it,
+asymmetric ones in version 2, which stores the zero point itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
     if why := integer_refusal(scheme, BITS, shape[1]) or half_scales_refusal(scheme):
         return why
     each = _WORD if scheme.format.bits == 3 else _WORD // scheme.format.bits
-    return ragged(shape[1], each) or ragged(shape[0], each).replace("row", "column")
+    return ragged(shape[1], each) or ragged(shape[0], each, "column")
 
 
 def family(scheme: Scheme) -> str:
@@ -85,17 +85,17 @@ def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
 
 
 def settings(plan: Plan) -> dict[str, Any]:
-    """config.json's entry."""
+    """``quantization_config`` of config.json."""
     scheme = next(iter(plan.schemes))
-    return safetensors_folder.quantization_config(
-        quant_method="gptq",
-        bits=scheme.format.bits,
-        group_size=scheme.block[1] or -1,
-        desc_act=False,
-        sym=not is_asymmetric(scheme),
-        checkpoint_format="gptq_v2" if is_asymmetric(scheme) else "gptq",
-        lm_head=False,
-    )
+    return {
+        "quant_method": "gptq",
+        "bits": scheme.format.bits,
+        "group_size": scheme.block[1] or -1,
+        "desc_act": False,
+        "sym": not is_asymmetric(scheme),
+        "checkpoint_format": "gptq_v2" if is_asymmetric(scheme) else "gptq",
+        "lm_head": False,
+    }
 
 
 def load(plan: Plan) -> str:

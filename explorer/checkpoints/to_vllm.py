@@ -26,7 +26,6 @@ from explorer.checkpoints.inputs import product_refusal
 from explorer.checkpoints.integer_words import is_asymmetric
 from explorer.checkpoints.target import Export, ExportJob, Plan, Shape
 from explorer.checkpoints.to_compressed_tensors import CompressedLayout
-from explorer.core.quantize import QuantizedTensor
 from explorer.formats import IntegerFormat
 from explorer.methods import label_of
 from explorer.models.kinds import fused_groups, has_one_scale
@@ -36,13 +35,14 @@ NAME = "vllm"
 VERSION = "0.32.0"
 GROUPS = (None, 32, 64, 128)
 KERNELS = {4: (True, False), 8: (True,)}
-"""Bits of an integer -> whether symmetric and asymmetric codes have a kernel: Marlin's on GPUs."""
+"""Bits of an integer -> the codes that Marlin's kernels on GPUs take: True for symmetric, False for
+asymmetric."""
 
 
-def layout_of(scheme: Scheme, inputs: bool = False) -> CompressedLayout | None:
-    """The format that holds codes of ``scheme`` in a model whose inputs are quantized, or not; None if vLLM
-    loads none."""
-    found = layouts.layout_of(scheme)
+def loaded_layout(scheme: Scheme, inputs: bool = False) -> CompressedLayout | None:
+    """The format that vLLM loads codes of ``scheme`` from, with or without quantized inputs; None if there is
+    none."""
+    found = layouts.compressed_layout(scheme)
     if found is None or found.format == "mxfp6-pack-quantized":
         return None
     if inputs:
@@ -56,11 +56,15 @@ def layout_of(scheme: Scheme, inputs: bool = False) -> CompressedLayout | None:
     return layouts.packed_layout(scheme)
 
 
+def _any_layout(scheme: Scheme) -> CompressedLayout | None:
+    return loaded_layout(scheme) or loaded_layout(scheme, inputs=True)
+
+
 def refuses(scheme: Scheme, shape: Shape) -> str:
     """Reason why vLLM does not load a layer [N, K] by ``scheme``, or an empty text."""
     if why := layouts.refuses(scheme, shape):
         return why
-    if layout_of(scheme) is None and layout_of(scheme, inputs=True) is None:
+    if _any_layout(scheme) is None:
         return (
             "its kernels take INT4 and symmetric INT8 by row or in groups of 32, 64 or 128, FP8 E4M3, NVFP4, "
             f"MXFP4 and MXFP8, not {scheme.label}"
@@ -73,7 +77,7 @@ def multiplies(inputs: Scheme, scheme: Scheme) -> str:
     and W4A8, which its sources have for some GPUs, were not tried."""
     if why := product_refusal(inputs, scheme):
         return why
-    if layout_of(scheme, inputs=True) is None:
+    if loaded_layout(scheme, inputs=True) is None:
         return f"its products of {scheme.label} with inputs by {inputs.label} were not tried here"
     return ""
 
@@ -83,7 +87,7 @@ def together(plan: Plan) -> str:
     if why := layouts.experts_refusal(plan) or layouts.inputs_refusal(plan):
         return why
     for (scheme, inputs), names in plan.groups.items():
-        if layout_of(scheme, inputs is not None) is None:
+        if loaded_layout(scheme, inputs is not None) is None:
             what = "unless inputs are quantized too" if inputs is None else "with quantized inputs"
             return f"it does not load {names[0]} by {scheme.label} {what}"
         if inputs is not None and (why := multiplies(inputs, scheme)):
@@ -98,8 +102,7 @@ def _fused_refusal(plan: Plan) -> str:
     names = [name for module, name in here.items() if not linear or module in linear]
     for group in fused_groups(names):
         by_method = [name for name in group if name in plan.coded and plan.coded[name].method]
-        schemes_by_method = [plan.coded[name].scheme for name in by_method]
-        if len(group) > 1 and any(map(has_one_scale, schemes_by_method)):
+        if len(group) > 1 and any(has_one_scale(plan.coded[name].scheme) for name in by_method):
             return (
                 f"it keeps one tensor scale of the parts of a matrix, and {by_method[0]} has its own by "
                 f"{label_of(plan.coded[by_method[0]].method)}: take a scheme without one"
@@ -117,25 +120,16 @@ def _fused_refusal(plan: Plan) -> str:
 
 def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
     """Bits per weight of a layer [N, K] of a model in ``dtype`` whose inputs are not quantized."""
-    layout = layout_of(scheme) or layout_of(scheme, inputs=True)
-    assert layout is not None
-    return layouts.bits_of(layout, scheme, shape, dtype)
+    return layouts.bits_of(_any_layout(scheme), scheme, shape, dtype)
 
 
 def write(job: ExportJob) -> None:
     """Write all tensors of the model and its changed configuration."""
 
     def own(name: str) -> safetensors_folder.Layer:
-        chosen = partial(layout_of, inputs=name in job.plan.input_schemes)
-        return partial(layouts.layer, layout_of=chosen)
+        return partial(layouts.layer, layout=partial(loaded_layout, inputs=name in job.plan.input_schemes))
 
-    settings = partial(layouts.settings, layout=layout_of)
-    safetensors_folder.write_model(job, layer, settings, cache_scales.tensors(job.plan), own, apart=True)
-
-
-def layer(q: QuantizedTensor, dtype: torch.dtype) -> layouts.Parts:
-    """The tensors of one layer whose inputs are not quantized."""
-    return layouts.layer(q, dtype, lambda scheme: layout_of(scheme) or layout_of(scheme, inputs=True))
+    layouts.write(job, partial(layouts.settings, layout=loaded_layout), own)
 
 
 def load(plan: Plan) -> str:
@@ -152,7 +146,7 @@ EXPORT = Export(
     refuses,
     together,
     write,
-    safetensors_folder.one(layer),
+    safetensors_folder.one(partial(layouts.layer, layout=_any_layout)),
     load,
     place=layouts.place,
     expert_refusal=layouts.expert_refusal,

@@ -584,7 +584,7 @@ def test_the_command(llama: Path, written: Path, tmp_path: Path, capsys: pytest.
     assert (row["name"], row["scheme"]) == (f"{Q}.weight", "int4_group128_asym")
     assert row["shape"] == [256, 256]
     for extra, words in (
-        (["--sort", "size"], "name, db, bits"),
+        (["--sort", "size"], "'db', 'bits'"),
         (["--csv", str(tmp_path)], str(tmp_path)),
         (["--layer", "zz"], "'zz'"),
     ):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from explorer import SCHEMES
 from explorer.checkpoints import EXPORTS
-from explorer.checkpoints.to_vllm import VERSION, layout_of
+from explorer.checkpoints.to_vllm import VERSION, loaded_layout
 from explorer.checkpoints.vllm_reader import VARIABLE, interpreter, read_by_vllm
 from explorer.methods.recipe import Recipe
 from lab.vllm import INPUTS, NOT_TRIED, recorded_vllm
@@ -31,7 +31,7 @@ def test_what_is_written_was_opened() -> None:
     """A model that vLLM refuses, or reads otherwise, is of no use; nor is a refusal of what it serves."""
     for row in ROWS:
         assert row.version == VERSION and row.text in ("", SCHEMES[row.scheme].text), "of a former scheme"
-        carried = layout_of(SCHEMES[row.scheme], bool(row.inputs)) is not None
+        carried = loaded_layout(SCHEMES[row.scheme], bool(row.inputs)) is not None
         assert carried == (not row.refused), f"{row}: record again: python -m lab vllm --record"
         if carried:
             bound = WITH_INPUTS if row.inputs else EXACT

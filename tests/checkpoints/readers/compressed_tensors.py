@@ -10,13 +10,13 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from torch import Tensor
 
 from explorer import Scheme
-from explorer.checkpoints.to_compressed_tensors import CompressedLayout, layout_of
+from explorer.checkpoints.to_compressed_tensors import CompressedLayout, compressed_layout
 from tests.checkpoints.reading import parts_of
 
 
 def read(path: Path, scheme: Scheme) -> Tensor:
     """The weight [N, K] of a file of one tensor."""
-    return read_by(path, layout_of(scheme))
+    return read_by(path, compressed_layout(scheme))
 
 
 def read_by(path: Path, layout: CompressedLayout | None) -> Tensor:
@@ -30,5 +30,5 @@ def read_by(path: Path, layout: CompressedLayout | None) -> Tensor:
 
 def dtype(scheme: Scheme) -> torch.dtype:
     """MX and NVFP4 are restored to bfloat16."""
-    layout = layout_of(scheme)
+    layout = compressed_layout(scheme)
     return torch.bfloat16 if layout is not None and layout.bfloat16 else torch.float32

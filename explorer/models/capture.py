@@ -1,7 +1,7 @@
-"""Capture of layer inputs: run a model on text, and keep the inputs of chosen linear layers.
+"""Models of transformers, and the inputs of their linear layers when they are run on text.
 
-Models are loaded by transformers from safetensors only, and no code of theirs is run. A fixed number of
-tokens is kept for each layer, and the run ends as soon as all layers have them.
+Models are loaded from safetensors only, and none of their own code is run. A fixed number of tokens is kept
+for each layer, and the run ends as soon as all layers have them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.export.files import write_tensors
-from explorer.models.skeleton import auto_class, modules_of_config
+from explorer.models.skeleton import auto_class, check_modules
 from explorer.models.texts import AnyTexts, texts_of, token_sequences
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError, TensorSource, first_line
@@ -31,17 +31,16 @@ from explorer.sources.source_limits import LOCAL, SourceLimits
 LANGUAGE_PART = "language part"
 LONGEST = 512
 """Tokens of one text that are run."""
-_MOST_MODULES = 20_000
+_MOST_MODULES, _MOST_BUFFERS = 20_000, 1 << 26
 _NOTHING = "give at least one line of text, one layer, and one token to keep"
-_MOST_BUFFERS = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
     """A transformers network in evaluation mode, and its tokenizer.
 
-    It has no head, unless ``causal``: then its outputs have ``logits`` for the next token. ``part``: what
-    of it texts run, in words; empty if that is all. It computes in float32; ``dtype`` is that of its files.
+    It has no head, unless ``causal``: then its outputs have ``logits`` for the next token. ``part``: the part
+    of it that texts run, in words; empty if they run all. It computes in float32; ``dtype`` is its files'.
     """
 
     network: nn.Module
@@ -71,12 +70,12 @@ def load_model(
 ) -> Model:
     """Load a transformers model and its tokenizer from a folder or the Hub.
 
-    With ``head`` a causal language model, by its config's architecture, gets the head that it predicts tokens
-    by. ``SourceError`` if that fails, and for a model whose files lack weights that its config asks for:
-    transformers would draw those at random.
+    With ``head`` a causal language model, by its config's architecture, gets its output head. ``SourceError``
+    if loading fails, and for a model with files that lack weights of its config: transformers would draw
+    them at random.
     """
     import transformers
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     where = where.strip()
     source = open_model(where, revision, limits)  # refuses in our words, without transformers' retries
@@ -94,7 +93,7 @@ def load_model(
         "local_files_only": folder is not None,
     }
     with loading(where):
-        config = _config(name, options)
+        config = AutoConfig.from_pretrained(name, **options)
         check_config(config, source)
         causal = head and is_causal(config)
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
@@ -118,8 +117,8 @@ def load_model(
 
 
 def network_of(opens: Any, config: Any, weights: Mapping[str, Tensor]) -> tuple[nn.Module, dict[str, Any]]:
-    """The network by transformers' class ``opens`` of a model whose files hold codes, with the restored
-    ``weights`` in float32, and what transformers says of its loading.
+    """Load a model with files that hold codes: the network by transformers' class ``opens``, with the
+    restored float32 ``weights``, and transformers' report of the loading.
 
     transformers 5.23 restores FP8 by itself, but spreads scales evenly over the rows: where tiles are cut at
     an edge it fails, or gives other values.
@@ -135,8 +134,8 @@ def network_of(opens: Any, config: Any, weights: Mapping[str, Tensor]) -> tuple[
 
 
 def is_causal(config: Any) -> bool:
-    """True if the config describes a network that predicts the next token of a text, by the class that it was
-    trained as; also of one that takes images or sound beside it."""
+    """True if the config's trained class predicts the next token of a text, also one that takes images or
+    sound beside it."""
     names = [str(name) for name in getattr(config, "architectures", None) or []]
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         return True
@@ -146,19 +145,14 @@ def is_causal(config: Any) -> bool:
 
 @contextmanager
 def loading(where: str) -> Iterator[None]:
-    """Refusals of transformers, which raises whatever a config or tokenizer makes it raise, in our words."""
+    """Raise ``SourceError`` for any error of transformers, which raises whatever a config or tokenizer makes
+    it raise."""
     try:
         yield
     except SourceError:
         raise
     except Exception as error:
         raise SourceError(f"{where} could not be loaded by transformers: {first_line(error)}") from error
-
-
-def _config(name: str, options: dict[str, Any]) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(name, **options)
 
 
 def check_config(config: Any, source: TensorSource) -> None:
@@ -168,12 +162,7 @@ def check_config(config: Any, source: TensorSource) -> None:
     """
     from transformers import AutoModel
 
-    modules = modules_of_config(config.to_dict())
-    if modules > _MOST_MODULES:
-        raise SourceError(
-            f"{source.origin}: its config asks for {modules:,} layers times experts; accepted are up to "
-            f"{_MOST_MODULES:,}"
-        )
+    check_modules(config, source.origin, _MOST_MODULES)
     with torch.device("meta"):
         network = AutoModel.from_config(config, trust_remote_code=False)
     needed = sum(p.numel() for p in network.parameters())
@@ -190,8 +179,11 @@ def check_config(config: Any, source: TensorSource) -> None:
 
 def linear_layers(model: Model, containing: str = "") -> tuple[str, ...]:
     """The names of the model's linear layers that contain ``containing`` (any case)."""
-    names = (name for name, m in model.network.named_modules() if isinstance(m, nn.Linear))
-    return tuple(name for name in names if containing.lower() in name.lower())
+    return tuple(name for name in _linear_modules(model) if containing.lower() in name.lower())
+
+
+def _linear_modules(model: Model) -> dict[str, nn.Linear]:
+    return {name: m for name, m in model.network.named_modules() if isinstance(m, nn.Linear)}
 
 
 def capture(
@@ -201,24 +193,35 @@ def capture(
     tokens: int = 512,
     progress: Progress | None = None,
 ) -> list[Captured]:
-    """Run ``texts`` one by one and keep the first ``tokens`` inputs of each of the layers ``names``.
-
-    The layers come in the order that the model runs them.
+    """Run ``texts`` one by one and keep the first ``tokens`` inputs of each of the layers ``names``, in the
+    order in which the model runs them.
 
     ``SourceError`` for unknown layers, no text, and layers that no text reached.
     """
-    modules = _linear_modules(model, names)
+    linear = _linear_modules(model)
+    for name in names:
+        if name not in linear:
+            raise SourceError(
+                f"{model.name} has no linear layer {name!r}; it has {len(linear)}, "
+                f"such as {', '.join([*linear][:3])}"
+            )
     if not names or tokens < 1:
         raise SourceError(_NOTHING)
-    reached: list[_Inputs] = []
-    inputs = {name: _Inputs(tokens, reached) for name in names}
-    watch(model, texts, inputs, progress, lambda: not any(kept.missing for kept in inputs.values()))
-    for name, kept in inputs.items():
-        if not kept.rows:
-            raise SourceError(f"no text reached the layer {name!r}")
+    found: dict[str, list[Tensor]] = {}
+    missing = dict.fromkeys(names, tokens)
+
+    def keep(inputs: Tensor, name: str) -> None:
+        kept = found.setdefault(name, [])
+        if missing[name]:
+            kept.append(inputs.reshape(-1, inputs.shape[-1])[: missing[name]].float().cpu())
+            missing[name] -= len(kept[-1])
+
+    watchers = {name: partial(keep, name=name) for name in names}
+    watch(model, texts, watchers, progress, lambda: not any(missing.values()))
+    if left := missing.keys() - found.keys():
+        raise SourceError(f"no text reached the layer {min(left)!r}")
     return [
-        Captured(name, modules[name].weight.detach().float().cpu(), torch.cat(kept.rows))
-        for name, kept in sorted(inputs.items(), key=lambda item: reached.index(item[1]))
+        Captured(n, linear[n].weight.detach().float().cpu(), torch.cat(rows)) for n, rows in found.items()
     ]
 
 
@@ -229,11 +232,10 @@ def watch(
     progress: Progress | None = None,
     enough: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run ``texts`` one by one until ``enough``; each of ``watchers`` (module of the network -> what is
-    called) is given that module's inputs [..., K]. If several threads run the network, they see only this
-    one.
+    """Run ``texts`` one by one until ``enough``, and call each of ``watchers`` (by module of the network)
+    with its module's inputs [..., K].
 
-    ``SourceError`` where there is no text.
+    Other threads that run the network are not watched. ``SourceError`` where there is no text.
     """
     texts = texts_of(texts)
     if not texts:
@@ -263,42 +265,11 @@ def watch(
             handle.remove()
 
 
-class _Inputs:
-    """A watcher that keeps the first rows of one layer's inputs, on the CPU, and is added to ``reached`` at
-    its first call."""
-
-    def __init__(self, tokens: int, reached: list[_Inputs]) -> None:
-        self.rows: list[Tensor] = []
-        self.missing, self.reached = tokens, reached
-
-    def __call__(self, inputs: Tensor) -> None:
-        if not self.rows:
-            self.reached.append(self)
-        if self.missing:
-            rows = inputs.reshape(-1, inputs.shape[-1])[: self.missing].float().cpu()
-            self.rows.append(rows)
-            self.missing -= len(rows)
-
-
-def _linear_modules(model: Model, names: Sequence[str]) -> dict[str, nn.Linear]:
-    linear = {name: m for name, m in model.network.named_modules() if isinstance(m, nn.Linear)}
-    for name in names:
-        checkpoint()
-        if name not in linear:
-            raise SourceError(
-                f"{model.name} has no linear layer {name!r}; it has {len(linear)}, "
-                f"such as {', '.join([*linear][:3])}"
-            )
-    return linear
-
-
 def save_captured(layers: Sequence[Captured], path: str | Path) -> None:
     """Write ``<layer>.weight`` and ``<layer>.activations`` of each to one .safetensors file.
 
     The file is complete or not there; ``OSError`` if it cannot be written.
     """
-    tensors = {}
-    for layer in layers:
-        tensors[f"{layer.name}.weight"] = layer.weight.contiguous()
-        tensors[f"{layer.name}.activations"] = layer.activations.contiguous()
+    tensors = {f"{layer.name}.weight": layer.weight.contiguous() for layer in layers}
+    tensors |= {f"{layer.name}.activations": layer.activations.contiguous() for layer in layers}
     write_tensors(tensors, path, {})

@@ -1,8 +1,8 @@
 """A model's network without its weights, as transformers builds it: which tensors of the files become linear
-layers there, and under which names.
+layers, and under which names.
 
-transformers renames tensors of many architectures as it loads them, and stacks those of experts; its own
-conversion mapping says how (``transformers.conversion_mapping``, since version 5).
+transformers renames tensors of many architectures as it loads them, and stacks the matrices of experts; its
+own conversion mapping says how (``transformers.conversion_mapping``, since version 5).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from explorer.sources.base import SourceError, first_line
 
 MOST_MODULES = 200_000
-"""Layers times experts of a configuration: a network is built on meta before its weights are
-compared. Qwen3-Next (48 × 512) takes 2 s."""
+"""Accepted layers times experts of a configuration. Qwen3-Next (48 × 512) is built in 2 s."""
 WEIGHT = ".weight"
 TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 """Models whose "linear" layers are Conv1D: their weights are stored [K, N]."""
@@ -40,8 +39,8 @@ _OUTDATED = ("AutoModelWithLMHead", "AutoModelForVision2Seq")
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """Where a matrix of a model's files ends up: the path of the linear layer in the network, or why it is
-    none. One of the two is empty. ``experts``: the parameter that the matrices of experts are stacked in."""
+    """Path of the linear layer that a matrix of a model's files becomes, or why it becomes none; the other is
+    empty. ``experts``: the parameter that the matrices of experts are stacked in."""
 
     module: str
     refusal: str = ""
@@ -50,9 +49,8 @@ class LayerPlace:
 
 @dataclass(frozen=True)
 class HeldWeight:
-    """Where a network has the weight [N, K] of a layer: a parameter, or of experts that transformers stacks a
-    part of one: [experts, parts · N, K]. ``table``: rows of it are looked up, as those of the tokens'
-    embeddings."""
+    """The parameter of a network that holds the weight [N, K] of a layer. transformers stacks experts in one
+    parameter [experts, parts · N, K]. ``table``: its rows are looked up, as the tokens' embeddings are."""
 
     parameter: str
     expert: int | None = None
@@ -72,7 +70,7 @@ class HeldWeight:
 
 @dataclass(frozen=True, eq=False)
 class Skeleton:
-    """A network of transformers, of which only names, kinds and shapes count: it may lie on ``meta``.
+    """A network of transformers, used for names, kinds and shapes only: it may lie on ``meta``.
 
     auto  the class of transformers that opens it
     """
@@ -83,67 +81,63 @@ class Skeleton:
     def parameter(self, name: str) -> tuple[str, bool]:
         """The parameter that the tensor ``name`` of the files becomes, and whether other tensors are merged
         with it or its values change on the way. A name that the network lacks is returned too."""
-        from transformers import core_model_loading as loading
+        found, pattern = self._renamed(name)
+        return found, pattern is not None
 
-        renamings, converters = self._conversion
+    def _renamed(self, name: str) -> tuple[str, str | None]:
+        """The parameter of a tensor, and the pattern of the converter that takes it, if one does."""
+        from transformers.core_model_loading import rename_source_key
+
         prefix = getattr(self.network, "base_model_prefix", None) or None
-        found, converter = loading.rename_source_key(name, renamings, converters, prefix, self._known)
-        return found, converter is not None
+        return rename_source_key(name, *self._conversion, prefix, self._known)
 
     def place(self, layer: str, shape: tuple[int, ...] | None = None) -> LayerPlace:
         """The linear layer that the tensor ``layer`` + ".weight" of the files becomes; ``shape`` is compared
         if it is given."""
         parameter, changed = self.parameter(layer + WEIGHT)
-        if changed:
-            stacked = parameter if is_expert(layer) else ""
-            return LayerPlace(
-                "", f"transformers merges it with others while loading, into {parameter}", stacked
-            )
         name = parameter.removesuffix(WEIGHT)
-        module = self._modules.get(name)
-        if module is None or parameter == name:
-            return LayerPlace("", f"{type(self.network).__name__} of transformers has no layer of this name")
-        if isinstance(module, nn.Embedding):
-            return LayerPlace("", "it is a table that rows are looked up in, and no linear layer")
-        if not isinstance(module, nn.Linear):
-            return LayerPlace("", f"it belongs to a {type(module).__name__}, not to a linear layer")
-        if type(module).forward is not nn.Linear.forward:
-            return LayerPlace("", f"it belongs to a {type(module).__name__}, which multiplies in its own way")
-        expected = tuple(module.weight.shape)
-        if shape is not None and expected != tuple(shape):
-            return LayerPlace(
-                "", f"its shape is {list(shape)}, and the configuration asks for {list(expected)}"
-            )
-        return LayerPlace(name)
+        module, kind = self._modules.get(name), type(self._modules.get(name)).__name__
+        why = stacked = ""
+        if changed:
+            why = f"transformers merges it with others while loading, into {parameter}"
+            stacked = parameter if is_expert(layer) else ""
+        elif module is None or parameter == name:
+            why = f"{type(self.network).__name__} of transformers has no layer of this name"
+        elif isinstance(module, nn.Embedding):
+            why = "it is a table that rows are looked up in, and no linear layer"
+        elif not isinstance(module, nn.Linear):
+            why = f"it belongs to a {kind}, not to a linear layer"
+        elif type(module).forward is not nn.Linear.forward:
+            why = f"it belongs to a {kind}, which multiplies in its own way"
+        elif shape is not None and module.weight.shape != shape:
+            why = f"its shape is {list(shape)}, and the configuration asks for {list(module.weight.shape)}"
+        return LayerPlace("" if why else name, why, stacked)
 
     def held(self, layer: str, shape: tuple[int, ...] | None = None) -> HeldWeight | None:
-        """Where the network has the weight of ``layer``; None for what is neither a linear layer, nor the
+        """The parameter that holds the weight of ``layer``; None for what is neither a linear layer, nor the
         table of tokens' embeddings, nor an expert that is stacked row by row. ``shape`` is compared if it is
         given."""
         place = self.place(layer, shape)
         if place.module:
             return HeldWeight(place.module + WEIGHT)
         if self.is_table(layer):
-            parameter = self.table + WEIGHT
-            fits = shape is None or tuple(self._known[parameter].shape) == tuple(shape)
-            return HeldWeight(parameter, table=True) if fits else None
-        found = self._stacked(layer) if place.experts else None
+            found: HeldWeight | None = HeldWeight(self.table + WEIGHT, table=True)
+        else:
+            found = self._stacked(layer) if place.experts else None
         if found is None or shape is None:
             return found
         whole = tuple(self._known[found.parameter].shape)
-        fits = len(whole) == 3 and (whole[1] // found.parts, whole[2]) == tuple(shape)
-        return found if fits else None
+        held = whole if found.table else (whole[1] // found.parts, *whole[2:])
+        return found if held == tuple(shape) else None
 
     def _stacked(self, layer: str) -> HeldWeight | None:
         """The part of a stacked parameter that an expert becomes; None where transformers merges in another
         way than expert by expert, the matrices of one below each other."""
         from transformers import core_model_loading as loading
 
-        renamings, converters = self._conversion
-        prefix = getattr(self.network, "base_model_prefix", None) or None
         name = layer + WEIGHT
-        parameter, pattern = loading.rename_source_key(name, renamings, converters, prefix, self._known)
-        converter = next((one for one in converters if pattern in one.source_patterns), None)
+        parameter, pattern = self._renamed(name)
+        converter = next((one for one in self._conversion[1] if pattern in one.source_patterns), None)
         number = re.search(r"\.experts\.(\d+)\.", name)
         if converter is None or number is None or parameter not in self._known:
             return None
@@ -155,8 +149,8 @@ class Skeleton:
         return HeldWeight(parameter, int(number[1]), sources.index(pattern), len(sources))
 
     def coded(self, layer: str, shape: tuple[int, ...] | None = None) -> LayerPlace:
-        """``place``, if codes can take the place of the weight there: code that reads ``.weight`` of the
-        layer itself fails, as a layer of codes has none."""
+        """``place``, if a layer of codes can stand there: code that reads ``.weight`` itself fails, as a
+        layer of codes has none."""
         found = self.place(layer, shape)
         return LayerPlace("", why) if found.module and (why := self._reader_of(found.module)) else found
 
@@ -166,12 +160,11 @@ class Skeleton:
 
     def is_embedding(self, layer: str) -> bool:
         """True for a table of embeddings."""
-        return isinstance(
-            self._modules.get(self.parameter(layer + WEIGHT)[0].removesuffix(WEIGHT)), nn.Embedding
-        )
+        path = self.parameter(layer + WEIGHT)[0].removesuffix(WEIGHT)
+        return isinstance(self._modules.get(path), nn.Embedding)
 
     def is_table(self, layer: str) -> bool:
-        """True for the table of tokens' embeddings, and not for those of positions and of kinds of tokens."""
+        """True for the table of tokens' embeddings; not of positions or kinds of tokens."""
         return bool(self.table) and self.parameter(layer + WEIGHT)[0] == self.table + WEIGHT
 
     @cached_property
@@ -192,8 +185,8 @@ class Skeleton:
         return bool(self.table and self.head) and getattr(head, "weight", None) is getattr(table, "weight", 0)
 
     def as_stored(self, names: Iterable[str], read: Callable[[str], Tensor]) -> Self:
-        """This network; its head is untied where the files, tensors ``names``, hold a head and a table of
-        other values: transformers ties them no longer then (modeling_utils, ``tie_weights``)."""
+        """Untie the head if the files' tensors ``names`` include a head and a table with different values, as
+        transformers does (modeling_utils, ``tie_weights``); this network."""
         if self.tied:
             ends = tuple(path.rpartition(".")[2] + WEIGHT for path in (self.table, self.head))
             of = {self.parameter(name)[0]: name for name in names if name.endswith(ends)}
@@ -249,25 +242,18 @@ class Skeleton:
 
     def _reader_of(self, name: str) -> str:
         """The class that reads the weight ``name`` itself, in words; empty if none does."""
-        parent, _, leaf = name.rpartition(".")
-        around = type(self._modules[parent])
-        if _mentions(_source(around), f"self.{leaf}.weight"):
+        path, _, leaf = name.rpartition(".")
+        around = type(self._modules[path])
+        if _mentions(around, f"self.{leaf}.weight"):
             return (
                 f"{around.__name__} of transformers reads its weight directly, which a layer of codes lacks"
             )
-        owner = type(self._owner(name))
-        if _mentions(_source(owner._init_weights), f"module.{leaf}.weight"):
+        while path and not hasattr(self._modules[path], "_init_weights"):
+            path = path.rpartition(".")[0]
+        owner: Any = type(self._modules[path])  # the innermost of transformers' models around it
+        if _mentions(owner._init_weights, f"module.{leaf}.weight"):
             return f"{owner.__name__} of transformers sets its weight itself, which a layer of codes lacks"
         return ""
-
-    def _owner(self, name: str) -> Any:
-        """The innermost of transformers' models that holds the layer ``name``."""
-        path = name
-        while path:
-            path = path.rpartition(".")[0]
-            if hasattr(self._modules[path], "_init_weights"):
-                return self._modules[path]
-        return self.network
 
 
 def is_expert(layer: str) -> bool:
@@ -291,29 +277,41 @@ def skeleton_of(folder: Path) -> Skeleton | None:
     ``SourceError`` where the configuration cannot be built.
     """
     config = config_of(folder)
-    return None if config is None else build(config, folder.name)
-
-
-def build(config: Any, origin: str) -> Skeleton:
-    """The network that ``config`` describes, by the class that opens it."""
-    modules = modules_of_config(config.to_dict())
-    if modules > MOST_MODULES:
-        raise SourceError(
-            f"{origin}: its config asks for {modules:,} layers times experts; accepted are up to "
-            f"{MOST_MODULES:,}"
-        )
+    if config is None:
+        return None
+    check_modules(config, folder.name, MOST_MODULES)
     auto = auto_class(config)
     try:
         with torch.device("meta"):
             network = class_of(config, auto)(config)
     except Exception as error:  # transformers raises whatever a configuration makes it raise
-        raise SourceError(f"{origin}: transformers cannot build its network: {first_line(error)}") from error
+        raise SourceError(
+            f"{folder.name}: transformers cannot build its network: {first_line(error)}"
+        ) from error
     return Skeleton(network.eval(), auto)
 
 
+def check_modules(config: Any, origin: str, most: int) -> None:
+    """``SourceError`` if ``config`` makes transformers build too many modules: more than ``most`` layers
+    times experts. A network is built without memory for its weights; this is checked before that."""
+    counts = {"layer": 1, "expert": 1}
+    waiting: list[Mapping[str, Any]] = [config.to_dict()]
+    while waiting:
+        for key, value in waiting.pop().items():
+            if isinstance(value, Mapping):
+                waiting.append(value)
+            for word in counts:
+                if word in str(key) and type(value) is int:
+                    counts[word] = max(counts[word], value)
+    if (modules := counts["layer"] * counts["expert"]) > most:
+        raise SourceError(
+            f"{origin}: its config asks for {modules:,} layers times experts; accepted are up to {most:,}"
+        )
+
+
 def class_of(config: Any, auto: str) -> Callable[[Any], nn.Module]:
-    """The function that builds the network: of the class that opens it, or of the one that was trained where
-    no class of transformers opens that kind."""
+    """The function that builds the network: of the class that opens it, or of the trained class if no class
+    of transformers opens that kind."""
     import transformers
 
     opens = getattr(transformers, auto)
@@ -339,26 +337,10 @@ def auto_class(config: Any) -> str:
     return "AutoModel"
 
 
-def modules_of_config(config: Mapping[str, Any]) -> int:
-    """About how many modules a config makes transformers build: the most layers times the most experts."""
-    most = {"layer": 1, "expert": 1}
-    waiting: list[Any] = [config]
-    while waiting:
-        for key, value in waiting.pop().items():
-            if isinstance(value, Mapping):
-                waiting.append(value)
-            for word in most:
-                if word in str(key) and type(value) is int:
-                    most[word] = max(most[word], value)
-    return most["layer"] * most["expert"]
-
-
-def _mentions(source: str, words: str) -> bool:
-    return re.search(rf"\b{re.escape(words)}\b", source) is not None
-
-
-def _source(kind: Any) -> str:
+def _mentions(kind: Any, words: str) -> bool:
+    """True if the source of ``kind`` contains ``words``."""
     try:
-        return inspect.getsource(kind)
+        source = inspect.getsource(kind)
     except (OSError, TypeError):  # built in C, or at run time
-        return ""
+        return False
+    return re.search(rf"\b{re.escape(words)}\b", source) is not None

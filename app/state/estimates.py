@@ -4,35 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import partial
 
 from app import limits
 from app.state.analyses import known_report
 from app.state.memo import Memo
 from app.state.selection import Selection, file_source, is_read, matrix_of, tensor_key
-from explorer.analysis.estimate import (
-    Estimate,
-    Sizes,
-    estimate,
-    layout_of,
-    of_matrix,
-    sizes_of,
-    worth_estimating,
-)
+from explorer.analysis.estimate import Estimate, Sizes, Units, estimate, of_matrix, sizes_of, worth_estimating
 from explorer.analysis.report import Report
 from explorer.core.backend import work_device
 from explorer.methods.recipe import Recipe
 from explorer.sources.base import Pieces
 
-_ESTIMATES = Memo[Estimate](256)
+_ESTIMATES = Memo[Estimate | None](256)
 _SIZES = Memo[Sizes](1 << 26)
-"""The sizes of tensors' units, by their layout, in bytes: most schemes have one layout."""
+"""The sizes of tensors' units, in bytes: most schemes have the same units."""
 
 
 @dataclass(frozen=True, eq=False)
 class Estimated:
-    """A tensor by its ``name``, its ``description``, its ``dtype`` and its matrix's ``shape``; each recipe
-    with its estimate, or with the report of the whole tensor where that is known. At least one has an
-    estimate."""
+    """A tensor by its ``name``, ``description``, ``dtype`` and matrix ``shape``. ``sides``: each recipe with
+    its estimate, or with the report of the whole tensor if that is known; at least one is an estimate."""
 
     name: str
     description: str
@@ -46,7 +38,7 @@ class Estimated:
 
     @property
     def estimates(self) -> list[Estimate | None]:
-        """The estimates of the recipes; None for one whose whole report is known."""
+        """The recipes' estimates; None if the report of the whole tensor is known."""
         return [side if isinstance(side, Estimate) else None for _, side in self.sides]
 
     @property
@@ -55,46 +47,38 @@ class Estimated:
 
 
 def estimated(chosen: Selection) -> Estimated | None:
-    """Estimates of what ``analyses_of`` would compute, from a sample of the tensor alone, which is read from
-    the file where the tensor has not been read yet.
+    """Estimate what ``analyses_of`` would compute, on a sample of the tensor, which is read from the file if
+    the tensor has not been read yet.
 
-    None where nothing is missing or the whole takes no longer than about a second; where a method is chosen;
-    and where no sample can be had: the tensor lies on a GPU, its file or model has to be read whole, or the
+    None if everything is known or the whole takes no longer than about a second; if a method is chosen; and
+    if no sample is possible: the tensor lies on a GPU, its file or model has to be read whole, or the
     scheme's blocks do not fit its rows. ``ValueError`` for values that cannot be quantized.
     """
-    missing = [recipe for recipe in chosen.recipes if known_report(chosen, recipe) is None]
-    if not missing or any(recipe.method for recipe in chosen.recipes):
-        return None
-    found = _pieces(chosen)
-    if found is None:
+    recipes = chosen.recipes
+    known = [known_report(chosen, recipe) for recipe in recipes]
+    if all(known) or any(recipe.method for recipe in recipes) or (found := _pieces(chosen)) is None:
         return None
     pieces, shape, name, description, dtype = found
-    if not all(worth_estimating(shape, recipe.scheme) for recipe in missing):
+    missing = [recipe.scheme for recipe, report in zip(recipes, known, strict=True) if report is None]
+    if not all(worth_estimating(shape, scheme) for scheme in missing):
         return None
+    key: tuple[Hashable, ...] = (*tensor_key(chosen), limits.current().elements)
+
+    def find_sizes(pieces: Pieces, units: Units) -> Sizes:
+        return _SIZES.get((*key, units), lambda: sizes_of(pieces, units), lambda one: one.nbytes)
+
     sides: list[tuple[Recipe, Estimate | Report]] = []
-    for recipe in chosen.recipes:
-        side = known_report(chosen, recipe) or _estimate(chosen, recipe, pieces, shape)
+    for recipe, report in zip(recipes, known, strict=True):
+        compute = partial(estimate, pieces, shape, recipe.scheme, find_sizes=find_sizes)
+        side = report or _ESTIMATES.get((*key, str(recipe)), compute, lambda _: 1)
         if side is None:
             return None
         sides.append((recipe, side))
     return Estimated(name, description, dtype, shape, tuple(sides))
 
 
-def _estimate(chosen: Selection, recipe: Recipe, pieces: Pieces, shape: tuple[int, int]) -> Estimate | None:
-    key: tuple[Hashable, ...] = (*tensor_key(chosen), limits.current().elements, str(recipe))
-    known = _ESTIMATES.peek(key)
-    if known is None:
-        layout = layout_of(shape, recipe.scheme)
-        if layout is None:
-            return None
-        sizes = _SIZES.get((*key[:-1], layout), lambda: sizes_of(pieces, layout), lambda one: one.nbytes)
-        made = estimate(pieces, shape, recipe.scheme, sizes=sizes)
-        return None if made is None else _ESTIMATES.get(key, lambda: made, lambda _: 1)
-    return known
-
-
 def _pieces(chosen: Selection) -> tuple[Pieces, tuple[int, int], str, str, str] | None:
-    """What gives pieces of the selected tensor, its matrix's shape, name, description and dtype."""
+    """Pieces of the selected tensor, its matrix's shape, its name, description and dtype."""
     if is_read(chosen):
         matrix = matrix_of(chosen)
         x = matrix.values

@@ -1,7 +1,4 @@
-"""Reductions of whole tensors to a few hundred numbers: histograms and counts of codes.
-
-On the CPU they work through the tensor in pieces that fit the cache.
-"""
+"""Reductions of whole tensors to a few hundred numbers: histograms, their divergence, and counts of codes."""
 
 from __future__ import annotations
 
@@ -32,23 +29,33 @@ class Histogram:
     def share(self) -> np.ndarray:
         return self.counts / max(int(self.counts.sum()), 1)
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """First and last edge."""
+        return float(self.edges[0]), float(self.edges[-1])
+
+    def __add__(self, other: Histogram) -> Histogram:
+        """Add the counts of a histogram on the same bins."""
+        return Histogram(self.edges, self.counts + other.counts)
+
 
 def histogram(x: Tensor, low: float, high: float, bins: int = 256, minus: Tensor | None = None) -> Histogram:
-    """Counts of finite ``x`` (any shape), or of x - minus, in at most 256 bins ``around`` [low, high]."""
+    """Count finite ``x`` (any shape), or x - minus, in at most 256 equal bins ``around`` [low, high]."""
     if not 1 <= bins <= 256:
         raise ValueError(f"a histogram has 1 to 256 bins, not {bins}")
     low, high = around(low, high)
     width = (high - low) / bins
     edges = np.linspace(low, high, bins + 1)
     if not NARROWEST <= width <= 1 / NARROWEST:
-        x = _in_bins(x if minus is None else x - minus, low, width)
+        # By float64: float32 has neither the reciprocal of a narrow bin's width nor the width of its range.
+        x = (((x if minus is None else x - minus).double() - low) / width).to(torch.float32)
         low, width, minus = 0.0, 1.0, None
     counts = backend_for(x).histogram(x, low, 1 / width, bins, minus)
     return Histogram(edges, counts.numpy())
 
 
 def around(low: float, high: float) -> tuple[float, float]:
-    """[low, high] as it is; a range of one value widened by half of its size to either side, 0 to ±0.5."""
+    """Widen a range of one value by half of its size on either side, 0 to ±0.5; others stay as they are."""
     half = 0.0 if low < high else abs(low) / 2 or 0.5
     return low - half, high + half
 
@@ -64,28 +71,18 @@ def finite_range(x: Tensor) -> tuple[float, float]:
     return low, high
 
 
-def _in_bins(x: Tensor, low: float, width: float) -> Tensor:
-    """float32 (x - low) / width by float64: the reciprocal of a narrow bin's width, and the width of a range
-    over all of float32, are no float32 numbers."""
-    return ((x.double() - low) / width).to(torch.float32)
-
-
 def code_counts(q: QuantizedTensor) -> Tensor | None:
-    """int64 [code_count]: how often each code occurs; None for formats above 16 bits.
+    """int64 [code_count]: the frequency of each code; None for formats above 16 bits.
 
-    Where a whole number of codes fills a byte, bytes are counted and each is then counted as its codes; the
-    zeros that pad a row's last byte are subtracted.
+    If a byte holds a whole number of codes, bytes are counted, and each counts for its codes; zeros that pad
+    the last byte of a row are subtracted.
     """
     fmt, (rows, columns) = q.scheme.format, q.shape
     if fmt.bits > 16:
         return None
-    per_byte = (
-        fmt.per_byte
-        if isinstance(fmt, CodebookFormat) and fmt.per_byte
-        else 8 // fmt.bits
-        if 8 % fmt.bits == 0
-        else 0
-    )
+    per_byte = fmt.per_byte if isinstance(fmt, CodebookFormat) else 0
+    if not per_byte and 8 % fmt.bits == 0:
+        per_byte = 8 // fmt.bits
     backend = backend_for(q.packed)
     if not per_byte:
         return backend.code_counts(q.packed, fmt, columns)
@@ -99,28 +96,27 @@ def code_counts(q: QuantizedTensor) -> Tensor | None:
 
 
 KL_BINS, KL_VALUES = 256, 100
-"""Bins of a report's histograms, and the values to each from which on ``histogram_kl`` is within some 15 % of
-that of many more (INT4 in groups of 128 of normal numbers)."""
+"""Bins of a report's histograms, and values per bin from which ``histogram_kl`` is within some 15 % of its
+limit for many values (INT4 in groups of 128 of normal numbers)."""
 
 
 def kl_note(count: int) -> str:
-    """That ``histogram_kl`` of a tensor of ``count`` values is that of a small sample, or an empty text."""
+    """Warn that ``histogram_kl`` of a tensor of ``count`` values is that of a small sample; else empty."""
     if count >= KL_BINS * KL_VALUES:
         return ""
     return (
-        f"{count:,} values are {count / KL_BINS:.0f} to each of {KL_BINS} bins: of so few, KL is mostly "
-        "sampling and too large"
+        f"{count:,} values are {count / KL_BINS:.0f} per bin in {KL_BINS} bins: with so few, KL is mostly "
+        "sampling noise and too large"
     )
 
 
 def histogram_kl(p: Histogram, q: Histogram) -> float:
     """KL(p || (p + q) / 2) in nats of two histograms on the same bins, from 0 (the same shape) to ln 2 (no
-    bin has values of both): the K divergence of J. Lin, "Divergence measures based on the Shannon entropy",
-    1991.
+    common bins): the K divergence of J. Lin, "Divergence measures based on the Shannon entropy", 1991.
 
-    KL(p || q) itself is infinite where q alone has an empty bin, as a coarse format leaves most of them; a
-    count put there instead makes it grow with the number of elements. Against the mean of both it is finite
-    without such a count, and converges. ``ValueError`` if the numbers of bins differ.
+    KL(p || q) itself is infinite if only q has an empty bin, as coarse formats have; pseudocounts would make
+    it grow with the number of elements. KL to the mean is finite without them, and converges. ``ValueError``
+    if the numbers of bins differ.
     """
     if p.counts.shape != q.counts.shape:
         raise ValueError("KL needs both histograms on the same bins")

@@ -6,10 +6,10 @@ SQNR is 10·log10(Σx² / Σ(x - x̂)²), which is -20·log10 of the relative Fr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +21,9 @@ from explorer.formats import CodebookFormat
 from explorer.schemes import BitBudget, Scheme
 
 MOST_AT_ONCE = 1 << 24
-"""Elements of the largest matrix that is restored as a whole to be measured on the CPU: 64 MB. Sums of larger
-ones are added run by run."""
+"""Elements of the largest matrix that is dequantized as a whole to be measured on the CPU: 64 MB."""
 RUN_ELEMENTS = 1 << 21
-"""Elements of such a run: 8 MB of float32."""
+"""Elements of a run of rows of a larger matrix: 8 MB of float32."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,9 @@ class Report:
     kl              KL(original || mean of original and dequantized), 0 … ln 2 nats, over 256 bins of the
                     original's range (``histogram_kl``); too large for few values (``kl_note``)
     max_error_at    (row, column) of ``max_error`` = max |x̂ - x|
-    clipped         share beyond the block's saturation threshold, which rounding alone would not bring back
+    clipped         share beyond the block's saturation threshold, where rounding is not to the nearest code
     zeroed          share that is not zero before and zero after
-    zero_blocks     how many blocks hold other values than zero, and are restored as zeros
+    zero_blocks     number of blocks with values other than zero that are all restored as zeros
     codes_used, code_count, entropy_bits   None for 32-bit formats
     bits, nbytes    storage: per element by part, and in all
     """
@@ -63,11 +62,8 @@ class Report:
 
 @dataclass
 class Sums:
-    """float64 sums that a ``Report`` is computed from, added up over the parts of a matrix.
-
-    ``signal`` Σx², ``noise`` Σ(x̂ - x)², ``output`` Σx̂², ``inner`` Σx·x̂, ``absolute`` Σ|x̂ - x|;
-    then counts.
-    """
+    """float64 sums from which a ``Report`` is computed, added up over the parts of a matrix: ``signal`` Σx²,
+    ``noise`` Σ(x̂ - x)², ``output`` Σx̂², ``inner`` Σx·x̂, ``absolute`` Σ|x̂ - x|; then counts."""
 
     signal: float = 0.0
     noise: float = 0.0
@@ -81,26 +77,20 @@ class Sums:
     max_error_at: tuple[int, int] = (0, 0)
 
     def add_part(self, x: Tensor, restored: Tensor, q: QuantizedTensor, first_row: int = 0) -> None:
-        """A float32 matrix, what ``q`` restores, and the row of the whole matrix that it starts at."""
+        """Add a float32 matrix and its dequantized ``q``; it starts at ``first_row`` of the whole matrix."""
         sums = backend_for(x).error_sums(x, restored, *_limits(q), q.scheme)
         for name in ("signal", "noise", "output", "inner", "absolute", "clipped", "zeroed"):
             setattr(self, name, getattr(self, name) + getattr(sums, name))
         self.zero_blocks += _zero_blocks(x, restored, q.scheme) if sums.zeroed else 0
         row, column = divmod(sums.where, max(x.shape[1], 1))
-        self._take_largest(sums.largest, first_row + row, column)
-
-    def _take_largest(self, error: float, row: int, column: int) -> None:
-        if error > self.max_error or (math.isnan(error) and not math.isnan(self.max_error)):
-            self.max_error, self.max_error_at = error, (row, column)
+        if sums.largest > self.max_error or (math.isnan(sums.largest) and not math.isnan(self.max_error)):
+            self.max_error, self.max_error_at = sums.largest, (first_row + row, column)
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A report and the counts behind it.
-
-    ``before`` and ``after`` are histograms on the same bins; ``code_counts``, int64 [code_count], says how
-    often each code occurs (None for 32-bit formats).
-    """
+    """A report and the counts behind it: histograms ``before`` and ``after`` on the same bins, and
+    ``code_counts``, int64 [code_count], the frequency of each code (None for 32-bit formats)."""
 
     report: Report
     before: Histogram
@@ -109,10 +99,10 @@ class Measured:
 
 
 def compare(x: Tensor, q: QuantizedTensor, restored: Tensor | None = None) -> Report:
-    """The error of ``q`` against the matrix ``x`` [rows, cols] that it was quantized from.
+    """Measure the error of ``q`` against the matrix ``x`` [rows, cols] that it was quantized from.
 
-    ``restored`` is ``q.dequantize()`` where the caller has it already. ``ValueError`` if the shapes
-    differ, or the values were not finite (``q.check``).
+    ``restored`` is ``q.dequantize()`` if the caller has it. ``ValueError`` if the shapes differ, or the
+    values were not finite (``q.check``).
     """
     return measure(x, q, restored).report
 
@@ -120,45 +110,51 @@ def compare(x: Tensor, q: QuantizedTensor, restored: Tensor | None = None) -> Re
 def measure(
     x: Tensor, q: QuantizedTensor, restored: Tensor | None = None, before: Histogram | None = None
 ) -> Measured:
-    """``compare``, with the histograms and code counts behind it. ``before`` is ``own_histogram`` of ``x``
-    where the caller has it, because it measures many schemes on one matrix."""
+    """Measure as ``compare`` does, with the histograms and code counts. ``before`` is ``own_histogram(x)`` if
+    the caller has it, because it measures many schemes on one matrix."""
     if tuple(x.shape) != q.shape:
         raise ValueError(f"the tensor has shape {tuple(x.shape)}, its quantization {q.shape}")
     q.check()
     x = x.to(torch.float32)
-    if restored is None and x.numel() > MOST_AT_ONCE and x.device.type == "cpu":
-        return _measure_in_runs(x, q, before)
-    restored = q.dequantize() if restored is None else restored
-    sums = Sums()
-    sums.add_part(x, restored, q)
-    return measured_from(sums, q, *shared_histograms(x, restored, before), code_counts(q))
-
-
-def _measure_in_runs(x: Tensor, q: QuantizedTensor, before: Histogram | None) -> Measured:
-    """``measure``, with a run of rows restored at a time."""
+    by_runs = restored is None and x.numel() > MOST_AT_ONCE and x.device.type == "cpu"
     sums, before, after = Sums(), before or own_histogram(x), []
-    low, high = float(before.edges[0]), float(before.edges[-1])
-    for start, run in q.runs(RUN_ELEMENTS):
-        restored = run.dequantize()
-        sums.add_part(x[start : start + run.shape[0]], restored, run, start)
-        after.append(histogram(restored, low, high))
-    return measured_from(sums, q, before, _added(after), code_counts(q))
-
-
-def _added(parts: Sequence[Histogram]) -> Histogram:
-    """The histogram of all parts, which have the same bins."""
-    return Histogram(parts[0].edges, np.sum([part.counts for part in parts], axis=0))
+    for start, run in q.runs(RUN_ELEMENTS) if by_runs else [(0, q)]:
+        left = run.dequantize() if restored is None else restored
+        sums.add_part(x[start : start + run.shape[0]], left, run, start)
+        after.append(histogram(left, *before.range))
+    return measured_from(sums, q, before, reduce(add, after), code_counts(q))
 
 
 def measured_from(
     sums: Sums, q: QuantizedTensor, before: Histogram, after: Histogram, counts: Tensor | None
 ) -> Measured:
-    """The report computed from sums, histograms and code counts of the whole matrix."""
-    return Measured(_report(sums, q, histogram_kl(before, after), counts), before, after, counts)
+    """Compute the report from sums, histograms and code counts of the whole matrix."""
+    elements = max(q.shape[0] * q.shape[1], 1)
+    used, entropy = _code_usage(counts)
+    report = Report(
+        sqnr_db=sqnr_db(sums.signal, sums.noise),
+        mse=sums.noise / elements,
+        rmse=math.sqrt(sums.noise / elements),
+        mae=sums.absolute / elements,
+        relative_error=_ratio(math.sqrt(sums.noise), math.sqrt(sums.signal)),
+        cosine=cosine_of(sums),
+        kl=histogram_kl(before, after),
+        max_error=max(sums.max_error, 0.0),
+        max_error_at=sums.max_error_at,
+        clipped=sums.clipped / elements,
+        zeroed=sums.zeroed / elements,
+        codes_used=used,
+        code_count=q.scheme.format.code_count if used is not None else None,
+        entropy_bits=entropy,
+        bits=q.bits_per_element,
+        nbytes=q.nbytes,
+        zero_blocks=sums.zero_blocks,
+    )
+    return Measured(report, before, after, counts)
 
 
 def _limits(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
-    """float32 [grid] each: a value below or above these is clipped rather than rounded."""
+    """float32 [grid] each: values below or above these are clipped rather than rounded."""
     fmt, scale = q.scheme.format, q.scales.scale
     low, high = q.scheme.code_limits
     if q.scales.offsets is not None:
@@ -174,32 +170,8 @@ def _limits(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
     return torch.minimum(*ends), torch.maximum(*ends)  # a scale may be negative
 
 
-def _report(sums: Sums, q: QuantizedTensor, kl: float, counts: Tensor | None) -> Report:
-    count = max(q.shape[0] * q.shape[1], 1)
-    used, entropy = _code_usage(counts)
-    return Report(
-        sqnr_db=sqnr_db(sums.signal, sums.noise),
-        mse=sums.noise / count,
-        rmse=math.sqrt(sums.noise / count),
-        mae=sums.absolute / count,
-        relative_error=_ratio(math.sqrt(sums.noise), math.sqrt(sums.signal)),
-        cosine=cosine_of(sums),
-        kl=kl,
-        max_error=max(sums.max_error, 0.0),
-        max_error_at=sums.max_error_at,
-        clipped=sums.clipped / count,
-        zeroed=sums.zeroed / count,
-        codes_used=used,
-        code_count=q.scheme.format.code_count if used is not None else None,
-        entropy_bits=entropy,
-        bits=q.bits_per_element,
-        nbytes=q.nbytes,
-        zero_blocks=sums.zero_blocks,
-    )
-
-
 def _zero_blocks(x: Tensor, restored: Tensor, scheme: Scheme) -> int:
-    """Blocks in which ``x`` [rows, cols] has values, and all that is restored is zero."""
+    """Number of blocks in which ``x`` [rows, cols] has values and all restored values are zero."""
     if scheme.scale is None or scheme.flat:
         return 0
     tall, wide = (side or length for side, length in zip(scheme.block, x.shape, strict=True))
@@ -222,19 +194,19 @@ def sqnr_db(signal: float, noise: float) -> float:
 
 
 def sqnr_of(truth: Tensor, approximation: Tensor) -> float:
-    """``sqnr_db`` of two float64 tensors of the same shape."""
+    """SQNR in dB of a float64 ``approximation`` of a tensor of the same shape."""
     return sqnr_db(ordered_sum(truth.square()), ordered_sum((approximation - truth).square()))
+
+
+def cosine_of(sums: Sums) -> float:
+    """<x, x̂> / (|x| |x̂|); 1 if both are zero, 0 if one is."""
+    if sums.signal == 0 or sums.output == 0:
+        return 1.0 if sums.signal == sums.output else 0.0
+    return sums.inner / math.sqrt(sums.signal) / math.sqrt(sums.output)
 
 
 def _ratio(a: float, b: float) -> float:
     return a / b if b else (0.0 if a == 0 else math.inf)
-
-
-def cosine_of(sums: Sums) -> float:
-    """<x, x̂> / (|x| |x̂|), 1 if both are zero, 0 if one is."""
-    if sums.signal == 0 or sums.output == 0:
-        return 1.0 if sums.signal == sums.output else 0.0
-    return sums.inner / math.sqrt(sums.signal) / math.sqrt(sums.output)
 
 
 def own_histogram(x: Tensor) -> Histogram:
@@ -242,17 +214,8 @@ def own_histogram(x: Tensor) -> Histogram:
     return histogram(x, *finite_range(x))
 
 
-def shared_histograms(
-    x: Tensor, restored: Tensor, before: Histogram | None = None
-) -> tuple[Histogram, Histogram]:
-    """``own_histogram`` of the original, computed unless it is given, and one of ``restored`` on the same
-    bins."""
-    before = before or own_histogram(x)
-    return before, histogram(restored, float(before.edges[0]), float(before.edges[-1]))
-
-
 def _code_usage(counts: Tensor | None) -> tuple[int | None, float | None]:
-    """Number of distinct codes, and the entropy of their distribution in bits."""
+    """Number of distinct codes, and their entropy in bits."""
     if counts is None:
         return None, None
     p = counts[counts > 0].double() / max(int(counts.sum()), 1)

@@ -1,32 +1,48 @@
-"""Many schemes on one tensor, one after another, each result as soon as it is there."""
+"""Compare many schemes on one tensor; each result is yielded as soon as it is known."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from explorer.analysis.frontier import on_frontier
 from explorer.analysis.histograms import Histogram
-from explorer.analysis.report import Report, measure, own_histogram
+from explorer.analysis.report import Report, measure, own_histogram, sqnr_db
 from explorer.analysis.sliced import analyse_anywhere
 from explorer.core.backend import place
 from explorer.core.quantize import quantize
 from explorer.core.serialize import to_json
 from explorer.schemes import Scheme
 
+Item = TypeVar("Item")
+SAMPLE_ELEMENTS = 1 << 18
+"""Elements of a sample: the SQNRs of all named schemes are then within 0.05 dB of those of the whole matrix
+on the built-in layers; with half as many within 0.4 dB."""
+SEARCHED_LESS = 2
+"""Divides the elements for schemes that search: their blocks are small and alike."""
+CERTAIN = 0.25
+"""Share of a sample that is its largest rows."""
+RUN = 128
+"""Largest height of blocks that a sample keeps whole: that of the tallest tile of a named scheme."""
+MIN_BANDS = 8
+"""Smallest number of bands in a sample; a matrix of fewer than twice as many is measured whole."""
+SEARCHING_CALIBRATORS = ("mse", "entropy")
+
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One scheme's report. ``on_frontier`` is set by ``mark_frontier`` once the other schemes are known.
-    ``share`` (0 … 1): the part of the elements that was measured. ``recipe`` and ``named``: the text and the
-    label of a scheme under a method, whose report this is; empty for the scheme alone."""
+    """The report of one scheme.
+
+    on_frontier  set by ``mark_frontier`` once the other schemes are known
+    share        share (0 … 1) of the elements that were measured
+    recipe, named  text and label of a scheme under a method; empty for the scheme alone
+    """
 
     scheme: Scheme
     report: Report
@@ -37,12 +53,10 @@ class ComparisonRow:
 
     @property
     def text(self) -> str:
-        """The text of the scheme, or of the recipe."""
         return self.recipe or str(self.scheme)
 
     @property
     def label(self) -> str:
-        """The label of the scheme, or of the recipe."""
         return self.named or self.scheme.label
 
 
@@ -58,17 +72,9 @@ def compare_schemes(x: Tensor, schemes: Iterable[Scheme]) -> Iterator[Comparison
             yield ComparisonRow(scheme, analyse_anywhere(x, scheme).report)
 
 
-SAMPLE_ELEMENTS = 1 << 18
-"""The most elements of a part: the SQNRs of all named schemes are then within 0.05 dB of those of the
-whole matrix on the built-in layers; with half as many within 0.4 dB."""
-RUN = 128
-"""The most rows of a block that a sample keeps whole: the height of the tallest tile of a named scheme."""
-SEARCHING_CALIBRATORS = ("mse", "entropy")
-
-
 def survey(x: Tensor, schemes: Iterable[Scheme], most: int = SAMPLE_ELEMENTS) -> Iterator[ComparisonRow]:
-    """``compare_schemes`` on a part of ``x`` of about ``most`` elements, each scheme once, those that search
-    longest last; the SQNR is an estimate of that of the whole matrix (``weighted_rows``).
+    """Compare schemes on a sample of ``x`` of about ``most`` elements, each scheme once, those that search
+    longest last; the SQNR estimates that of the whole matrix (``weighted_rows``).
 
     Bits are those of the whole matrix. Columns that share a scale are measured whole. A generator, so that it
     can be stopped.
@@ -77,29 +83,37 @@ def survey(x: Tensor, schemes: Iterable[Scheme], most: int = SAMPLE_ELEMENTS) ->
     parts: dict[tuple[int, int], WeightedRows] = {}
     for scheme in sorted(once, key=searches):
         size = most // SEARCHED_LESS if searches(scheme) else most
-        key = (_rows_of_a_block(scheme), x.numel() if _needs_all_rows(scheme) else size)
+        height = scheme.block[0] or 1
+        tall = height if scheme.scale is not None and height <= RUN else 1
+        key = (tall, x.numel() if _needs_all_rows(scheme) else size)
         if key not in parts:
-            parts[key] = weighted_rows(x, key[1], key[0])
+            parts[key] = weighted_rows(x, key[1], tall)
         report = parts[key].report(scheme)
         bits = scheme.bits_per_element((x.shape[0], x.shape[1]))
         yield ComparisonRow(scheme, dataclasses.replace(report, bits=bits), share=parts[key].share)
 
 
+def spans_rows(scheme: Scheme) -> bool:
+    """True if the scheme has scales of all rows."""
+    return scheme.scale is not None and scheme.block[0] is None
+
+
 def _needs_all_rows(scheme: Scheme) -> bool:
-    """True of a scale of all rows that the largest |x| does not determine: one a column, or of a mean."""
-    spans = scheme.scale is not None and scheme.block[0] is None
-    return spans and (scheme.block[1] is not None or scheme.calibrator.name != "minmax")
+    """True for scales of all rows that max |x| does not determine: of one column each, or by a mean."""
+    return spans_rows(scheme) and (scheme.block[1] is not None or scheme.calibrator.name != "minmax")
 
 
-SEARCHED_LESS = 2
-"""Schemes that search are measured on so many times fewer elements: their blocks are small and alike."""
-CERTAIN = 0.25
-"""The share of a part that is its largest rows."""
+def searches(scheme: Scheme) -> bool:
+    """True if the scheme tries many scales per block, which takes three to thirty times as long as one scale:
+    llama.cpp's search, scales under super-blocks, and calibrators with an objective."""
+    rule = scheme.scale
+    searched = rule is not None and (rule.is_searched or rule.super_bits is not None)
+    return searched or scheme.calibrator.name in SEARCHING_CALIBRATORS
 
 
 @dataclass(frozen=True, eq=False)
 class WeightedRows:
-    """Some rows of a matrix, each with the number of the matrix's rows that it stands for (float64 [rows]).
+    """Some rows of a matrix, each with the number of the matrix's rows that it represents (float64 [rows]).
 
     ``signal`` is Σx² of the whole matrix; ``share`` (0 … 1) of its elements are here.
     """
@@ -115,11 +129,11 @@ class WeightedRows:
 
     @cached_property
     def _signal_here(self) -> float:
-        """Σx² of the rows here, each for those that it stands for."""
+        """Estimate of ``signal`` from the rows here."""
         return float(self.values.double().square().sum(1) @ self.weights)
 
     def report(self, scheme: Scheme) -> Report:
-        """The report on these rows, with the SQNR, relative error, MSE and RMSE as estimates of the whole."""
+        """Report on these rows; SQNR, relative error, MSE and RMSE are estimates for the whole matrix."""
         q = quantize(self.values, scheme)
         if self.share == 1:
             return measure(self.values, q, before=self._before).report
@@ -127,23 +141,26 @@ class WeightedRows:
         report = measure(self.values, q, restored, self._before).report
         squares = (restored.double() - self.values.double()).square().sum(1)
         seen = self._signal_here
-        # By the ratio: where the part has more of the signal, it has more of the error.
+        # A ratio estimator: a sample with more of the signal has more of the error.
         noise = float(squares @ self.weights) * (self.signal / seen if seen > 0 else 1.0)
         if not (math.isfinite(noise) and noise > 0 and self.signal > 0):
             return report
         mse = noise / (float(self.weights.sum()) * self.values.shape[1])
-        relative = math.sqrt(noise / self.signal)
         return dataclasses.replace(
-            report, sqnr_db=-20 * math.log10(relative), relative_error=relative, mse=mse, rmse=math.sqrt(mse)
+            report,
+            sqnr_db=sqnr_db(self.signal, noise),
+            relative_error=math.sqrt(noise / self.signal),
+            mse=mse,
+            rmse=math.sqrt(mse),
         )
 
 
 def weighted_rows(x: Tensor, most: int, tall: int = 1) -> WeightedRows:
-    """About ``most`` elements of ``x`` [rows, cols] in whole bands of ``tall`` rows: those with the largest
-    |x|, which decide the error of a wide scale, each for itself, and of the others every n-th for its
-    neighbours, in the order of their size.
+    """Sample about ``most`` elements of ``x`` [rows, cols] in whole bands of ``tall`` rows: those with the
+    largest |x|, which determine the error of a wide scale, each for itself, and every n-th of the others, in
+    the order of their size, for its neighbours.
 
-    The largest and the smallest element are among them, so a scale of the whole tensor is the right one.
+    The largest and the smallest element are among them, so that the scale of the whole tensor is right.
     """
     rows, columns = x.shape
     signal = float(x.double().square().sum())
@@ -168,32 +185,29 @@ def weighted_rows(x: Tensor, most: int, tall: int = 1) -> WeightedRows:
     return WeightedRows(values, each.repeat_interleave(tall), signal, values.numel() / x.numel())
 
 
-MIN_BANDS = 8
-"""The fewest bands of a part; a matrix of fewer than twice as many is measured whole."""
+def on_frontier(
+    items: Sequence[Item], cost: Callable[[Item], float], gain: Callable[[Item], float]
+) -> list[bool]:
+    """Mark the Pareto frontier: items without another of the same ``cost`` or less with a ``gain`` as high.
 
-
-def _rows_of_a_block(scheme: Scheme) -> int:
-    """The height of the scheme's blocks that a sample keeps whole; 1 of blocks that span more than a run."""
-    height = scheme.block[0] or 1
-    return height if scheme.scale is not None and height <= RUN else 1
-
-
-def searches(scheme: Scheme) -> bool:
-    """True if the scheme tries many scales per block, which takes three to thirty times as long as one scale:
-    what llama.cpp's search finds, scales under super-blocks, and calibrators with an objective."""
-    rule = scheme.scale
-    searched = rule is not None and (rule.is_searched or rule.super_bits is not None)
-    return searched or scheme.calibrator.name in SEARCHING_CALIBRATORS
+    Of items with equal cost and gain the first is marked; items with a gain of NaN never are.
+    """
+    known = (i for i, item in enumerate(items) if not math.isnan(gain(item)))
+    marks, best = [False] * len(items), -math.inf
+    for i in sorted(known, key=lambda i: (cost(items[i]), -gain(items[i]))):
+        if gain(items[i]) > best:
+            best, marks[i] = gain(items[i]), True
+    return marks
 
 
 def mark_frontier(rows: Iterable[ComparisonRow]) -> list[ComparisonRow]:
-    """The same rows, marked where no other has an SQNR as high at the same bits per element or fewer."""
+    """Mark the rows of which no other has an SQNR as high at the same bits per element or fewer."""
     rows = list(rows)
     marks = on_frontier(rows, lambda r: r.report.bits.total, lambda r: r.report.sqnr_db)
     return [dataclasses.replace(row, on_frontier=mark) for row, mark in zip(rows, marks, strict=True)]
 
 
 def comparison_record(row: ComparisonRow) -> dict[str, Any]:
-    """One row as plain JSON values: the scheme's name, the report's fields, whether it is on the frontier."""
+    """Return a row as JSON values: the scheme's name, the report's fields, whether it is on the frontier."""
     total = {"total_bits": row.report.bits.total, "on_frontier": row.on_frontier}
     return {"scheme": row.scheme.name, **to_json(row.report), **total}

@@ -1,8 +1,8 @@
 """Methods that reduce rounding error: ``METHODS``, with one file per paper and one row per method.
 
-``apply("rotation+gptq+lqer", weight, scheme, activations)`` rotates the weight, rounds the rotated weight
-by GPTQ, and corrects the remaining error by a low-rank product. Pages, figures, commands and files read
-the rows.
+``apply("rotation+gptq+lqer", weight, scheme, activations)`` rotates the weight, rounds the rotated weight by
+GPTQ, and corrects the remaining error by a low-rank product. Pages, figures, commands and files are derived
+from the rows.
 """
 
 from __future__ import annotations
@@ -35,17 +35,12 @@ from explorer.methods.method import (
 )
 from explorer.methods.rotation import rotation
 from explorer.methods.rtn import rtn
-from explorer.methods.smoothquant import (
-    smoothquant,
-    smoothquant_factor,
-    smoothquant_search,
-    smoothquant_search_factor,
-)
+from explorer.methods.smoothquant import smoothquant, smoothquant_search
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 
 RTN = RoundingMethod("rtn", "round to nearest", "", "rounds every weight by itself", rtn)
-"""The baseline, and what rounds where a combination names no rounding method."""
+"""The baseline, and the rounding method of combinations that name none."""
 BIAS_CORRECTION = BiasMethod(
     "bias_correction",
     "Bias correction",
@@ -54,7 +49,7 @@ BIAS_CORRECTION = BiasMethod(
     bias_correction,
     residue=BiasCorrection,
 )
-"""What every other method can be followed by; alone it corrects round to nearest."""
+"""It can follow every other method; alone it corrects round to nearest."""
 _ACT_ORDER = functools.partial(gptq, order=Order.ENERGY)
 _OVER_DAMPING = ObjectiveAxis("damping", DAMPINGS, log=True)
 _OVER_ALPHA = ObjectiveAxis("α", ALPHAS)
@@ -106,11 +101,11 @@ METHODS: dict[str, Method] = {
                        llm_int8_dynamic, residue=RuntimeOutliers),
         TransformMethod("smoothquant", "SmoothQuant", "arXiv 2211.10438",
                         "moves the activations' outliers into the weights",
-                        smoothquant, transform=Diagonal, factor=smoothquant_factor),
+                        smoothquant, transform=Diagonal, factor=smoothquant),
         TransformMethod("smoothquant_search", "SmoothQuant, best α", "arXiv 2211.10438",
                         "moves as much of the activations' outliers into the weights as the output gains by",
                         smoothquant_search, transform=Diagonal, objective=_OVER_ALPHA,
-                        factor=smoothquant_search_factor),
+                        factor=smoothquant_search),
         TransformMethod("rotation", "Hadamard rotation", "arXiv 2404.00456",
                         "spreads outliers over all channels",
                         rotation, transform=Rotation),
@@ -130,20 +125,18 @@ COMBINATIONS = (
     "awq+bias_correction", "gptq+bias_correction", "hqq+bias_correction", "autoround+bias_correction",
     "gptq+lqer", "rotation+gptq+lqer",
 )  # fmt: skip
-"""Combinations worth offering beside the methods themselves; ``apply`` takes any other legal one too."""
+"""Combinations that are offered beside the methods themselves; ``apply`` takes any other legal one too."""
 USUAL = ("rtn", "gptq", "gptq_order", "awq", "awq_clip", "hqq", "rotation+gptq")
 """Methods that the page compares by default."""
-
-
 LONGEST = 200
 """Characters of a combination: more than all methods that go together have."""
 
 
 def names_in(name: str) -> list[Method]:
-    """The methods of a combination "a+b+c".
+    """Parse a combination "a+b+c" into its methods.
 
-    ``ValueError`` for unknown names, and unless it is transforms, then at most one rounding method, then
-    corrections, that of the bias last, each of these once.
+    ``ValueError`` for unknown names, and for any other order than transforms, at most one rounding method,
+    corrections, that of the bias last, each once.
     """
     if len(name) > LONGEST:
         raise ValueError(f"a combination of methods has at most {LONGEST} characters, not {len(name):,}")
@@ -171,44 +164,44 @@ def _names(kind: type[Method]) -> str:
 
 
 def label_of(name: str) -> str:
-    """A name such as "rotation+gptq" in words."""
+    """Label of a combination such as "rotation+gptq"."""
     return " + ".join(row.label for row in names_in(name))
 
 
 def rounding_in(name: str) -> RoundingMethod:
-    """Return the rounding method of a combination: round to nearest if it names none."""
+    """Rounding method of a combination: round to nearest if it names none."""
     return next((row for row in names_in(name) if isinstance(row, RoundingMethod)), RTN)
 
 
 def objective_axis(name: str) -> ObjectiveAxis | None:
-    """Return the x-axis for the objective of a combination; None if it has no figure."""
+    """X-axis for the objective of a combination; None if it has no figure."""
     axes = (row.objective for row in (rounding_in(name), *names_in(name)))
     return next((axis for axis in axes if axis is not None), None)
 
 
 def transforms_label(name: str) -> str:
-    """The parts of a combination that change what the layer's inputs are, in words."""
+    """Label of the parts of a combination that transform the layer's inputs."""
     return " + ".join(row.label for row in names_in(name) if row.transform is not None)
 
 
 def choices() -> dict[str, str]:
-    """The label of every method and of every combination worth offering, by name."""
+    """Labels of every method and of every offered combination, by name."""
     return {name: label_of(name) for name in (*METHODS, *COMBINATIONS)}
 
 
 def has_factor(name: str) -> bool:
-    """True for a combination that scales input channels by a factor which the layer before can take in."""
+    """Return whether a combination scales input channels by a factor that the layer before can absorb."""
     return any(row.factor is not None for row in names_in(name))
 
 
 def corrects_bias(name: str) -> bool:
-    """True for a combination that corrects the layer's bias; False for an empty name."""
+    """Return whether a combination corrects the layer's bias; False for an empty name."""
     return bool(name) and BIAS_CORRECTION in names_in(name)
 
 
 def factor_of(name: str, readers: Readers) -> Tensor:
-    """float32 [K]: the factor by which a combination multiplies the input channels of ``readers``, each
-    method's found in the basis of those before it. ``ValueError`` for shapes that do not match."""
+    """Compute the factor float32 [K] by which a combination multiplies the input channels of ``readers``;
+    each method's is found in the basis of those before it. ``ValueError`` for shapes that do not match."""
     for weight in readers.weights:
         check_layer(weight, readers.activations)
     factor = torch.ones(readers.activations.shape[1], device=readers.activations.device)
@@ -232,15 +225,14 @@ def apply(
     folded: bool = False,
 ) -> QuantizedLayer:
     """Quantize ``weight`` [N, K] for ``activations`` [tokens, K] by a method of ``METHODS`` or a
-    combination "a+b".
+    combination "a+b", which rounds to nearest unless it names a rounding method.
 
-    ``of_inputs`` is how the layer's inputs will be quantized, for methods that search by the output. Without
-    a rounding method in it, a combination rounds to nearest. In a model whose layers before this one are
-    quantized, ``activations`` are what they give, and ``original`` [tokens, K] what the same tokens gave in
-    the original model: methods with ``round_pair`` look at both. With ``folded`` the layer before has
-    taken in the factor of ``factor_of``: weight and inputs are scaled already, and what is left of the method
-    rounds. ``ValueError`` for unknown names, shapes that do not match, and schemes that the method
-    cannot serve.
+    ``of_inputs`` is the scheme of the layer's inputs, for methods that search by the output. ``original``
+    [tokens, K] are the inputs that the same tokens give in the original model, if the layers before this one
+    are quantized already and ``activations`` are theirs; only methods with ``round_pair`` use them. With
+    ``folded`` the layer before has absorbed the factor of ``factor_of``: weight and inputs are scaled
+    already, and the rest of the method is applied. ``ValueError`` for unknown names, shapes that do not
+    match, and schemes that the method does not support.
     """
     rows = names_in(name)
     check_layer(weight, activations)
@@ -250,7 +242,7 @@ def apply(
     for row in rows:
         checkpoint()
         if isinstance(row, TransformMethod) and not (folded and row.factor):
-            transform, objective = row.find(w, x, scheme, of_inputs)
+            transform, objective = row.find(Readers((w,), (scheme,), x, of_inputs))
             transforms.append(transform)
             w, x, searched = transform.weight(w), transform.inputs(x), searched or objective
     rounding = rounding_in(name)

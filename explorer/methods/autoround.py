@@ -1,4 +1,4 @@
-"""AutoRound: which way each weight is rounded, and where its block is clipped, by signed gradient descent.
+"""AutoRound: learn the rounding of each weight and the range of its block by signed gradient descent.
 
 W. Cheng et al., "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs",
 arXiv 2309.05516. With an offset V in [-½, ½] for each weight and two factors α, β ≤ 1 for each block
@@ -7,9 +7,9 @@ arXiv 2309.05516. With an offset V in [-½, ½] for each weight and two factors 
     Ŵ = s · (clip(⌊W/s + z + V⌉) - z)      s and z from the range β·min W … α·max W
     V ← V - lr · sign(∂L/∂V)               likewise α and β; lr falls from 1/200 to 0 in 200 steps
 
-The gradient passes the rounding as if it were not there. L is the mean squared error of this layer's output
-over all tokens (the paper's is that of a whole decoder block over a few sequences at a time), and the best
-step is kept. V, α and β are not stored: what they leave is codes, scales and zero points.
+The gradient passes through the rounding unchanged. L is the mean squared error of this layer's output over
+all tokens (the paper's is that of a whole decoder block over a few sequences at a time), and the best step is
+kept. V, α and β are not stored, but only the resulting codes, scales and zero points.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ TINY = 1e-30
 def autoround(
     weight: Tensor, scheme: Scheme, activations: Tensor, progress: Progress | None = None
 ) -> QuantizedLayer:
-    """``weight`` [N, K] for the inputs ``activations`` [tokens, K], under an integer scheme of rows or
-    groups.
+    """Quantize ``weight`` [N, K] for the inputs ``activations`` [tokens, K] under an integer scheme of rows
+    or groups.
 
-    ``objective`` is L before the first and after each step. ``ValueError`` for other schemes, and where L is
-    no finite number.
+    ``objective`` is L before the first and after each step. ``ValueError`` for other schemes, and if L is Inf
+    or NaN.
     """
     check_layer(weight, activations)
     integers = isinstance(scheme.format, IntegerFormat) and not scheme.mapping.has_offset
@@ -71,7 +71,7 @@ def autoround(
 
 
 class _Problem:
-    """One weight in groups [N, groups, width], the last one padded, and the inputs that it meets."""
+    """A weight in groups [N, groups, width], the last one padded, and its inputs."""
 
     def __init__(self, weight: Tensor, scheme: Scheme, inputs: Tensor) -> None:
         self.shape, self.scheme, self.inputs = (weight.shape[0], weight.shape[1]), scheme, inputs
@@ -101,12 +101,12 @@ class _Problem:
         return QuantizedTensor(pack(fmt.codes_of(codes), fmt), scales, self.scheme, self.shape)
 
     def _codes(self, offset: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor, Scales]:
-        """Codes, and zero points and scales that broadcast over them, all with gradients; the scales as
-        stored."""
+        """Codes, and zero points and scales that broadcast over them, all with gradients; and the stored
+        scales."""
         low, high = self.whole.low * shares[0], self.whole.high * shares[1]
         found = dataclasses.replace(self.whole, low=low.detach(), high=high.detach())
         scales = scale_for(found, self.scheme)
-        # A scale is proportional to its range's size; what is stored is that, rounded.
+        # A scale is proportional to its range's size, before it is rounded to be stored.
         size = self._size(low, high).clamp(min=TINY)
         scale = scales.scale * (size / size.detach())
         zero = torch.zeros_like(scale)
@@ -117,8 +117,7 @@ class _Problem:
         return codes, zero[:, :, None], scale[:, :, None], scales
 
     def _size(self, low: Tensor, high: Tensor) -> Tensor:
-        """Quantity that the scales are proportional to: the extent of a range, under NO_CLIP in codes of
-        that side."""
+        """Extent of a range, which its scale is proportional to; under NO_CLIP in codes of that side."""
         if self.scheme.asymmetric:
             return high - low
         if self.scheme.mapping is MappingType.NO_CLIP:
@@ -128,5 +127,5 @@ class _Problem:
 
 
 def _as_if(smooth: Tensor, rounded: Tensor) -> Tensor:
-    """``rounded``, with the gradient of ``smooth`` (the straight-through estimator)."""
+    """Give ``rounded`` the gradient of ``smooth`` (the straight-through estimator)."""
     return smooth + (rounded - smooth).detach()

@@ -1,9 +1,9 @@
-"""AWQ: enlarge the input channels that matter before rounding, and shrink their activations to match.
+"""AWQ: enlarge important input channels before rounding, and shrink their activations to match.
 
 J. Lin et al., "AWQ: Activation-aware Weight Quantization", arXiv 2306.00978. A channel's importance is its
-mean activation magnitude; weights are multiplied by s = importance^α (their equation 5), activations
-divided by it, and α is the one of twenty with the least error of the layer's output (their section 3.2).
-1/s belongs into the operation before the layer.
+mean activation magnitude. Weights are multiplied by s = importance^α (their equation 5), activations divided
+by it, and α is the one of twenty with the smallest error of the layer's output (their section 3.2). The
+operation before the layer absorbs 1/s.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from explorer.schemes.calibrators import Range
 ALPHAS = tuple(i / 20 for i in range(20))
 SHRINKS = tuple(1 - i / 20 for i in range(10))
 CLIP_TOKENS = 512
-"""Tokens that the clipping search looks at; its time and memory grow with them."""
+"""Tokens of the clipping search; its time and memory grow with them."""
 
 
 def channel_scale(importance: Tensor, alpha: float) -> Tensor:
-    """float16 [K]: importance^α, the largest and the smallest each other's inverse; 1 for channels without
-    importance."""
+    """float16 [K]: importance^α, scaled to max · min = 1; 1 for channels without importance."""
     return _centred(importance.clamp(min=1e-8).pow(alpha), importance > 0)
 
 
 def duo_scale(importance: Tensor, relative: Tensor, alpha: float) -> Tensor:
-    """float16 [K]: importance^α over relative^(1-α), as AutoAWQ has it; centred likewise. ``relative`` [K]:
-    ``relative_size`` of the weights."""
+    """float16 [K]: importance^α over relative^(1-α), as in AutoAWQ, centred like ``channel_scale``.
+    ``relative`` [K]: ``relative_size`` of the weights."""
     scale = importance.clamp(min=1e-8).pow(alpha) / (relative.pow(1 - alpha) + 1e-4)
     return _centred(scale, importance > 0)
 
@@ -54,8 +53,8 @@ def relative_size(readers: Readers) -> Tensor:
 def awq_factor(
     readers: Readers, progress: Progress | None = None, *, duo: bool = False, steps: int = len(ALPHAS)
 ) -> tuple[Diagonal, Objective]:
-    """The scale of the channels of layers that read the same inputs, of twenty α that with the least error of
-    all their outputs; and the mean squared error at each α. ``duo`` lets the weights' own size count too."""
+    """Search the channels' scale for layers that read the same inputs: of twenty α the one with the smallest
+    error of all their outputs, and the mean squared error at each α. ``duo``: see ``awq``."""
     importance = readers.activations.abs().mean(0)
     if duo:
         relative = relative_size(readers)
@@ -76,9 +75,9 @@ def awq(
 ) -> QuantizedLayer:
     """Quantize ``weight`` [N, K] for the inputs ``activations`` [tokens, K].
 
-    ``objective`` is the mean squared error of the output at each α. ``duo`` lets the weights' own size count
-    too; ``clip`` then searches each block's range (``clip_search``). ``ValueError`` for shapes that do not
-    match, and for ``clip`` under schemes whose blocks span rows.
+    ``objective`` is the mean squared error of the output at each α. With ``duo`` scales also depend on the
+    relative size of the weights; ``clip`` then searches each block's range (``clip_search``). ``ValueError``
+    for shapes that do not match, and for ``clip`` under schemes with blocks that span rows.
     """
     check_layer(weight, activations)
     w, x = weight.float(), activations.float()
@@ -92,11 +91,11 @@ def awq(
 def clipped(
     weight: Tensor, scheme: Scheme, activations: Tensor, progress: Progress | None = None
 ) -> QuantizedLayer:
-    """``weight`` [N, K] rounded to nearest within the ranges of ``clip_search``, for ``activations`` [tokens,
+    """Round ``weight`` [N, K] to nearest within the ranges of ``clip_search`` for ``activations`` [tokens,
     K]."""
     check_layer(weight, activations)
     weight = weight.float()
-    if scheme.scale is not None and scheme.scale.is_searched:  # ranges would replace what llama.cpp's found
+    if scheme.scale is not None and scheme.scale.is_searched:  # ranges would replace llama.cpp's search
         return rtn(weight, scheme, activations)
     ranges = clip_search(weight, scheme, activations.float())
     return QuantizedLayer(
@@ -105,8 +104,8 @@ def clipped(
 
 
 def clip_search(weight: Tensor, scheme: Scheme, activations: Tensor) -> Range:
-    """The range of each block that leaves its part of the output the least error, of ten from 100 % down to
-    55 %; a tensor scale stays that of the whole ``weight``.
+    """Search the range of each block with the smallest error of its part of the output, of ten from 100 %
+    down to 55 %; a tensor scale stays that of the whole ``weight``.
 
     ``weight`` [N, K], ``activations`` [tokens, K]. ``ValueError`` unless blocks are rows or groups along
     them.
@@ -137,8 +136,8 @@ def _row_groups(x: Tensor, width: int) -> Tensor:
 
 
 def _centred(s: Tensor, seen: Tensor) -> Tensor:
-    """``s`` of the channels that are ``seen``, over √(largest · smallest); 1 for the others, whose weights
-    would be lost under a scale of next to nothing."""
+    """Divide ``s`` by √(largest · smallest) of the channels that are ``seen``; 1 for the others: under a
+    scale near 0 their weights would be lost."""
     live = s.clamp(min=1e-4)[seen]
     middle = (live.max() * live.min()).sqrt() if len(live) else s.new_ones(())
     return Diagonal.rounded(torch.where(seen, s.clamp(min=1e-4) / middle, 1.0)).scale

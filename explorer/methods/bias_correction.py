@@ -1,56 +1,37 @@
-"""Bias correction: the mean of each output channel's error, taken out of the bias.
+"""Bias correction: subtract the mean error of each output channel in the bias.
 
 M. Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv 1906.04721,
-section 4.2. Where the inputs have a mean, the error of the weights shifts every output of a channel alike:
+section 4.2. If the inputs have a mean, the error of the weights shifts all outputs of a channel alike:
 
     E[Ŵ x] - E[W x] = (Ŵ - W) E[x]          one number an output channel
     Y = Ŵ X + b + c,    c = (W - Ŵ) E[x]
 
-The paper takes E[x] from batch norms; here it is the mean of the calibration inputs, on which the mean error
-is 0 after that. Where a layer has a bias, ``into_bias`` adds c to it and nothing more is stored; where it has
-none, c is stored in float32: 32/K bits per weight. The error of quantized inputs is not part of it.
+The paper takes E[x] from batch norms; here it is the mean of the calibration inputs, on which the corrected
+mean error is 0. ``into_bias`` adds c to the bias of a layer, and nothing more is stored. Without a bias, c is
+stored in float32: 32/K bits per weight. The error of quantized inputs is not corrected.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from explorer.core.quantize import QuantizedTensor
-from explorer.methods.layer import QuantizedLayer, check_layer
+from explorer.methods.layer import QuantizedLayer, Residue, check_layer
 
 
 @dataclass(frozen=True, eq=False)
-class BiasCorrection:
-    """``values`` float32 [N] are added to every output. ``bits`` count where the layer has no bias."""
+class BiasCorrection(Residue):
+    """``values`` float32 [N] are added to every output. ``bits`` count if the layer has no bias."""
 
     values: Tensor
     names: ClassVar[tuple[str, ...]] = ("bias_correction",)
 
-    @property
-    def bits(self) -> int:
-        return 32 * self.values.numel()
-
-    def remaining(self, x: Tensor) -> Tensor:
-        return x
-
     def product(self, x: Tensor, remaining: Tensor) -> Tensor:
         return self.values.to(remaining).expand(len(remaining), -1)
-
-    def merged(self, values: Tensor) -> Tensor:
-        return values
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"bias_correction": self.values}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], q: QuantizedTensor) -> BiasCorrection:
-        return cls(tensors["bias_correction"])
 
 
 def mean_error(restored: Tensor, weight: Tensor, mean: Tensor) -> Tensor:
@@ -60,7 +41,7 @@ def mean_error(restored: Tensor, weight: Tensor, mean: Tensor) -> Tensor:
 
 
 def bias_correction(layer: QuantizedLayer, weight: Tensor, activations: Tensor) -> BiasCorrection:
-    """The correction of what ``layer`` makes of ``weight`` [N, K] for its inputs ``activations`` [tokens, K],
+    """Correct the error of ``layer`` against ``weight`` [N, K] for its inputs ``activations`` [tokens, K],
     both in the basis before the layer's transforms.
 
     ``ValueError`` for shapes that do not match, for NaN and Inf, and for a mean error beyond float32.
@@ -75,8 +56,8 @@ def bias_correction(layer: QuantizedLayer, weight: Tensor, activations: Tensor) 
 
 
 def into_bias(layer: QuantizedLayer, bias: Tensor | None) -> tuple[QuantizedLayer, Tensor | None]:
-    """``layer`` without its bias correction, and ``bias`` [N] with it, in the dtype of ``bias``; both as they
-    are where there is no correction, and where the layer has no bias that could take it in."""
+    """Move a layer's bias corrections into ``bias`` [N], in its dtype; nothing changes if there are none, or
+    if the layer has no bias."""
     corrections = [residue for residue in layer.residues if isinstance(residue, BiasCorrection)]
     if bias is None or not corrections:
         return layer, bias

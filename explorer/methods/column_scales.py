@@ -1,8 +1,8 @@
-"""The scales that columns are rounded under where a method rounds them one after another.
+"""The scales for columns that are rounded one after another.
 
-GPTQ computes a group's scales when it reaches the group, from the weights as updated by then. An order that
-tears groups apart needs all of them before the first column, and so do schemes that quantize scales or search
-them: static groups, of the original weights.
+GPTQ computes a group's scales when it reaches the group, from the weights as updated by then. Static groups
+take all scales from the original weights: an order that tears groups apart needs all of them before the first
+column, and so do schemes that quantize scales or search them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from explorer.schemes import Scales, Scheme, join_scales, scale_for
 
 
 def finds_scales_together(scheme: Scheme) -> bool:
-    """Whether a group has no scale before others have theirs: scales are quantized too, or are those of
+    """Return whether a group's scale depends on other groups: scales are quantized too, or found by
     llama.cpp's search under importances."""
     return takes_importance(scheme) or (scheme.scale is not None and scheme.scale.has_upper_level)
 
@@ -28,22 +28,21 @@ def finds_scales_together(scheme: Scheme) -> bool:
 class ColumnScales:
     """One scale per row and group; ``groups[j]`` is the group of the column at position j of the order.
 
-    ``largest`` is the whole weight's largest magnitude, from which a scheme with two levels takes the scale
-    of the tensor, so that it is fixed before the first group.
+    ``largest`` is the whole weight's largest magnitude. Schemes with two levels derive the tensor's scale
+    from it, so that it is fixed before the first group.
     """
 
     def __init__(self, scheme: Scheme, groups: list[int], largest: Tensor) -> None:
         self.scheme, self.groups, self.largest = scheme, groups, largest
-        self._known: dict[int, Scales] = {}
-        self._under: dict[int, UnderScales] = {}
+        self._known: dict[int, UnderScales] = {}
 
     @cached_property
     def _one_group(self) -> Scheme:
         return dataclasses.replace(self.scheme, block=(1, None))
 
     def add_all(self, weight: Tensor, energy: Tensor) -> None:
-        """Static groups: the scales of every group of ``weight`` [N, K]. ``energy`` [K], the mean square of
-        each input, weighs llama.cpp's search."""
+        """Add static scales of every group of ``weight`` [N, K]. ``energy`` [K], the mean square of each
+        input, weights llama.cpp's search."""
         if takes_importance(self.scheme):
             importance = energy.float() if bool(energy.any()) else None
             every = quantize(weight, self.scheme, importance=importance).scales
@@ -56,15 +55,14 @@ class ColumnScales:
             self._add(group, one, len(weight))
 
     def add(self, j: int, weights: Tensor) -> None:
-        """The scales of the group that begins at position j, from its weights [D, columns, N]."""
+        """Add the scales of the group that begins at position j, from its weights [D, columns, N]."""
         rows = weights.transpose(1, 2).reshape(-1, weights.shape[1]).float()
         ranges = find_ranges(rows, self._one_group, self.largest)
         self._add(self.groups[j], scale_for(ranges, self.scheme, self.largest), weights.shape[2])
 
     def _add(self, group: int, scales: Scales, rows: int) -> None:
         """Scales [D · rows, 1] of one group; static ones, [rows, 1], serve every one of D."""
-        self._known[group] = scales
-        self._under[group] = UnderScales(scales, self.scheme, lambda grid: grid.view(-1, rows))
+        self._known[group] = UnderScales(scales, self.scheme, lambda grid: grid.view(-1, rows))
 
     def due(self, j: int) -> int:
         """Number of columns from position j on in groups whose scales are not added yet."""
@@ -75,9 +73,9 @@ class ColumnScales:
 
     @keeps_subnormals
     def round(self, column: Tensor, j: int) -> Tensor:
-        """The column at position j, [D, N], rounded and dequantized in float32 as ``quantize`` does it."""
-        return self._under[self.groups[j]].rounded(column.float())
+        """Round the column at position j, [D, N], and dequantize it in float32 as ``quantize`` does."""
+        return self._known[self.groups[j]].rounded(column.float())
 
     def all(self) -> Scales:
-        """The scales of every group, [N, groups], in the order that the groups lie in."""
-        return join_scales([self._known[group] for group in sorted(self._known)], 1)
+        """Scales of every group, [N, groups], in the weight's order."""
+        return join_scales([self._known[group].scales for group in sorted(self._known)], 1)

@@ -26,11 +26,13 @@ LEAST_GAIN_DB = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """One method under one scheme. Errors are relative, ‖Y - Ŷ‖ / ‖Y‖.
+    """The result of one method under one scheme. Errors are relative, ‖Y - Ŷ‖ / ‖Y‖.
 
-    ``channel_error`` [N]: each output channel's; ``objective``: the method's own as it went, empty where
-    it has none; ``seconds``: its time. ``refused`` is the reason why the method does not support the
-    scheme, or why its output says nothing; then the numbers are NaN, and there may be no ``layer``.
+    channel_error  [N], of each output channel
+    objective      values that the method minimised, empty if there are none
+    seconds        run time of the method
+    refused        reason why the method does not support the scheme, or why the output has no meaning: then
+                   the numbers are NaN, and there may be no ``layer``
     """
 
     method: str
@@ -49,11 +51,11 @@ class Outcome:
 
     @property
     def scheme_label(self) -> str:
-        """The scheme as people call it; ``scheme`` is its text."""
+        """Label of the scheme; ``scheme`` is its text."""
         return label_of_text(self.scheme)
 
     def record(self) -> dict[str, Any]:
-        """The numbers as JSON values."""
+        """Return all fields but layer and objective as JSON values."""
         numbers: dict[str, Any] = to_json(dataclasses.replace(self, layer=None))
         del numbers["layer"], numbers["objective"]
         return numbers
@@ -65,10 +67,10 @@ MOST_TOKENS = 4096
 
 
 def halves(activations: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows to calibrate on, and rows held out to measure on. ``ValueError`` for fewer than two."""
-    if activations.shape[0] < 2:
+    """Split into rows to calibrate on and held-out rows. ``ValueError`` for fewer than two."""
+    if len(activations) < 2:
         raise ValueError("at least two rows of inputs are needed: half of them are held out to measure on")
-    half = activations.shape[0] // 2
+    half = len(activations) // 2
     return activations[:half], activations[half:]
 
 
@@ -83,20 +85,20 @@ def evaluate(
     """Apply a method to ``weight`` [N, K] for the inputs ``calibration`` [tokens, K], and measure on
     ``held_out``.
 
-    ``activations`` quantizes the held-out inputs, and those that a method searches on. ``ValueError`` where
-    the method cannot serve the scheme.
+    ``activations`` quantizes the held-out inputs, and those on which a method searches. ``ValueError`` if the
+    method does not support the scheme.
     """
     start = time.perf_counter()
     layer = apply(name, weight, scheme, calibration, of_inputs=activations)
     synchronize(weight.device)
     seconds = time.perf_counter() - start
+    if not bool(held_out.any()):
+        return Outcome(name, label_of(name), scheme.name, "", layer=layer, refused=NO_INPUT)
     exact = held_out.double() @ weight.double().t()
     channels = exact.square().sum(0)
     lost = (layer.output(held_out, activations) - exact).square().sum(0)
     lost_of_weight = (layer.weight().double() - weight.double()).square().sum()
     error = _share(lost.sum(), channels.sum())
-    if not bool(held_out.any()):
-        return Outcome(name, label_of(name), scheme.name, "", layer=layer, refused=NO_INPUT)
     return Outcome(
         method=name,
         label=label_of(name),
@@ -120,7 +122,8 @@ def evaluate_all(
     activations: Tensor,
     of_inputs: Scheme | None = None,
 ) -> Iterator[Outcome]:
-    """Every method under every scheme, half of ``activations`` [tokens, K] held out, inputs by ``of_inputs``.
+    """Evaluate every method under every scheme, with half of ``activations`` [tokens, K] held out and inputs
+    quantized by ``of_inputs``.
 
     An unsupported scheme gives an outcome with the reason. ``ValueError`` for unknown methods.
     """
@@ -136,10 +139,8 @@ def evaluate_all(
 
 
 def most_telling_transform(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The outcome whose transform of inputs and weight is worth a figure, if any has one.
-
-    Transform methods come first, in the order of ``METHODS``, then rounding methods that scale channels.
-    """
+    """Return the outcome whose transform of inputs and weight is shown as a figure, if any has a transform:
+    transform methods in the order of ``METHODS``, then rounding methods that scale channels."""
     order = [name for name, row in METHODS.items() if isinstance(row, TransformMethod)]
 
     def rank(outcome: Outcome) -> int:
@@ -150,12 +151,11 @@ def most_telling_transform(outcomes: Sequence[Outcome]) -> Outcome | None:
 
 
 def summary(outcomes: Sequence[Outcome], activations: Tensor) -> str:
-    """One sentence per scheme: which method leaves the least error of the output, how much, and why; then
-    what the inputs have to do with it."""
+    """Name the method with the smallest error of the output in one sentence per scheme, with the error and
+    the reason; then the outliers of the inputs."""
     served = [o for o in outcomes if not o.refused]
-    by_scheme = [
-        [o for o in served if o.scheme == scheme] for scheme in dict.fromkeys(o.scheme for o in served)
-    ]
+    schemes = dict.fromkeys(o.scheme for o in served)
+    by_scheme = [[o for o in served if o.scheme == scheme] for scheme in schemes]
     sentences = [_best_method(rows) for rows in by_scheme]
     tokens, k = halves(activations)[0].shape
     overfitted = next((o for rows in by_scheme for o in rows if _overfits(o, _baseline(rows))), None)

@@ -1,8 +1,8 @@
-"""One factor for the input channels of several layers: layers that read the same inputs share it.
+"""One factor for the input channels of several layers that read the same inputs.
 
-The operation before them is divided by the factor, and their weights are multiplied by it, so that files hold
-plain codes. Methods that scale channels (AWQ, SmoothQuant) search the factor of a group; one layer alone is a
-group of one.
+The operation before the layers absorbs the inverse factor, and their weights are multiplied by it, so that
+files hold plain codes. Methods that scale channels (AWQ, SmoothQuant) search the factor of a group; one layer
+alone is a group of one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Readers:
 
     weights    float32 [N, K] of each
     schemes    of each
-    of_inputs  how the inputs are quantized at run time; None where they are not
-    rows       int64 [K]: channels of one number have one factor, as the operation before makes several of one
-               of its own; None where each channel has its own
+    of_inputs  how the inputs are quantized at run time; None if they are not
+    rows       int64 [K]: channels with the same number share one factor, because the operation before makes
+               them from one of its own; None if each channel has its own
     """
 
     weights: tuple[Tensor, ...]
@@ -38,21 +38,22 @@ class Readers:
     rows: Tensor | None = None
 
     def tied(self, scale: Tensor) -> Diagonal:
-        """The transform by ``scale`` [K], with the geometric mean where channels have one factor."""
+        """Transform by ``scale`` [K], with the geometric mean of channels that share a factor."""
         return Diagonal.rounded(scale if self.rows is None else tied(scale, self.rows))
 
     def scaled(self, transform: Diagonal) -> Self:
-        """The same layers with their inputs in the basis of ``transform``."""
+        """Return the layers with their inputs in the basis of ``transform``."""
         weights = tuple(transform.weight(weight) for weight in self.weights)
         return replace(self, weights=weights, activations=transform.inputs(self.activations))
 
 
 FindFactor = Callable[[Readers], tuple[Diagonal, Objective]]
-"""The transform of a group, and what it was chosen by, if it was."""
+"""Returns the transform of a group, and its objective, empty if nothing was searched."""
 
 
 def tied(scale: Tensor, rows: Tensor) -> Tensor:
-    """float32 [K]: the geometric mean of ``scale`` [K] over the channels of each number in ``rows`` [K]."""
+    """Average ``scale`` [K] geometrically over the channels with the same number in ``rows`` [K]: float32
+    [K]."""
     logs = scale.float().log()
     sums = torch.zeros(int(rows.max()) + 1, device=logs.device).index_add_(0, rows, logs)
     counts = torch.bincount(rows).clamp_min(1)
@@ -62,10 +63,10 @@ def tied(scale: Tensor, rows: Tensor) -> Tensor:
 def least_error(
     readers: Readers, candidates: Iterable[Tensor], progress: Progress | None = None, steps: int = 0
 ) -> tuple[Diagonal, Objective]:
-    """Of the scales ``candidates`` [K] that with the least error of all outputs of the group, rounded to
-    nearest; and the mean squared error at each. ``progress`` is told of ``steps``."""
+    """Choose the scale of ``candidates`` [K] with the smallest error of all outputs of the group, rounded to
+    nearest; also return the mean squared error at each. ``progress`` counts ``steps``."""
     x, tokens = readers.activations, len(readers.activations)
-    if readers.of_inputs is None:  # then K rows give every error of the weights the norm that all tokens give
+    if readers.of_inputs is None:  # K rows then give every weight error the same norm as all tokens
         readers = replace(readers, activations=same_gram(x))
     share = len(readers.activations) / tokens
     targets = [readers.activations @ w.t() for w in readers.weights]

@@ -1,9 +1,9 @@
-"""A quantized layer in a safetensors file, and back: codes and scales as ``core.file`` writes them,
-and
+"""A quantized layer in a safetensors file, and back: codes and scales as ``core.file`` writes them, and
 
     <name>.change<i>.<key>   transform i:  input_divisor [K], or hadamard_signs [K] and hadamard_order [2]
     <name>.<key>             residues:     offset F16 [N, groups]
                                            kept.columns I64 [outliers], kept.weight F16 [N, outliers]
+                                           kept.threshold F32 []
                                            low_rank.down F16 [k, K], low_rank.up F16 [N, k]
                                            bias_correction F32 [N], added to the outputs
 
@@ -15,46 +15,35 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor
-
 from explorer.core.file import load as load_quantized
 from explorer.core.file import load_extra_tensors, save_quantized
-from explorer.core.quantize import QuantizedTensor
 from explorer.methods import METHODS
 from explorer.methods.layer import QuantizedLayer, Residue, Transform
 
 
 def save_layer(layer: QuantizedLayer, path: str | Path, name: str = "weight") -> None:
-    """Write ``layer``: ``load_layer`` gives the same outputs, ``core.file.load`` the same codes."""
+    """Write ``layer``. ``load_layer`` restores the same outputs, ``core.file.load`` the same codes."""
     save_quantized(layer.q, path, name, layer.extra_tensors())
 
 
 def load_layer(path: str | Path) -> QuantizedLayer:
     """Read a file of ``save_layer`` or ``save_quantized``.
 
-    ``ValueError`` if it is neither, or holds tensors that no method here stores.
+    ``ValueError`` for other files, and for tensors that no method here stores.
     """
     q, extra = load_quantized(path), load_extra_tensors(path)
-    layer = QuantizedLayer(q, _take_transforms(extra, q), _take_residues(extra, q))
-    if extra:
-        raise ValueError(f"{path} holds {', '.join(sorted(extra))}, which no method here stores")
-    return layer
-
-
-def _take_transforms(extra: dict[str, Tensor], q: QuantizedTensor) -> tuple[Transform, ...]:
-    """The transforms in ``extra``, in their order; their tensors are removed from it."""
-    kinds = dict.fromkeys(row.transform for row in METHODS.values() if row.transform is not None)
+    bases = dict.fromkeys(row.transform for row in METHODS.values() if row.transform is not None)
     transforms: list[Transform] = []
     while True:
         prefix = f"change{len(transforms)}."
-        kind = next((k for k in kinds if all(prefix + name in extra for name in k.names)), None)
-        if kind is None:
-            return tuple(transforms)
-        transforms.append(kind.from_tensors({name: extra.pop(prefix + name) for name in kind.names}, q))
-
-
-def _take_residues(extra: dict[str, Tensor], q: QuantizedTensor) -> tuple[Residue, ...]:
-    """The residues in ``extra``, in the order of ``METHODS``; their tensors are removed from it."""
-    kinds = dict.fromkeys(row.residue for row in METHODS.values() if row.residue is not None)
-    present = [kind for kind in kinds if all(name in extra for name in kind.names)]
-    return tuple(kind.from_tensors({name: extra.pop(name) for name in kind.names}, q) for kind in present)
+        basis = next((kind for kind in bases if all(prefix + name in extra for name in kind.names)), None)
+        if basis is None:
+            break
+        transforms.append(basis.from_tensors({name: extra.pop(prefix + name) for name in basis.names}, q))
+    residues: list[Residue] = []
+    for kind in dict.fromkeys(row.residue for row in METHODS.values() if row.residue is not None):
+        if all(name in extra for name in kind.names):
+            residues.append(kind.from_tensors({name: extra.pop(name) for name in kind.names}, q))
+    if extra:
+        raise ValueError(f"{path} holds {', '.join(sorted(extra))}, which no method here stores")
+    return QuantizedLayer(q, tuple(transforms), tuple(residues))

@@ -1,23 +1,23 @@
-"""GPTQ: round one column at a time, and let the columns still to come make up for the error.
+"""GPTQ: round one column at a time, and let the columns still to come compensate for the error.
 
 E. Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
-arXiv 2210.17323. The layer's loss ‖(W - Ŵ)X‖² has the Hessian H = 2XXᵀ for every row of W. Rounding column q
-is best compensated in the remaining columns by (their equation 2)
+arXiv 2210.17323. The layer's loss ‖(W - Ŵ)X‖² has the Hessian H = 2XXᵀ for every row of W. The error of
+rounding column q is best compensated in the remaining columns by (their equation 2)
 
     δ = -(w_q - quant(w_q)) / [H⁻¹]_qq · (H⁻¹)_{q,:}
 
 The rows of H⁻¹ that it needs, each after the columns before it were removed, are those of one upper Cholesky
-factor U of H⁻¹ = UᵀU (their step 3). ``round_columns`` is their Algorithm 1: columns in blocks, whose effect
-on all later columns is added at once (their step 2), which changes nothing but the time.
+factor U of H⁻¹ = UᵀU (their step 3). ``_Columns.round_blocks`` is their Algorithm 1: the effect of a block of
+columns on all later columns is added at once (their step 2), which saves time and changes nothing else.
 
-H has to be damped: a share of its mean diagonal is added to its diagonal. The paper's share of 0.01 is too
-small for a few hundred tokens, and a larger one is wrong where one input channel dominates, so that it is
-chosen here as AWQ chooses α: by the error of the output, for tokens that H has not seen.
+H is damped: a share of its mean diagonal is added to its diagonal. The paper's share of 0.01 is too small for
+a few hundred tokens, and a larger one is wrong where one input channel dominates. It is therefore chosen by
+the error of the output on tokens that H has not seen.
 
 GPTAQ (Y. Li et al., "GPTAQ: Efficient Finetuning-Free Quantization for Asymmetric Calibration", arXiv
-2504.02692) minimises ‖ŴX̂ - WX‖² instead: the layer gets X̂ from the layers quantized before it, and should
-give what it would for X. H is that of X̂, and rounding column q also makes up for w_q(X - X̂)_q in the
-columns after it, by their least squares solution w_q·P_q with
+2504.02692) minimises ‖ŴX̂ - WX‖² instead. The layer gets X̂ from the layers quantized before it, and should
+give the output that it gave for X. H is that of X̂, and the columns after q also compensate for
+w_q(X - X̂)_q, by the least squares solution w_q·P_q with
 
     P_q = (X - X̂)_q X̂_Fᵀ (X̂_F X̂_Fᵀ)⁻¹,   F the columns after q,   P = ((X - X̂)X̂ᵀUᵀ above the diagonal)·U
 """
@@ -42,22 +42,22 @@ from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 
 DAMPINGS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-"""The shares of the Hessian's mean diagonal that are tried."""
+"""Candidate dampings, as shares of the Hessian's mean diagonal."""
 CHOICE_ROWS = 128
-"""Rows of a weight, evenly spread, that damping is chosen on: output channels agree on it."""
+"""Evenly spaced rows of the weight on which the damping is chosen: output channels agree on it."""
 CHOICE_ELEMENTS = 1 << 27
-"""Elements of the Cholesky factors, 1 GiB in float64, for dampings that are tried side by side."""
+"""Elements of the Cholesky factors (1 GiB in float64) of dampings that are tried side by side."""
 RETRIES = 6
 SMALL_TRIANGLE = 128
 RUN = 16
-"""Columns of a block that are rounded before the rest of the block makes up for them."""
+"""Columns of a block that are rounded before the rest of the block is updated."""
 SNAPSHOTS, SNAPSHOT_ROWS = 12, 24
 KEPT_ELEMENTS = 1 << 27
-"""Elements of matrices that ``same_inputs`` keeps at most, 1 GiB in float64."""
+"""Limit on the elements of the matrices that ``same_inputs`` keeps (1 GiB in float64)."""
 
 
 class Order(Enum):
-    """The order that columns are rounded in: those rounded early are compensated by the most others.
+    """Order in which columns are rounded: more columns can compensate for those that are rounded early.
 
     COLUMNS  as they lie
     ENERGY   by falling energy of the activations ("act-order"), under static groups, so that no index of each
@@ -84,55 +84,68 @@ class Order(Enum):
         return by_energy[torch.argsort(rank[of_group[by_energy]], stable=True)]
 
 
-@dataclass(eq=False)
-class _Known:
-    """What inputs gave so far: ``matrices`` (Hessians, their factors) by what they are of, and ``damping``
-    by order. The inputs are held, so that no others come to lie in their place."""
+@dataclass(frozen=True, eq=False)
+class _Inputs:
+    """A layer's inputs X̂ = ``seen`` [tokens, K]; X = ``original`` if the output for other inputs is
+    wanted."""
 
-    held: dict[tuple[object, ...], Inputs] = field(default_factory=dict)
+    seen: Tensor
+    original: Tensor | None = None
+
+    @property
+    def wanted(self) -> Tensor:
+        return self.seen if self.original is None else self.original
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Key that is the same for the same inputs, as long as they are not freed."""
+        both = [self.seen] if self.original is None else [self.seen, self.original]
+        return tuple((x.device, x.data_ptr(), x.dtype, *x.shape) for x in both)
+
+    def part(self, tokens: slice) -> _Inputs:
+        return _Inputs(self.seen[tokens], None if self.original is None else self.original[tokens])
+
+
+@dataclass(eq=False)
+class _Memo:
+    """Hessians and their factors, and the damping by order. ``held`` keeps the inputs alive, so that no
+    others can be allocated in their place."""
+
+    held: dict[tuple[object, ...], _Inputs] = field(default_factory=dict)
     matrices: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     damping: dict[tuple[object, ...], float] = field(default_factory=dict)
 
-    def keep(self, key: tuple[object, ...], matrix: Tensor) -> None:
-        if matrix.numel() + sum(one.numel() for one in self.matrices.values()) <= KEPT_ELEMENTS:
-            self.matrices[key] = matrix
 
-
-_KNOWN: ContextVar[_Known | None] = ContextVar("known", default=None)
+_MEMO: ContextVar[_Memo | None] = ContextVar("memo", default=None)
 
 
 @contextmanager
 def same_inputs() -> Iterator[None]:
-    """Inside, inputs stay unchanged while several schemes are tried on them: the Hessian of each is factored
-    once, and damping is chosen once for each order of columns, by the first of the schemes."""
-    token = _KNOWN.set(_Known())
+    """Share work between schemes that are tried on the same inputs, which must not change meanwhile: each
+    Hessian is factored once, and damping is chosen once for each order of columns, by the first scheme."""
+    token = _MEMO.set(_Memo())
     try:
         yield
     finally:
-        _KNOWN.reset(token)
+        _MEMO.reset(token)
 
 
 def _kept(key: tuple[object, ...], compute: Callable[[], Tensor]) -> Tensor:
-    """What ``compute`` gives; under ``same_inputs`` it is called once for each ``key``."""
-    known = _KNOWN.get()
-    if known is None:
+    """Result of ``compute``, which is called once for each ``key`` under ``same_inputs``."""
+    memo = _MEMO.get()
+    if memo is None:
         return compute()
-    if key not in known.matrices:
-        matrix = compute()
-        known.keep(key, matrix)
-        return matrix
-    return known.matrices[key]
+    if key in memo.matrices:
+        return memo.matrices[key]
+    matrix = compute()
+    if matrix.numel() + sum(one.numel() for one in memo.matrices.values()) <= KEPT_ELEMENTS:
+        memo.matrices[key] = matrix
+    return matrix
 
 
 def hessian(activations: Tensor) -> Tensor:
-    """float64 [K, K]: (2/n) Σ x xᵀ of activations [n, K]. ``ValueError`` for none, or for NaN and Inf."""
+    """float64 [K, K]: (2/n) Σ x xᵀ of activations [n, K]."""
     x = activations.double()
-    if x.dim() != 2 or not len(x):
-        raise ValueError(
-            f"expected activations [tokens, K] with at least one token, got {list(activations.shape)}"
-        )
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError("the activations hold NaN or Inf")
     return x.t() @ x * (2 / len(x))
 
 
@@ -142,6 +155,7 @@ def gptq(
     activations: Tensor,
     progress: Progress | None = None,
     *,
+    original: Tensor | None = None,
     damping: float | None = None,
     order: Order = Order.COLUMNS,
     block: int | None = None,
@@ -150,17 +164,43 @@ def gptq(
     groups.
 
     ``damping`` times the Hessian's mean diagonal is added to its diagonal, ten times as much after each
-    failed Cholesky factorisation. None chooses the one of ``DAMPINGS`` with the least error of the output on
-    the second half of the tokens, fitted to the first half on ``CHOICE_ROWS`` rows; these relative errors are
-    the ``objective``. All tokens count for the layer itself.
+    failed Cholesky factorisation. None chooses the one of ``DAMPINGS`` with the smallest error of the output
+    on the second half of the tokens, fitted to the first half on ``CHOICE_ROWS`` rows; these relative errors
+    are the ``objective``. The layer itself is then fitted to all tokens.
 
     ``block`` columns are rounded between two updates of the rest. ``snapshots`` are the first 24 rows after
-    every k-th block, about a dozen in all: dequantized left of the front, updated weights right of it, in the
-    order that columns are rounded in. Schemes that quantize scales too, or search them, have those of the
-    original weight; the mean squares of the inputs weigh llama.cpp's search. ``ValueError`` for schemes with
-    blocks that span rows or without scales, and for shapes that do not match.
+    every k-th block, about a dozen in all, in the order in which columns are rounded: dequantized columns,
+    then updated weights. Schemes with quantized or searched scales use those of the original weight; the mean
+    squares of the inputs weight llama.cpp's search. ``original``: see ``gptaq``. ``ValueError`` for schemes
+    with blocks that span rows or without scales, and for shapes that do not match.
     """
-    return _quantize(weight, scheme, Inputs(activations), progress, damping, order, block)
+    inputs = _Inputs(activations, original)
+    _check(weight, scheme, inputs)
+    w = weight.float()
+    k, largest = w.shape[1], w.abs().amax()
+    block = block or min(128, max(16, k // SNAPSHOTS))
+    report = _part_of(progress, 0, 1)
+    objective: tuple[float, ...] = ()
+    memo, key = _MEMO.get(), (inputs.place, order)
+    if memo is not None:
+        memo.held[inputs.place] = inputs
+        damping = memo.damping.get(key) if damping is None else damping
+    if damping is None:
+        objective = _held_out_errors(w, scheme, inputs, order, block, _part_of(progress, 0, 2))
+        damping = DAMPINGS[objective.index(min(objective))] if objective else DAMPINGS[-1]
+        report = _part_of(progress, 1, 2)
+        if memo is not None:
+            memo.damping[key] = damping
+    columns = _Columns(w, scheme, inputs, order, (damping,), largest)
+    stride, snapshots = -(-k // block // SNAPSHOTS) * block, []
+    for done in columns.round_blocks(block):
+        if done % stride == 0 or done == k:
+            rows = torch.cat([columns.q[0, :done, :SNAPSHOT_ROWS], columns.w[0, done:, :SNAPSHOT_ROWS]])
+            snapshots.append(rows.t().float().cpu())
+        report(done, k)
+    nearest = dataclasses.replace(scheme, least_squares_scale=False)
+    codes = quantize_with_scales(columns.rounded()[0].float().contiguous(), nearest, columns.scales.all())
+    return QuantizedLayer(codes, objective=objective, snapshots=torch.stack(snapshots))
 
 
 def gptaq(
@@ -174,79 +214,17 @@ def gptaq(
     order: Order = Order.ENERGY,
     block: int | None = None,
 ) -> QuantizedLayer:
-    """GPTAQ: like ``gptq`` for inputs ``activations`` [tokens, K] of a model quantized so far, but towards
-    the layer's output for the same tokens in the original model, whose inputs were ``original`` [tokens, K].
+    """GPTAQ: ``gptq`` for inputs ``activations`` [tokens, K] of a model quantized so far, towards the layer's
+    output for the same tokens in the original model, where its inputs were ``original`` [tokens, K].
 
-    With the same tensor for both it is ``gptq``.
+    Equal inputs give the result of ``gptq``.
     """
-    return _quantize(weight, scheme, Inputs(activations, original), progress, damping, order, block)
+    return gptq(
+        weight, scheme, activations, progress, original=original, damping=damping, order=order, block=block
+    )
 
 
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """A layer's inputs X̂ = ``seen`` [tokens, K]; X = ``original``, where its output should be that of other
-    inputs."""
-
-    seen: Tensor
-    original: Tensor | None = None
-
-    @property
-    def place(self) -> tuple[object, ...]:
-        """Where the numbers lie: the same for the same inputs, as long as they are not freed."""
-        both = [self.seen] if self.original is None else [self.seen, self.original]
-        return tuple((x.device, x.data_ptr(), x.dtype, *x.shape) for x in both)
-
-    @property
-    def wanted(self) -> Tensor:
-        """The inputs whose output the layer should give."""
-        return self.seen if self.original is None else self.original
-
-    def part(self, tokens: slice) -> Inputs:
-        """The same of some tokens."""
-        return Inputs(self.seen[tokens], None if self.original is None else self.original[tokens])
-
-    def asymmetry(self) -> Tensor | None:
-        """float64 [K, K]: (X - X̂)X̂ᵀ at the scale of the Hessian; None where there is no X beside X̂."""
-        if self.original is None:
-            return None
-        seen = self.seen.double()
-        return (self.original.double() - seen).t() @ seen * (2 / len(seen))
-
-
-def _quantize(
-    weight: Tensor,
-    scheme: Scheme,
-    inputs: Inputs,
-    progress: Progress | None,
-    damping: float | None,
-    order: Order,
-    block: int | None,
-) -> QuantizedLayer:
-    _check(weight, scheme, inputs)
-    w = weight.float()
-    k, largest = w.shape[1], w.abs().amax()
-    block = block or min(128, max(16, k // SNAPSHOTS))
-    objective: tuple[float, ...] = ()
-    known, key = _KNOWN.get(), (inputs.place, order)
-    if known is not None:
-        known.held.setdefault(inputs.place, inputs)
-        damping = known.damping.get(key) if damping is None else damping
-    if damping is None:
-        choosing = None if progress is None else partial(_part_of, progress, 0, 2)
-        progress = None if progress is None else partial(_part_of, progress, 1, 2)
-        objective = _held_out_errors(w, scheme, inputs, order, block, choosing)
-        damping = DAMPINGS[objective.index(min(objective))] if objective else DAMPINGS[-1]
-        if known is not None:
-            known.damping[key] = damping
-    columns = Columns(w, scheme, inputs, order, (damping,), largest)
-    film = _Film(k, block, progress)
-    round_columns(columns, block, film.after)
-    nearest = dataclasses.replace(scheme, least_squares_scale=False)
-    codes = quantize_with_scales(columns.rounded()[0].float().contiguous(), nearest, columns.scales.all())
-    return QuantizedLayer(codes, objective=objective, snapshots=torch.stack(film.snapshots))
-
-
-def _check(weight: Tensor, scheme: Scheme, inputs: Inputs) -> None:
+def _check(weight: Tensor, scheme: Scheme, inputs: _Inputs) -> None:
     check_layer(weight, inputs.seen)
     check_layer(weight, inputs.wanted)
     if len(inputs.seen) != len(inputs.wanted):
@@ -256,11 +234,11 @@ def _check(weight: Tensor, scheme: Scheme, inputs: Inputs) -> None:
         )
     if scheme.scale is None or scheme.block[0] != 1:
         raise ValueError(f"GPTQ quantizes rows, or groups along them; {scheme.label} is something else")
-    find_ranges(weight.float(), scheme)  # a range that is too large is refused by its column of the layer
+    find_ranges(weight.float(), scheme)  # its error for too large a range names the column of the layer
 
 
-class Columns:
-    """Columns of a weight as Algorithm 1 works on them, for several dampings side by side.
+class _Columns:
+    """The columns of a weight as Algorithm 1 works on them, for several dampings side by side.
 
     w        float64 [dampings, K, N]  the weight, transposed and in ``order``, as updated so far
     q        the same                  its columns rounded so far
@@ -273,7 +251,7 @@ class Columns:
         self,
         weight: Tensor,
         scheme: Scheme,
-        inputs: Inputs,
+        inputs: _Inputs,
         order: Order,
         dampings: Sequence[float],
         largest: Tensor,
@@ -289,17 +267,18 @@ class Columns:
         if order is Order.ENERGY or finds_scales_together(scheme):
             self.scales.add_all(weight, energy / 2)
 
-        key = inputs.place, order, group if order is Order.GROUPS else None
-
         def factor(damping: float) -> Tensor:
             alive = h.clone()
             alive[dead, dead] = mean
             return _inverse_factor(self._ordered(alive), damping, mean)
 
-        factors = [_kept((*key, one), partial(factor, one)) for one in dampings]
+        key = inputs.place, order, group if order is Order.GROUPS else None
+        factors = [_kept((*key, damping), partial(factor, damping)) for damping in dampings]
         self.inverse = torch.stack(factors) if len(factors) > 1 else factors[0][None]
-        asymmetry, self.pull = inputs.asymmetry(), None
-        if asymmetry is not None:
+        self.pull = None
+        if inputs.original is not None:
+            seen = inputs.seen.double()
+            asymmetry = (inputs.original.double() - seen).t() @ seen * (2 / len(seen))  # (X - X̂)X̂ᵀ
             self.pull = (self._ordered(asymmetry) @ self.inverse.mT).triu(1) @ self.inverse
         self.w = weight.double().t()[self.order].expand(len(dampings), -1, -1).clone()
         self.q, self.errors = torch.empty_like(self.w), torch.empty_like(self.w)
@@ -307,17 +286,36 @@ class Columns:
     def _ordered(self, matrix: Tensor) -> Tensor:
         return matrix[self.order][:, self.order]
 
-    def round_run(self, run: slice, block: slice) -> None:
-        """The columns ``run`` of a ``block`` one after another, and their errors; each is made up for by the
-        rest of the run."""
+    def round_blocks(self, block: int) -> Iterator[int]:
+        """Round ``block`` columns at a time (Algorithm 1); yields the number of rounded columns.
+
+        Runs of ``RUN`` columns do the same within a block: what a run leaves for the rest of its block is one
+        product, not one for each column.
+        """
+        k = self.w.shape[1]
+        for start in range(0, k, block):
+            checkpoint()
+            whole = slice(start, min(start + block, k))
+            for first in range(start, whole.stop, RUN):
+                run = slice(first, min(first + RUN, whole.stop))
+                self._round_run(run, whole)
+                rest = slice(run.stop, whole.stop)
+                self._compensate(self.w[:, rest], rest, by=run)
+            rest = slice(whole.stop, k)
+            self._compensate(self.w[:, rest], rest, by=whole)
+            yield whole.stop
+
+    def _round_run(self, run: slice, block: slice) -> None:
+        """Round the columns ``run`` of a ``block`` one after another; the rest of the run compensates."""
         # Rows of U, and of P, above the diagonal alone, as [dampings, columns, 1]: a product with a whole
         # column of errors changes nothing left of it, and no view has to be cut for each.
-        inverse, pull = self._above_diagonal(self.inverse, run), None
-        if self.pull is not None:
-            pull = self._above_diagonal(self.pull, run)
+        inverse, pull = (
+            None if matrix is None else matrix[:, run, run].triu(1).mT[..., None].unbind(2)
+            for matrix in (self.inverse, self.pull)
+        )
+        assert inverse is not None
         diagonal = torch.diagonal(self.inverse[:, run, run], dim1=1, dim2=2)[:, :, None].unbind(1)
-        w = self.w[:, run]
-        errors = self.errors[:, run]
+        w, errors = self.w[:, run], self.errors[:, run]
         columns = zip(
             w.unbind(1), self.q[:, run].unbind(1), errors.unbind(1), errors.split(1, 1), strict=True
         )
@@ -331,12 +329,8 @@ class Columns:
             if pull is not None:
                 w.baddbmm_(pull[i], column[:, None].clone())
 
-    @staticmethod
-    def _above_diagonal(matrix: Tensor, run: slice) -> tuple[Tensor, ...]:
-        return matrix[:, run, run].triu(1).mT[..., None].unbind(2)
-
-    def compensate(self, w: Tensor, columns: slice, by: slice) -> None:
-        """Let ``w``, which holds ``columns``, make up for the rounding of the columns ``by`` before them."""
+    def _compensate(self, w: Tensor, columns: slice, by: slice) -> None:
+        """Update ``w``, which holds ``columns``, for the rounding of the columns ``by`` before them."""
         w.baddbmm_(self.inverse[:, by, columns].mT, self.errors[:, by], alpha=-1)
         if self.pull is not None:
             w.baddbmm_(self.pull[:, by, columns].mT, self.w[:, by])
@@ -351,39 +345,15 @@ class Columns:
         for part in within:
             if j + width > part.stop and part.start < done:
                 late = weights[:, part.stop - j :]
-                self.compensate(late, slice(part.stop, j + width), slice(part.start, done))
+                self._compensate(late, slice(part.stop, j + width), slice(part.start, done))
             done = part.start
         return weights
 
     def rounded(self) -> Tensor:
-        """float64 [dampings, N, K]: the rounded weight, its columns as they lay in the weight."""
+        """float64 [dampings, N, K]: the rounded weight, with its columns in the weight's own order."""
         values = torch.empty_like(self.q)
         values[:, self.order] = self.q
         return values.mT
-
-
-AfterBlock = Callable[[Columns, int], None]
-"""Called with the columns, and how many of them are rounded."""
-
-
-def round_columns(columns: Columns, block: int, after: AfterBlock) -> None:
-    """Algorithm 1: ``columns.q`` and the scales, ``block`` columns at a time.
-
-    Inside a block the same is done once more, with runs of ``RUN`` columns: what a run leaves for the rest of
-    its block is one product, and not one for each column.
-    """
-    k = columns.w.shape[1]
-    for start in range(0, k, block):
-        checkpoint()
-        whole = slice(start, min(start + block, k))
-        for first in range(start, whole.stop, RUN):
-            run = slice(first, min(first + RUN, whole.stop))
-            columns.round_run(run, whole)
-            rest = slice(run.stop, whole.stop)
-            columns.compensate(columns.w[:, rest], rest, by=run)
-        rest = slice(whole.stop, k)
-        columns.compensate(columns.w[:, rest], rest, by=whole)
-        after(columns, whole.stop)
 
 
 def _inverse_factor(h: Tensor, damping: float, mean: float) -> Tensor:
@@ -405,8 +375,8 @@ def _inverse_factor(h: Tensor, damping: float, mean: float) -> Tensor:
 
 
 def _lower_inverse(lower: Tensor) -> Tensor:
-    """The inverse of a lower triangular matrix [K, K], by halves: a third of the work of solving for the
-    identity, all of it in products."""
+    """Invert a lower triangular matrix [K, K] by halves: a third of the work of solving for the identity, all
+    of it in products."""
     k = len(lower)
     if k <= SMALL_TRIANGLE:
         identity = torch.eye(k, dtype=lower.dtype, device=lower.device)
@@ -420,12 +390,11 @@ def _lower_inverse(lower: Tensor) -> Tensor:
 
 
 def _held_out_errors(
-    weight: Tensor, scheme: Scheme, inputs: Inputs, order: Order, block: int, progress: Progress | None
+    weight: Tensor, scheme: Scheme, inputs: _Inputs, order: Order, block: int, report: Progress
 ) -> tuple[float, ...]:
     """‖Y - Ŷ‖ / ‖Y‖ on the second half of the tokens, fitted to the first half, for each of ``DAMPINGS``.
 
-    As many dampings are tried at once as memory allows, on some of the rows. Empty for a single token, which
-    has no halves.
+    As many dampings are tried at once as memory allows, on some of the rows. Empty for a single token.
     """
     if len(inputs.seen) < 2:
         return ()
@@ -438,34 +407,19 @@ def _held_out_errors(
     passes = [DAMPINGS[start : start + at_once] for start in range(0, len(DAMPINGS), at_once)]
     errors: list[float] = []
     for index, dampings in enumerate(passes):
-        columns = Columns(rows, scheme, fitted, order, dampings, weight.abs().amax())
-        part = None if progress is None else partial(_part_of, progress, index, len(passes))
-        round_columns(columns, block, _reporting(part, k))
+        columns = _Columns(rows, scheme, fitted, order, dampings, weight.abs().amax())
+        for done in columns.round_blocks(block):
+            _part_of(report, index, len(passes))(done, k)
         lost = (held_out.seen.double() @ columns.rounded().mT - exact).square().sum((1, 2))
         errors += (lost / exact.square().sum().clamp(min=1e-300)).sqrt().tolist()
     return tuple(errors)
 
 
-class _Film:
-    """The first rows after some of the blocks: rounded left of the front, updated weights right of it."""
-
-    def __init__(self, k: int, block: int, progress: Progress | None) -> None:
-        self.k, self.progress = k, progress
-        self.stride = -(-k // block // SNAPSHOTS) * block
-        self.snapshots: list[Tensor] = []
-
-    def after(self, columns: Columns, done: int) -> None:
-        if done % self.stride == 0 or done == self.k:
-            rows = torch.cat([columns.q[0, :done, :SNAPSHOT_ROWS], columns.w[0, done:, :SNAPSHOT_ROWS]])
-            self.snapshots.append(rows.t().float().cpu())
-        if self.progress is not None:
-            self.progress(done, self.k)
-
-
-def _reporting(progress: Progress | None, k: int) -> AfterBlock:
-    return lambda _, done: progress(done, k) if progress is not None else None
-
-
-def _part_of(progress: Progress, part: int, parts: int, done: int, total: int) -> None:
+def _part_of(progress: Progress | None, part: int, parts: int) -> Progress:
     """Progress of one of several equal parts of an operation."""
-    progress((part * total + done) // parts, total)
+
+    def report(done: int, total: int) -> None:
+        if progress is not None:
+            progress((part * total + done) // parts, total)
+
+    return report

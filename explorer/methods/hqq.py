@@ -1,10 +1,10 @@
-"""HQQ: real-valued zero points by half-quadratic splitting; no calibration data.
+"""HQQ: real-valued zero points by half-quadratic splitting, without calibration data.
 
 H. Badri, A. Shaji, "Half-Quadratic Quantization of Large Machine Learning Models",
-mobiusml.github.io/hqq_blog. The error is measured by |W - Ŵ|^p with p = 0.7, which forgives the outliers
-that set a group's range. Two steps alternate: the error is shrunk by their generalized soft threshold, and
-the zero point becomes the mean of what is left. Scales stay as min-max gives them. The codes are stored
-with the zero point rounded; its fraction is stored as an offset of the group.
+mobiusml.github.io/hqq_blog. The error is measured by |W - Ŵ|^p with p = 0.7, which gives less weight to the
+outliers that set a group's range. Two steps alternate: the error is shrunk by their generalized soft
+threshold, and the zero point becomes the mean of the remainder. Scales are those of min-max. The codes are
+stored with the zero point rounded; its fraction is stored as an offset of the group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from explorer.core.quantize import QuantizedTensor
 from explorer.core.ranges import find_ranges
 from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack
-from explorer.methods.layer import QuantizedLayer, as_float16, check_layer, check_objective, safe_divisor
+from explorer.methods.layer import (
+    QuantizedLayer,
+    Residue,
+    as_float16,
+    check_layer,
+    check_objective,
+    safe_divisor,
+)
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme, scale_for
 
@@ -29,19 +36,12 @@ NORM, BETA, GROWTH, ITERATIONS = 0.7, 10.0, 1.01, 20
 
 
 @dataclass(frozen=True, eq=False)
-class GroupOffset:
+class GroupOffset(Residue):
     """``offset`` float16 [N, groups] is added to all weights of a group of ``width`` columns."""
 
     offset: Tensor
     width: int
     names: ClassVar[tuple[str, ...]] = ("offset",)
-
-    @property
-    def bits(self) -> int:
-        return 16 * self.offset.numel()
-
-    def remaining(self, x: Tensor) -> Tensor:
-        return x
 
     def product(self, x: Tensor, remaining: Tensor) -> Tensor:
         sums = torch.nn.functional.pad(remaining, (0, -remaining.shape[1] % self.width))
@@ -51,9 +51,6 @@ class GroupOffset:
     def merged(self, values: Tensor) -> Tensor:
         return values + self.offset.to(values.dtype).repeat_interleave(self.width, 1)[:, : values.shape[1]]
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {"offset": self.offset}
-
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], q: QuantizedTensor) -> GroupOffset:
         return cls(tensors["offset"], q.scheme.block[1] or q.shape[1])
@@ -62,11 +59,11 @@ class GroupOffset:
 def hqq(
     weight: Tensor, scheme: Scheme, activations: Tensor, progress: Progress | None = None
 ) -> QuantizedLayer:
-    """``weight`` [N, K] under an asymmetric integer scheme of rows or row groups; the activations are not
-    used.
+    """Quantize ``weight`` [N, K] under an asymmetric integer scheme of rows or row groups; the activations
+    are not used.
 
     ``objective`` is the mean of |W - Ŵ|^0.7 before the first and after each iteration; the best one is kept.
-    ``ValueError`` for other schemes, and for weights whose error or offsets are no finite numbers.
+    ``ValueError`` for other schemes, and for weights with an error or offsets beyond float32 or float16.
     """
     check_layer(weight, activations)
     if not (isinstance(scheme.format, IntegerFormat) and scheme.asymmetric and scheme.block[0] == 1):
@@ -80,7 +77,6 @@ def hqq(
     scales = scale_for(ranges, scheme)
     assert scales.zero_points is not None
     problem = _Problem(w, scales.scale[:, :, None], width, scheme)
-    # Real-valued from the start.
     zero = (scheme.code_limits[0] - ranges.low / safe_divisor(scales.scale))[:, :, None]
     codes, beta = problem.codes(zero), BETA
     objective, best = [problem.loss(codes, zero)], (codes, zero)
@@ -105,7 +101,7 @@ def hqq(
 
 
 class _Problem:
-    """One weight in groups [N, groups, width], the last one padded, under fixed scales [N, groups, 1]."""
+    """A weight in groups [N, groups, width], the last one padded, under fixed scales [N, groups, 1]."""
 
     def __init__(self, weight: Tensor, scale: Tensor, width: int, scheme: Scheme) -> None:
         padding = (0, -weight.shape[1] % width)

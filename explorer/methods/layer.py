@@ -1,11 +1,11 @@
-"""A layer as a method leaves it: codes, the transforms of its inputs, and residues added to the product.
+"""A layer as a method leaves it: codes, transforms of its inputs, and residues added to the product.
 
     Y = residues(X') + dequantize(codes) · X'      with X' = transforms(X)
 
-Transforms change the basis of the inputs, so that W · X stays what it was (SmoothQuant, AWQ, rotation).
-Residues correct what rounding did, and are stored beside the codes (HQQ's offsets, LLM.int8()'s float16
-columns, LQER's low-rank factors), or as part of the layer's bias (bias correction). Both are protocols: a new
-one is a class in the file of its method.
+Transforms change the basis of the inputs, so that W · X stays the same (SmoothQuant, AWQ, rotation). Residues
+correct the rounding error. They are stored beside the codes (HQQ's offsets, LLM.int8()'s float16 columns,
+LQER's low-rank factors), or as part of the layer's bias (bias correction). Each is a class in the file of its
+method.
 """
 
 from __future__ import annotations
@@ -28,28 +28,15 @@ SMALLEST_SCALE, LARGEST_SCALE = 2.0**-14, 65504.0
 """float16's smallest normal and its largest number."""
 
 
-class Stored(Protocol):
-    """Tensors that are stored in a file in addition to the codes."""
+class Transform(Protocol):
+    """Another basis for the layer's inputs: ``inputs`` of X times ``weight`` of W is X · Wᵀ again."""
 
     names: ClassVar[tuple[str, ...]]
-    """The keys of ``tensors``; no two kinds of transform or residue share one."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Tensors to be stored, by name."""
-        ...
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], q: QuantizedTensor) -> Self:
-        """The inverse of ``tensors``, for the codes ``q`` that they stand beside."""
-        ...
-
-
-class Transform(Stored, Protocol):
-    """Another basis for the layer's inputs: ``inputs`` of X times ``weight`` of W is X · Wᵀ again."""
+    """The keys of ``tensors`` in a file; no two kinds of transform or residue share one."""
 
     @property
     def bits(self) -> int:
-        """Bits that it takes to store where the operation before the layer cannot take it in."""
+        """Bits of storage if the operation before the layer cannot absorb it."""
         ...
 
     def inputs(self, x: Tensor) -> Tensor:
@@ -64,38 +51,63 @@ class Transform(Stored, Protocol):
         """The weight [N, K] back in the old basis."""
         ...
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors to be stored, by name."""
+        ...
 
-class Residue(Stored, Protocol):
-    """A term of the product that is not in the codes. Inputs and weights are in the transformed basis."""
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], q: QuantizedTensor) -> Self:
+        """Invert ``tensors``, for the codes ``q`` beside which they are stored."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """Tensors in a file beside the codes: the first fields of the class, under the keys ``names``."""
+
+    names: ClassVar[tuple[str, ...]]
 
     @property
     def bits(self) -> int:
-        """Bits that it takes to store."""
-        ...
+        """Bits of storage."""
+        return 8 * sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors to be stored, by name."""
+        fields = [field.name for field in dataclasses.fields(self)]
+        return {name: getattr(self, field) for name, field in zip(self.names, fields, strict=False)}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], q: QuantizedTensor) -> Self:
+        """Invert ``tensors``, for the codes ``q`` beside which they are stored."""
+        return cls(*(tensors[name] for name in cls.names))
+
+
+class Residue(Stored):
+    """A term of the product besides the codes. Inputs and weights are in the transformed basis."""
 
     def remaining(self, x: Tensor) -> Tensor:
         """The inputs [tokens, K] left for the codes: ``x``, unless this residue multiplies some itself."""
-        ...
+        return x
 
     def product(self, x: Tensor, remaining: Tensor) -> Tensor:
         """[tokens, N] in ``remaining``'s dtype: this residue's term of the output.
 
         ``x`` are the inputs before they were quantized, ``remaining`` those that meet the codes.
         """
-        ...
+        raise NotImplementedError
 
     def merged(self, values: Tensor) -> Tensor:
-        """The weight [N, K] with this residue in it; ``values`` is what codes and later residues give."""
-        ...
+        """Add this residue to the weight [N, K] ``values`` of the codes and later residues."""
+        return values
 
 
 @dataclass(frozen=True, eq=False)
-class Diagonal:
+class Diagonal(Stored):
     """Input channels scaled by ``scale`` [K]: W · diag(scale) for X · diag(1/scale).
 
-    1/scale belongs into the operation before the layer, where that can take it: a norm that feeds nothing
-    else, or a linear layer, but neither BERT's norms (the residual stream reads them too) nor an activation
-    function.
+    The operation before the layer can absorb 1/scale if it is a norm that feeds nothing else, or a linear
+    layer. BERT's norms cannot, because the residual stream reads them too; activation functions cannot.
     """
 
     scale: Tensor
@@ -103,12 +115,8 @@ class Diagonal:
 
     @classmethod
     def rounded(cls, scale: Tensor) -> Diagonal:
-        """float16 of a positive ``scale`` [K], which is how it is stored."""
+        """Round a positive ``scale`` [K] to float16, as it is stored."""
         return cls(scale.clamp(SMALLEST_SCALE, LARGEST_SCALE).half())
-
-    @property
-    def bits(self) -> int:
-        return 8 * self.scale.nbytes
 
     def inputs(self, x: Tensor) -> Tensor:
         return x / self.scale
@@ -119,18 +127,10 @@ class Diagonal:
     def undo(self, w: Tensor) -> Tensor:
         return w / self.scale
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {"input_divisor": self.scale}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], q: QuantizedTensor) -> Diagonal:
-        return cls(tensors["input_divisor"])
-
 
 @dataclass(frozen=True, eq=False)
 class QuantizedLayer:
-    """``q`` holds the weight in the basis after ``transforms``, applied in order; ``residues`` add to
-    it.
+    """A weight's codes ``q`` in the basis after ``transforms``, which are applied in order, and ``residues``.
 
     ``objective`` has the values that the method minimised: GPTQ's error over the damping, AWQ's and a
     searched SmoothQuant's over α, HQQ's and AutoRound's per iteration. ``snapshots`` [blocks, rows, columns]:
@@ -144,23 +144,15 @@ class QuantizedLayer:
     snapshots: Tensor | None = None
 
     @property
-    def input_divisor(self) -> Tensor | None:
-        """[K]: what the layer's inputs have to be divided by, if that is the only transform."""
-        if len(self.transforms) == 1 and isinstance(self.transforms[0], Diagonal):
-            return self.transforms[0].scale
-        return None
-
-    @property
     def bits(self) -> BitBudget:
         """Bits stored per weight: codes, scales, zero points, residues, and transforms, which cost nothing
-        only where the operation before the layer takes them in."""
+        only if the operation before the layer absorbs them."""
         extra = sum(t.bits for t in self.transforms) + sum(r.bits for r in self.residues)
         added = extra / max(self.q.shape[0] * self.q.shape[1], 1)
         return dataclasses.replace(self.q.bits_per_element, added=added)
 
     @property
     def bits_per_weight(self) -> float:
-        """All of ``bits``."""
         return self.bits.total
 
     @property
@@ -169,21 +161,21 @@ class QuantizedLayer:
         return not self.transforms and not self.residues
 
     def with_transforms(self, transforms: tuple[Transform, ...]) -> QuantizedLayer:
-        """The same layer with ``transforms`` applied to its inputs before its own."""
+        """Return the layer with ``transforms`` applied to its inputs before its own."""
         return dataclasses.replace(self, transforms=(*transforms, *self.transforms))
 
     def with_residue(self, residue: Residue) -> QuantizedLayer:
-        """The same layer with one more term, after those it has."""
+        """Return the layer with one more residue, after its own."""
         return dataclasses.replace(self, residues=(*self.residues, residue))
 
     def transform_inputs(self, x: Tensor) -> Tensor:
-        """The layer's inputs [tokens, K] in the basis of the codes, not yet quantized."""
+        """Transform inputs [tokens, K] to the basis of the codes, not yet quantized."""
         for transform in self.transforms:
             x = transform.inputs(x)
         return x
 
     def transform_weight(self, w: Tensor) -> Tensor:
-        """An original weight [N, K] in the basis of the codes, unrounded."""
+        """Transform an original weight [N, K] to the basis of the codes, unrounded."""
         for transform in self.transforms:
             w = transform.weight(w)
         return w
@@ -203,7 +195,8 @@ class QuantizedLayer:
         return values
 
     def multiply(self, x: Tensor, values: Tensor, activations: Scheme | None = None) -> Tensor:
-        """[tokens, N] in ``values``' dtype: original inputs [tokens, K] by ``values`` = ``q.dequantize()``.
+        """Multiply original inputs [tokens, K] by ``values`` = ``q.dequantize()``: [tokens, N] in their
+        dtype.
 
         Inputs are transformed, quantized by ``activations`` if given, and multiplied by codes and residues.
         """
@@ -235,14 +228,13 @@ class QuantizedLayer:
 
 
 def check_layer(weight: Tensor, activations: Tensor) -> None:
-    """``ValueError`` unless the weight is [N, K], the activations [tokens ≥ 1, K], and all values finite."""
-    fits = (
-        weight.dim() == 2
-        and activations.dim() == 2
+    """Raise ``ValueError`` unless the weight is [N, K], the activations are [tokens ≥ 1, K], and all values
+    are finite."""
+    if not (
+        weight.dim() == activations.dim() == 2
         and weight.shape[1] == activations.shape[1]
         and len(activations) > 0
-    )
-    if not fits:
+    ):
         raise ValueError(
             "expected a weight [N, K] and activations [tokens, K] with at least one token, got "
             f"{list(weight.shape)} and {list(activations.shape)}"
@@ -253,19 +245,19 @@ def check_layer(weight: Tensor, activations: Tensor) -> None:
 
 
 def check_objective(loss: float) -> float:
-    """``loss``; ``ValueError`` where it is Inf or NaN, and no step could be told from a better one."""
+    """Return ``loss``; ``ValueError`` if it is Inf or NaN, so that steps cannot be compared."""
     if not math.isfinite(loss):
         raise ValueError(f"the error to minimise is {loss} in float32: scale the weight or the inputs down")
     return loss
 
 
 def safe_divisor(scale: Tensor) -> Tensor:
-    """``scale``, and 1 where it is 0: such a block restores zeros whatever its codes."""
+    """Replace scales of 0 by 1: such a block restores zeros whatever its codes."""
     return torch.where(scale == 0, torch.ones_like(scale), scale)
 
 
 def as_float16(values: Tensor, what: str) -> Tensor:
-    """float16 ``values``; ``ValueError`` that names ``what`` where a finite number would become Inf."""
+    """Convert to float16; ``ValueError`` that names ``what`` if a finite number would become Inf."""
     half = values.half()
     if not bool(torch.isfinite(half).all()):
         raise ValueError(f"{what} reach beyond float16's 65504; scale the weight down first")

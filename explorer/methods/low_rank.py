@@ -1,4 +1,4 @@
-"""LQER and QERA: the rounding error's largest part, as seen by the inputs, in two small float16 factors.
+"""LQER and QERA: the largest part of the rounding error, as weighted by the inputs, in two float16 factors.
 
 C. Zhang et al., "LQER: Low-Rank Quantization Error Reconstruction for LLMs", arXiv 2402.02446. This is their
 L²QER (section 3.2), transposed, since weights are [N, K] here: with E = W - Ŵ and the diagonal S of the input
@@ -8,48 +8,39 @@ channels' mean magnitudes,
     E ≈ B · A                   B = U_k Σ_k [N, k],  A = V_kᵀ S⁻¹ [k, K]
     Y = Ŵ X + B · (A · X)       a product of rank k beside the quantized one
 
-where s_i = a_i / √(min a · max a), a_i the mean of |x_i| over the calibration tokens, at least 1e-4. That is
-their code's ``statistic_profiler/scale.py`` for one sample; of several samples' means it takes the largest.
+where s_i = a_i / √(min a · max a), and a_i is the mean of |x_i| over the calibration tokens, at least 1e-4,
+as their code's ``statistic_profiler/scale.py`` computes it for one sample.
 
 C. Zhang et al., "QERA: an Analytical Framework for Quantization Error Reconstruction", arXiv 2410.06040, take
 S = R^½ instead (their theorem 1), the root of the inputs' autocorrelation R = Σ x xᵀ / tokens. E·S then has
-the norm of the output's error, and by Eckart and Young no product of that rank leaves less of it on these
+the norm of the output's error, and by Eckart and Young no product of that rank has a smaller error on these
 tokens. Any L with L·Lᵀ = R gives the same product: here it is [K, r] by a singular value decomposition of x.
 
-Here Σ_k is split evenly between the factors, which keeps float16 out of its subnormals and leaves the product
-as it is. After another method they take the error that this one left.
+Here Σ_k is split evenly between the factors, which keeps float16 out of its subnormals and does not change
+the product. After another method they correct the remaining error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from explorer.core.quantize import QuantizedTensor
-from explorer.methods.layer import QuantizedLayer, as_float16, check_layer, same_gram
+from explorer.methods.layer import QuantizedLayer, Residue, as_float16, check_layer, same_gram
 
 RANK = 16
 SMALLEST_MAGNITUDE, SMALLEST_ENERGY = 1e-4, 1e-12
 
 
 @dataclass(frozen=True, eq=False)
-class LowRank:
+class LowRank(Residue):
     """up · down is added to the weight: ``down`` float16 [k, K], ``up`` float16 [N, k] (LoRA's A and B)."""
 
     down: Tensor
     up: Tensor
     names: ClassVar[tuple[str, ...]] = ("low_rank.down", "low_rank.up")
-
-    @property
-    def bits(self) -> int:
-        return 16 * (self.down.numel() + self.up.numel())
-
-    def remaining(self, x: Tensor) -> Tensor:
-        return x
 
     def product(self, x: Tensor, remaining: Tensor) -> Tensor:
         return remaining @ self.down.to(remaining.dtype).t() @ self.up.to(remaining.dtype).t()
@@ -57,19 +48,12 @@ class LowRank:
     def merged(self, values: Tensor) -> Tensor:
         return values + self.up.to(values.dtype) @ self.down.to(values.dtype)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {"low_rank.down": self.down, "low_rank.up": self.up}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], q: QuantizedTensor) -> LowRank:
-        return cls(tensors["low_rank.down"], tensors["low_rank.up"])
-
 
 def lqer(layer: QuantizedLayer, weight: Tensor, activations: Tensor, *, rank: int = RANK) -> LowRank:
-    """The correction of what ``layer`` makes of ``weight`` [N, K] for its inputs ``activations`` [tokens, K].
+    """Correct the error of ``layer`` against ``weight`` [N, K] for its inputs ``activations`` [tokens, K].
 
-    ``rank`` is cut to min(N, K). ``ValueError`` for a rank below one, for shapes that do not match
-    and for factors beyond float16.
+    ``rank`` is limited to min(N, K). ``ValueError`` for a rank below one, for shapes that do not match and
+    for factors beyond float16.
     """
     error, x = _error_and_inputs(layer, weight, activations, rank)
     s = channel_weights(x)
@@ -78,10 +62,8 @@ def lqer(layer: QuantizedLayer, weight: Tensor, activations: Tensor, *, rank: in
 
 
 def qera(layer: QuantizedLayer, weight: Tensor, activations: Tensor, *, rank: int = RANK) -> LowRank:
-    """The correction of that rank that leaves least of the output's error for ``activations`` [tokens, K].
-
-    ``weight`` [N, K], ``rank`` and errors as for ``lqer``.
-    """
+    """Correct the error as ``lqer`` does, with the smallest error of the output for ``activations`` of any
+    product of that rank."""
     error, x = _error_and_inputs(layer, weight, activations, rank)
     root, inverse = autocorrelation_roots(x)
     up, down = factor(error @ root, min(rank, len(error), root.shape[1]))
@@ -104,11 +86,11 @@ def _error_and_inputs(
 
 
 def autocorrelation_roots(activations: Tensor) -> tuple[Tensor, Tensor]:
-    """float64 L [K, r] with L·Lᵀ = R = xᵀx / tokens of ``activations`` [tokens, K], and its pseudo-inverse
-    [r, K].
+    """Factor R = xᵀx / tokens of ``activations`` [tokens, K]: float64 L [K, r] with L·Lᵀ = R, and its
+    pseudo-inverse [r, K].
 
     r ≤ min(tokens, K): directions with less than 1e-12 of the largest energy count as empty. With fewer
-    tokens than channels R has no inverse, and what no token shows is not corrected.
+    tokens than channels R has no inverse, and errors in directions without tokens are not corrected.
     """
     _, sizes, directions = torch.linalg.svd(same_gram(activations.double()), full_matrices=False)
     sizes = sizes / len(activations) ** 0.5
@@ -124,7 +106,7 @@ def channel_weights(activations: Tensor) -> Tensor:
 
 
 def factor(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """U_k √Σ_k [N, k] and √Σ_k V_kᵀ [k, K] of a float64 ``matrix`` [N, K].
+    """Factor a float64 ``matrix`` [N, K] into U_k √Σ_k [N, k] and √Σ_k V_kᵀ [k, K].
 
     Singular vectors of the shorter side come from its Gram matrix: squared singular values keep eight digits
     in float64, more than float16 factors can hold, at a fraction of a full decomposition's time.

@@ -1,7 +1,7 @@
-"""The rows of ``METHODS``: what a method does, and what pages, figures and files have to know about it.
+"""The rows of ``METHODS``: the steps of a method, and the facts that pages, figures and files need.
 
-A method is one of four kinds, and a combination "a+b+c" has them in this order: transforms of the inputs,
-one rounding method, corrections of what rounding left, and the correction of the bias.
+A method is one of four kinds. A combination "a+b+c" has them in this order: transforms of the inputs, one
+rounding method, corrections of the rounding error, and the correction of the bias.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from explorer.methods.factors import FindFactor
+from explorer.methods.factors import FindFactor, Readers
 from explorer.methods.layer import Objective, QuantizedLayer, Residue, Transform
 from explorer.progress import Progress
 from explorer.schemes import Scheme
 
 Round = Callable[[Tensor, Scheme, Tensor, Progress | None], QuantizedLayer]
 RoundPair = Callable[[Tensor, Scheme, Tensor, Tensor, Progress | None], QuantizedLayer]
-FindTransform = Callable[[Tensor, Tensor, Scheme, Scheme | None], tuple[Transform, Objective]]
+FindTransform = Callable[[Readers], tuple[Transform, Objective]]
 FindResidue = Callable[[QuantizedLayer, Tensor, Tensor], Residue]
 
 
 @dataclass(frozen=True)
 class ObjectiveAxis:
-    """X-axis of ``QuantizedLayer.objective``: ``values``, or without any the share of iterations.
-
-    ``log`` says that the values are spread evenly on a logarithmic axis.
-    """
+    """X-axis of ``QuantizedLayer.objective``: ``values``, or the share of the iterations if there are none.
+    ``log``: the values are evenly spaced on a logarithmic axis."""
 
     label: str
     values: tuple[float, ...] = ()
@@ -37,12 +35,17 @@ class ObjectiveAxis:
 
 @dataclass(frozen=True)
 class Method:
-    """Common fields of all rows. ``why`` ends the sentence "… because it …".
+    """Common fields of all rows.
 
-    ``objective`` is set where the method's objective is worth a figure. ``transform`` and ``residue`` are
-    the classes of a layer's parts other than the codes; they are used to read files. ``factor`` searches one
-    transform for several layers that read the same inputs, so that the operation before them can take it in.
-    ``stage`` is a kind's place in a combination.
+    source      the paper
+    why         the end of the sentence "… because it …"
+    transform   class of the transforms that its layers have, to read files
+    residue     class of the residues that its layers have, to read files
+    factor      finds one transform for several layers with the same inputs, so that the operation before them
+                can absorb it
+    objective   set if the method's objective has a figure
+    solves      it solves systems of K equations, so that its time grows with K³
+    stage       place of the kind in a combination
     """
 
     stage: ClassVar[int]
@@ -62,8 +65,8 @@ class Method:
 class TransformMethod(Method):
     """Changes the basis of the inputs and leaves rounding to others.
 
-    ``find(weight, activations, scheme, of_inputs)`` gives the transform and what it was chosen by, if it was;
-    ``scheme`` is the weight's, ``of_inputs`` that of the inputs at run time (None: they stay as they are).
+    ``find(readers)`` returns the transform of a layer, as a group of one, and its objective, empty if nothing
+    was searched.
     """
 
     stage: ClassVar[int] = 0
@@ -75,14 +78,12 @@ class TransformMethod(Method):
 class RoundingMethod(Method):
     """Chooses codes and scales: ``round(weight, scheme, activations, progress)``.
 
-    ``needs_tokens`` says that it can fit fewer tokens than there are input channels, and then does badly on
-    others.
-
-    ``sequential`` layers of a model are quantized one after another, each for the inputs that it gets from
-    those before it. ``round_pair(weight, scheme, activations, original, progress)`` also looks at the inputs
-    that the same tokens gave in the original model; a layer alone has no others and is left to ``round``.
-
-    ``after`` rounds a weight whose ``factor`` the operation before has taken in; None for ``round`` itself.
+    needs_tokens  it overfits if there are fewer tokens than input channels
+    sequential    layers of a model are quantized one after another, each for the inputs that the quantized
+                  layers before it give
+    round_pair    ``round`` with the original model's inputs for the same tokens as a further argument:
+                  ``(weight, scheme, activations, original, progress)``
+    after         rounds a weight if its ``factor`` is absorbed by the operation before; None for ``round``
     """
 
     stage: ClassVar[int] = 1
@@ -96,7 +97,7 @@ class RoundingMethod(Method):
 
 @dataclass(frozen=True)
 class CorrectionMethod(Method):
-    """Adds a residue to a rounded layer: ``find(layer, weight, activations)``, untransformed by the layer."""
+    """Adds a residue to a rounded layer: ``find(layer, weight, activations)`` in the untransformed basis."""
 
     stage: ClassVar[int] = 2
 
@@ -105,7 +106,7 @@ class CorrectionMethod(Method):
 
 @dataclass(frozen=True)
 class BiasMethod(CorrectionMethod):
-    """Adds a constant to each output channel: the last of a combination, since it takes the mean of the error
-    that all others leave. Where the layer has a bias, that takes it in (``into_bias``)."""
+    """Adds a constant to each output channel. It is the last of a combination, since it corrects the mean of
+    all remaining errors. ``into_bias`` adds it to the layer's bias."""
 
     stage: ClassVar[int] = 3

@@ -1,10 +1,10 @@
-"""A scheme and the method that chooses its codes, as one text: what the page's links carry. In EBNF::
+"""A scheme and the method that chooses its codes, as one text, as in the page's links. In EBNF::
 
     recipe = scheme [ "+" method ] ;        int4_group128_asym+gptq, nvfp4+rotation+gptq
 
-``scheme`` is what ``Scheme.parse`` reads, which knows no "+"; ``method`` is a name of ``METHODS`` or a
-combination "a+b+c" as ``names_in`` reads it. Without a method, and by ``rtn``, every weight is rounded to
-nearest. In a URL "+" is escaped as %2B; a blank is read as the "+" that it stands for where it was not.
+``scheme`` is read by ``Scheme.parse``, and has no "+"; ``method`` is a name of ``METHODS`` or a combination
+"a+b+c", read by ``names_in``. Without a method, and by ``rtn``, every weight is rounded to nearest. In a URL
+"+" is escaped as %2B; an unescaped one arrives as a blank, and is read as "+".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SEPARATOR = "+"
 
 @dataclass(frozen=True)
 class Recipe:
-    """``scheme``, and the ``method`` by whose codes a layer is stored; empty for round to nearest."""
+    """A scheme, and the method that chooses its codes; empty for round to nearest."""
 
     scheme: Scheme
     method: str = ""
@@ -28,8 +28,7 @@ class Recipe:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse ``text`` as a recipe; its ``str`` is the canonical text. ``ValueError`` names the invalid
-        part and the accepted values.
-        """
+        part and the accepted values."""
         plain, separator, method = text.strip().replace(" ", SEPARATOR).partition(SEPARATOR)
         scheme = Scheme.parse(plain)
         if not separator:
@@ -42,11 +41,11 @@ class Recipe:
 
     @property
     def label(self) -> str:
-        """In words, for people."""
+        """Label of scheme and method."""
         return f"{self.scheme.label} by {label_of(self.method)}" if self.method else self.scheme.label
 
     def describe(self) -> str:
-        """The scheme in a sentence, and what the method does."""
+        """Describe the scheme in a sentence, and the method."""
         if not self.method:
             return self.scheme.describe()
         why = " and ".join(row.why for row in names_in(self.method))

@@ -1,9 +1,9 @@
-"""Analysis of a layer after a method, like that of any quantized tensor: in whole, and element by element.
+"""Analysis of a layer after a method, as of any quantized tensor: in whole, and element by element.
 
-What is compared with the original weight is the matrix that the layer multiplies its original inputs with.
-For GPTQ that is what the codes say; where a method changes the basis of the inputs (SmoothQuant, AWQ, a
-rotation) it is taken back to the original coordinates first, and what a method adds to the product (LQER,
-HQQ, LLM.int8()) is part of it. A bias, and so its correction, is no part of a weight.
+The original weight is compared with the matrix that the layer multiplies its original inputs with. For GPTQ
+that is the dequantized codes. If a method changes the basis of the inputs (SmoothQuant, AWQ, a rotation),
+they are transformed back to the original coordinates; terms that a method adds to the product (LQER, HQQ,
+LLM.int8()) are included. A bias correction is not part of a weight.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ def analyse_layer(w: Tensor, layer: QuantizedLayer, method: str) -> RepairedAnal
 
 
 def _measured(w: Tensor, layer: QuantizedLayer, restored: Tensor) -> Measured:
-    """The error of the whole layer, at its whole size. Clipping happens in the basis of the codes and is
-    counted there."""
+    """Measure the whole layer at its whole size. Clipping is counted in the basis of the codes."""
     measured = measure(w, layer.q, restored)
     clipped = measured.report.clipped
     if layer.transforms:
@@ -66,9 +65,12 @@ def _measured(w: Tensor, layer: QuantizedLayer, restored: Tensor) -> Measured:
     return dataclasses.replace(measured, report=report)
 
 
-def inspect_repaired(w: Tensor, analysis: RepairedAnalysis, row: int, column: int) -> Inspection:
-    """Follow w[row, column] through the layer: its code as the method chose it, then what it becomes in the
-    layer's weight. ``ValueError`` with the accepted range if it lies outside."""
+def inspect(w: Tensor, analysis: Analysis, row: int, column: int) -> Inspection:
+    """Follow w[row, column] through a tensor's quantization, or through a repaired layer: its code as the
+    method chose it, then its value in the layer's weight. ``ValueError`` with the accepted range if it lies
+    outside."""
+    if not isinstance(analysis, RepairedAnalysis):
+        return inspect_element(w, analysis.q, row, column)
     layer, by = analysis.layer, label_of(analysis.method)
     w = w.float().to(layer.q.packed.device)
     one = inspect_element(layer.transform_weight(w), layer.q, row, column)
@@ -79,47 +81,29 @@ def inspect_repaired(w: Tensor, analysis: RepairedAnalysis, row: int, column: in
     value, restored = float(w[row, column]), one.restored
     if not layer.plain:
         restored = float(layer.weight()[row, column])
-        arithmetic = _in_the_layer(layer, one, arithmetic, value, restored)
+        arithmetic[-1:] = _in_the_layer(layer, value, restored)  # the error is the weight's, not the code's
+        if layer.transforms:
+            arithmetic.insert(0, ("in the codes' basis", f"{short(value)} became {short(one.value)}"))
     return dataclasses.replace(
         one, value=value, restored=restored, error=restored - value, arithmetic=tuple(arithmetic)
     )
 
 
-def _in_the_layer(
-    layer: QuantizedLayer, one: Inspection, arithmetic: list[tuple[str, str]], value: float, restored: float
-) -> list[tuple[str, str]]:
-    """The arithmetic of a code that is not yet the layer's weight, and the step to it."""
-    rows = arithmetic[:-1]  # the error, which is none of the weight's
-    if layer.transforms:
-        rows.insert(0, ("in the codes' basis", f"{short(value)} became {short(one.value)}"))
-    added = [residue for residue in layer.residues if not isinstance(residue, BiasCorrection)]
-    how = " and ".join(
-        words
-        for words, used in (
-            ("back in the original basis", layer.transforms),
-            ("with what the method adds", added),
-        )
-        if used
-    )
-    how = how or "the same, since its method changes the bias alone"
-    error = restored - value
+def _in_the_layer(layer: QuantizedLayer, value: float, restored: float) -> list[tuple[str, str]]:
+    """The steps from a code's value to the layer's weight, and the error."""
+    added = any(not isinstance(residue, BiasCorrection) for residue in layer.residues)
+    steps = ["back in the original basis"] if layer.transforms else []
+    steps += ["with what the method adds"] if added else []
+    how = " and ".join(steps) or "the same, since its method changes the bias alone"
     return [
-        *rows,
         ("in the layer", f"{how}: {short(restored)}"),
-        ("error", f"{short(restored)} − {short(value)} = {short(error)}"),
+        ("error", f"{short(restored)} − {short(value)} = {short(restored - value)}"),
     ]
 
 
 def levels_of(analysis: Analysis, row: int, column: int) -> np.ndarray:
-    """float64 [levels]: ``block_levels`` of element (row, column); none where the codes alone do not say what
-    the weight can be."""
+    """float64 [levels]: ``block_levels`` of element (row, column); empty if the codes alone do not determine
+    the weight."""
     if isinstance(analysis, RepairedAnalysis) and not analysis.layer.plain:
         return np.empty(0)
     return block_levels(analysis.q, row, column)
-
-
-def inspect(w: Tensor, analysis: Analysis, row: int, column: int) -> Inspection:
-    """``inspect_element`` of a tensor's or of a repaired layer's analysis."""
-    if isinstance(analysis, RepairedAnalysis):
-        return inspect_repaired(w, analysis, row, column)
-    return inspect_element(w, analysis.q, row, column)

@@ -1,4 +1,4 @@
-"""Round to nearest: every weight by itself. The baseline that the other methods are measured against."""
+"""Round to nearest: every weight by itself. The baseline for all other methods."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from explorer.schemes import Scheme
 def rtn(
     weight: Tensor, scheme: Scheme, activations: Tensor, progress: Progress | None = None
 ) -> QuantizedLayer:
-    """``weight`` [N, K] as ``quantize`` rounds it; the activations [tokens, K] are checked, but not used."""
+    """Quantize ``weight`` [N, K] by ``quantize``; the activations [tokens, K] are checked, but not used."""
     check_layer(weight, activations)
     return QuantizedLayer(quantize(weight.float(), scheme))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from explorer import words
-from explorer.analysis.frontier import on_frontier
 from explorer.analysis.report import sqnr_of
+from explorer.analysis.schemes import on_frontier
 from explorer.products.gemms import GEMMS, Gemm, Product
 from explorer.products.layouts import folded_weights
 from explorer.products.operands import Operands

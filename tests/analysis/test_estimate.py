@@ -21,9 +21,9 @@ from explorer.analysis.estimate import (
     Estimate,
     Sizes,
     estimate,
-    layout_of,
     of_matrix,
     sizes_of,
+    units_of,
     worth_estimating,
 )
 from explorer.sources import open_tensors
@@ -138,12 +138,13 @@ def test_work_does_not_grow_with_the_matrix(text: str, monkeypatch: pytest.Monke
             read.append(len(starts) * length)
             return of_matrix(x)(starts, length)
 
-        layout = layout_of((rows, 512), Scheme.parse(text))
-        assert layout is not None
-        sizes = sizes_of(pieces, layout)
+        units = units_of((rows, 512), Scheme.parse(text))
+        assert units is not None
+        sizes = sizes_of(pieces, units)
         assert sum(read) == x.numel()
         read.clear()
-        step = partial(estimate, pieces, (rows, 512), Scheme.parse(text), 1 << 17, sizes=sizes)
+        known = partial(lambda found, *_: found, sizes)
+        step = partial(estimate, pieces, (rows, 512), Scheme.parse(text), 1 << 17, find_sizes=known)
         work.append((counted(step).elements, read))
     (small, read), (large, more) = work
     assert read == more and sum(read) <= 1 << 17
@@ -156,8 +157,8 @@ def test_small_matrices_and_unfit_blocks_have_no_estimate(tmp_path: Path) -> Non
     assert estimate(whole, (64, 128), SCHEMES["int8_row"]) is None
     for shape, worth in (((1024, 1024), False), ((8192, 8192), True), ((1, 1 << 27), False)):
         assert worth_estimating(shape, SCHEMES["int8_row"]) is worth
-    layout = layout_of((1 << 24, 1), SCHEMES["int8_row"])  # a row of one element is a unit
-    assert layout is not None and module._count(layout, module.ELEMENTS) == module.MOST_UNITS
+    units = units_of((1 << 24, 1), SCHEMES["int8_row"])  # a row of one element is a unit
+    assert units is not None and units.drawn(module.ELEMENTS) == module.MOST_UNITS
     np.save(tmp_path / "columns.npy", np.asfortranarray(np.ones((4, 6), np.float32)))
     np.savez(tmp_path / "x.npz", x=np.ones((4, 6), np.float32))
     assert open_tensors(tmp_path / "columns.npy").pieces() is None
@@ -242,15 +243,15 @@ def test_the_pass_finds_the_size_of_every_unit(text: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "RUN", 1 << 16)
     for scale in (1.0, 1e-30, 1e30):
         x = torch.randn(300, 12288 if text == "int4_group32" else 512) * scale
-        layout = layout_of((x.shape[0], x.shape[1]), SCHEMES[text])
-        assert layout is not None
-        found = sizes_of(of_matrix(x), layout)
-        for unit in range(layout.units):
-            row, column = layout.place(unit)
-            part = x[row : row + layout.tall, column : column + layout.wide].double()
+        units = units_of((x.shape[0], x.shape[1]), SCHEMES[text])
+        assert units is not None
+        found = sizes_of(of_matrix(x), units)
+        for unit in range(units.count):
+            row, column = units.place(unit)
+            part = x[row : row + units.tall, column : column + units.wide].double()
             assert float(found.energy[unit]) == pytest.approx(float(part.square().sum()), rel=1e-5)
             assert float(found.peak[unit]) == float(part.abs().max())
-        dim = 0 if layout.by_column else (0, 1)
+        dim = 0 if units.by_column else (0, 1)
         assert torch.equal(found.low, x.amin(dim).view(-1)) and torch.equal(found.high, x.amax(dim).view(-1))
 
 

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from explorer import SCHEMES, Scheme, compare, mark_frontier, nvfp4_exactly, quantize
 from explorer.analysis.element import inspect_element
-from explorer.analysis.frontier import on_frontier
 from explorer.analysis.grids import exact_scheme, grid_words
 from explorer.analysis.histograms import Histogram, histogram, histogram_kl
 from explorer.analysis.memory import MODELS, estimate, left_on, sizes_that_differ
 from explorer.analysis.report import measure, sqnr_db
-from explorer.analysis.schemes import compare_schemes
+from explorer.analysis.schemes import compare_schemes, on_frontier
 from explorer.analysis.tensor import analyse, block_levels
 from explorer.analysis.tiles import tile_maximum
 from explorer.core.quantize import quantize_as_one

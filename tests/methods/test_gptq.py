@@ -323,7 +323,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match="NaN"):
         gptq(w, scheme, x * float("nan"))
     with pytest.raises(ValueError, match="one token"):
-        hessian(x[:0])
+        gptq(w, scheme, x[:0])
     with pytest.raises(ValueError, match="8 and 7"):
         gptaq(w, scheme, x, x[:7])
     w, x = torch.zeros(4, 128), torch.eye(128)

@@ -22,7 +22,7 @@ from explorer.core.file import save_quantized
 from explorer.methods import COMBINATIONS, METHODS, USUAL, apply, choices, names_in
 from explorer.methods.evaluate import evaluate
 from explorer.methods.files import load_layer, save_layer
-from explorer.methods.layer import Stored
+from explorer.methods.layer import Residue, Transform
 from explorer.models.evaluate import OriginalModel, evaluate_embeddings, needs_inputs
 from tests.covering import covering, parts_of, sampled
 
@@ -103,7 +103,7 @@ def test_every_method_is_met_by_the_tests_that_claim_so() -> None:
 
 def test_no_two_kinds_of_stored_tensors_share_a_name() -> None:
     """Else a file is read back as another method's."""
-    kinds: dict[type[Stored], None] = {}
+    kinds: dict[type[Transform | Residue], None] = {}
     for row in METHODS.values():
         kinds |= {kind: None for kind in (row.transform, row.residue) if kind is not None}
     names = [name for kind in kinds for name in kind.names]

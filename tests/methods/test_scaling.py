@@ -47,7 +47,7 @@ def test_awq_is_never_worse_on_its_own_objective(layer: Callable[..., tuple[Tens
     w, x = uneven(8, 64, 32)
     found = awq(torch.zeros_like(w), SCHEMES["int4_group64"], x)
     assert found.objective == (0.0,) * 20
-    assert found.input_divisor is not None and torch.equal(found.input_divisor, torch.ones(64))
+    assert torch.equal(found.transforms[0].scale, torch.ones(64))
     for name, label in (
         ("smoothquant_search+gptq", "damping"),
         ("smoothquant_search", "α"),
@@ -114,8 +114,8 @@ def test_awq_is_the_plain_search(layer: Callable[..., tuple[Tensor, Tensor]], du
         scales.append(s)
     np.testing.assert_allclose(searched.objective, curve, rtol=0.01)
     best = int(np.argmin(searched.objective))
-    assert curve[best] <= 1.005 * min(curve) and searched.input_divisor is not None
-    np.testing.assert_allclose(searched.input_divisor.numpy(), scales[best], rtol=2**-11)
+    assert curve[best] <= 1.005 * min(curve)
+    np.testing.assert_allclose(searched.transforms[0].scale.numpy(), scales[best], rtol=2**-11)
 
 
 def test_what_is_not_folded_is_counted() -> None:
@@ -161,7 +161,7 @@ def test_a_group_of_one_has_the_factor_of_its_layer(name: str) -> None:
     w, x = uneven(64, 128, 64)
     alone = apply(name, w, SCHEMES["int4_group64"], x)
     factor = factor_of(name, Readers((w,), (SCHEMES["int4_group64"],), x))
-    assert torch.equal(factor, alone.input_divisor.float())
+    assert torch.equal(factor, alone.transforms[0].scale.float())
     rest = apply(name, w * factor, SCHEMES["int4_group64"], x / factor, folded=True)
     assert rest.plain and torch.equal(rest.q.packed, alone.q.packed)
 

@@ -1,12 +1,12 @@
 """Common base of all number formats.
 
-A format is the table of the values of its codes; everything else (largest value, smallest
-value, spacing, which codes are NaN) is derived from that table. Encoding follows three rules
-everywhere (sources: OCP OFP8 and MX v1.0, CUDA's ``cuda_fp8.h``, ``cuda_fp6.h`` and ``cuda_fp4.h``):
+A format is the table of the values of its codes. Everything else (largest and smallest value, spacing, the
+codes of NaN) is derived from that table. Encoding follows three rules (sources: OCP OFP8 and MX v1.0, CUDA's
+``cuda_fp8.h``, ``cuda_fp6.h`` and ``cuda_fp4.h``):
 
 1. round to nearest, ties to even, subnormals included (exceptions are stated on their row);
-2. saturate: whatever lies beyond the largest finite value, infinities included, becomes that value;
-3. NaN becomes the format's canonical NaN, and is refused by formats that have none.
+2. saturate: numbers beyond the largest finite value, infinities included, become that value;
+3. NaN becomes the format's canonical NaN; formats without one refuse it.
 
 float32 itself is stored as it is: nothing saturates there.
 """
@@ -25,14 +25,13 @@ from explorer.formats.rounding import Rounding, round_to_odd
 from explorer.formats.subnormals import keeps_subnormals
 
 FEW = 2048
-"""Numbers up to which looking them up takes no longer than encoding them and decoding the codes."""
+"""Looking up this many numbers takes no longer than encoding them and decoding the codes."""
 _INFINITE = 0x7F80_0000
 """The bits of float32's Inf."""
 
 
 def _in_order(place: Tensor) -> Tensor:
-    """The float32 numbers at places, int64, in their order: 0 is at 0, Inf at ``_INFINITE``, -1 at minus the
-    place of 1."""
+    """float32 numbers by their int64 places in ascending order: place 0 is 0, ``_INFINITE`` is Inf."""
     return place.abs().to(torch.int32).view(torch.float32).copysign(place)
 
 
@@ -49,9 +48,9 @@ class BitField:
 class Format:
     """One number format. Codes are uint8 up to 8 bits, then int16, then int32.
 
-    ``tensor_cores`` names the NVIDIA architectures whose tensor cores multiply this format natively.
-    ``torch_dtype`` is the floating-point dtype whose bits are this format's codes, where torch has one.
-    ``has_codec``: whether kernels/codec.cuh encodes and decodes it; without, a GPU uses the reference.
+    ``tensor_cores`` names the NVIDIA architectures with tensor cores that multiply this format natively.
+    ``torch_dtype`` is torch's floating-point dtype with the same codes, if there is one. ``has_codec`` is
+    False if kernels/codec.cuh does not encode and decode it; a GPU then uses the reference.
     """
 
     name: str
@@ -63,19 +62,9 @@ class Format:
     has_codec: bool = True
 
     def __post_init__(self) -> None:
-        if self.torch_dtype is not None:
-            self._check_dtype(self.torch_dtype)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """A row of ``FORMATS`` is pickled as its name and read back as the row: code compares by ``is``."""
-        from explorer.formats.formats import FORMATS, format_named
-
-        if FORMATS.get(self.name) is self:
-            return format_named, (self.name,)
-        return super().__reduce_ex__(protocol)
-
-    def _check_dtype(self, dtype: torch.dtype) -> None:
         """``ValueError`` unless torch reads codes of up to 8 bits as this format does; wider ones by size."""
+        if (dtype := self.torch_dtype) is None:
+            return
         same = dtype.is_floating_point and dtype.itemsize == self.code_dtype.itemsize
         if same and self.bits == 8:
             codes = torch.arange(self.code_count, dtype=torch.uint8)
@@ -85,6 +74,14 @@ class Format:
                 f"{self.label}: {dtype} has other values; torch_dtype is the floating-point dtype with the "
                 f"same codes, or None, and codes are then stored as {self.code_dtype}"
             )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A row of ``FORMATS`` is pickled as its name and read back as the row: code compares by ``is``."""
+        from explorer.formats.formats import FORMATS, format_named
+
+        if FORMATS.get(self.name) is self:
+            return format_named, (self.name,)
+        return super().__reduce_ex__(protocol)
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -131,10 +128,11 @@ class Format:
 
     @keeps_subnormals
     def in_float32(self, x: Tensor) -> Tensor:
-        """float32, in the shape of ``x`` (any floating dtype), that is rounded to the codes that ``x`` is.
+        """float32 numbers that round to the same codes as ``x`` (any floating dtype), in its shape.
 
-        The float32 nearest to a float64 number may be a tie between two codes where the number is none. Not
-        for stochastic rounding, whose probabilities are those of the nearest float32.
+        The float32 nearest to a float64 number may lie exactly halfway between two codes although the number
+        itself does not: rounding twice would give another code. Not for stochastic rounding, which takes its
+        probabilities from the nearest float32.
         """
         return self._double_in_float32(x) if x.dtype == torch.float64 else x.to(torch.float32)
 
@@ -149,11 +147,10 @@ class Format:
         raise NotImplementedError
 
     def nearest(self, x: Tensor, rounding: Rounding = Rounding.NEAREST) -> Tensor:
-        """float32 ``x``, which holds no NaN, rounded: ``decode(encode_unchecked(x, rounding))`` bit for bit,
-        in fewer steps. ``rounding`` is not by chance.
+        """Round float32 ``x``, which holds no NaN: ``decode(encode_unchecked(x, rounding))`` bit for bit.
 
-        A few numbers of a format of up to 8 bits are looked up among the thresholds between its levels, which
-        takes longer for each number, but only three steps.
+        ``rounding`` is not stochastic. Up to ``FEW`` numbers of a format of up to 8 bits are looked up among
+        the thresholds between its levels: slower per number, but only three operations.
         """
         if self.bits > 8 or self.scale_only or x.numel() > FEW:
             return self.decode(self.encode_unchecked(x.contiguous(), rounding))
@@ -175,8 +172,10 @@ class Format:
 
     @keeps_subnormals
     def _steps(self, rounding: Rounding) -> tuple[Tensor, Tensor]:
-        """The levels, ascending, and the least float32 that rounds to each of them but the first: by
-        bisection over all float32 numbers, whose order rounding keeps."""
+        """The levels, ascending, and the least float32 that rounds to each of them but the first.
+
+        Found by bisection over all float32 numbers: rounding keeps their order.
+        """
         levels = torch.tensor(self.levels, dtype=torch.float32)
         below = torch.full((len(levels) - 1,), -_INFINITE, dtype=torch.int64)
         least = -below
@@ -192,8 +191,7 @@ class Format:
         return self._values_on(codes.device).index_select(0, flat).view(codes.shape)
 
     def _values_on(self, device: torch.device) -> Tensor:
-        """``values`` on a device, copied there once: what is captured in a CUDA graph may not copy from the
-        host."""
+        """``values`` on a device, copied there once: a captured CUDA graph may not copy from the host."""
         held = self._copies.get(device)
         if held is None:
             held = self._copies[device] = self.values.to(device)
@@ -265,12 +263,12 @@ class Format:
 
     @property
     def saturation_threshold(self) -> float:
-        """Half a spacing past ``max``: a value up to here still rounds to ``max`` by itself (E4M3: 464)."""
+        """Half a spacing past ``max``: values up to here round to ``max`` without saturation (E4M3: 464)."""
         return self.max + (self.max - self.levels[-2]) / 2
 
     @property
     def negative_saturation_threshold(self) -> float:
-        """The same of the most negative value, where both ends are alike."""
+        """The same at the most negative value, for formats that are symmetric there."""
         return -self.saturation_threshold
 
     @property
@@ -280,5 +278,5 @@ class Format:
 
     @property
     def significand_bits(self) -> int:
-        """Mantissa bits below the leading one; for integers, of the largest magnitude."""
+        """Mantissa bits below the leading one; for integers, those of the largest magnitude."""
         raise ValueError(f"{self.label} has no significand")

@@ -1,4 +1,4 @@
-"""One code of one format in words and numbers: its bits, its value and how they make it, its neighbours."""
+"""One code of one format in words and numbers: its bits, its value as a formula, its neighbours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CodeFacts:
     """A code and its value.
 
     ``bits`` has the most significant bit first, ``words`` is the value as a formula, ``below`` and ``above``
-    are the neighbouring finite values (None at either end, and for NaN and Inf).
+    are the neighbouring finite values (None at the ends, and for NaN and Inf).
     """
 
     format: Format
@@ -34,8 +34,8 @@ class CodeFacts:
 class Rendering:
     """A number as one format stores it, and the rounding error ``value`` - number.
 
-    The three are None where the format cannot store the number (NaN without a code for it); ``refused``
-    then has the reason.
+    All three are None if the format cannot store the number (NaN without a code for it); ``refused`` then
+    has the reason.
     """
 
     format: Format
@@ -56,16 +56,12 @@ def parse_code(text: str, fmt: Format) -> int:
     """
     word = text.strip().lower().replace("_", "").replace("−", "-")
     try:
-        if plain_number(word):
-            return _code_of(float(word), fmt)
-        code = int(word, 0)
-    except NoNaNError:
-        raise
+        number: float = float(word) if plain_number(word) else int(word, 0)
     except ValueError as error:
         raise ValueError(
             f"{text.strip()[:40]!r} is neither a number, nor bits such as 0b0101, nor hex such as 0x5A"
         ) from error
-    return _checked(fmt, code)
+    return _code_of(number, fmt) if isinstance(number, float) else _checked(fmt, number)
 
 
 def plain_number(text: str) -> bool:
@@ -86,12 +82,7 @@ def flip_bit(fmt: Format, code: int, bit: float) -> int:
     Raises ``ValueError`` for a bit that the format does not have or that is no whole number, and where the
     format does not use the code that results.
     """
-    if (
-        isinstance(bit, bool)
-        or not isinstance(bit, int | float)
-        or not 0 <= bit < fmt.bits
-        or bit != int(bit)
-    ):
+    if type(bit) not in (int, float) or not 0 <= bit < fmt.bits or bit != int(bit):
         raise ValueError(f"{fmt.label} has bits 0 to {fmt.bits - 1}, not {str(bit)[:40]}")
     flipped = _checked(fmt, code) ^ (1 << int(bit))
     if flipped >= fmt.code_count:
@@ -150,16 +141,14 @@ def _next_value(fmt: FloatFormat, value: float, direction: int) -> float | None:
 
 def in_every_format(number: float) -> list[Rendering]:
     """``number`` rounded to each row of ``FORMATS``, without a scale."""
-    return [_rendering(number, fmt) for fmt in FORMATS.values()]
-
-
-def _rendering(number: float, fmt: Format) -> Rendering:
-    try:
-        code = _code_of(number, fmt)
-    except NoNaNError as refusal:
-        return Rendering(fmt, None, None, None, str(refusal))
-    value = fmt.value(code)
-    return Rendering(fmt, code, value, value - number)
+    found = []
+    for fmt in FORMATS.values():
+        try:
+            code = _code_of(number, fmt)
+            found.append(Rendering(fmt, code, fmt.value(code), fmt.value(code) - number))
+        except NoNaNError as refusal:
+            found.append(Rendering(fmt, None, None, None, str(refusal)))
+    return found
 
 
 def _float_formula(fmt: FloatFormat, code: int) -> str:

@@ -27,8 +27,8 @@ class LevelTies(enum.Enum):
 class CodebookFormat(Format):
     """A sorted list of levels; the value of code i is ``table[i]``; numbers are rounded to the nearest level.
 
-    ``per_byte`` is how many codes are packed into one byte as digits of base ``len(table)``; 0 packs bits.
-    ``run``: the packed codes of a row begin a new byte after so many; 0 packs a row as one run.
+    ``per_byte`` codes are packed into one byte as digits of base ``len(table)``; 0 packs bits. The packed
+    codes of a row begin a new byte after ``run`` codes; 0 packs a row as one run.
     """
 
     table: tuple[float, ...]
@@ -38,8 +38,7 @@ class CodebookFormat(Format):
 
     @property
     def cuda_codec(self) -> str:
-        """The C++ table has the row's name in capitalized words: Nf4, Ternary, BnbFp4. ``ValueError`` without
-        one."""
+        """The C++ type, named by the row in capitalized words (Nf4, BnbFp4); ``ValueError`` without one."""
         if not self.has_codec:
             raise ValueError(f"{self.label} has no codec in kernels/codec.cuh: no kernel reads its codes")
         return f"CodebookCodec<{''.join(word.capitalize() for word in self.name.split('_'))}>"
@@ -54,7 +53,7 @@ class CodebookFormat(Format):
 
     @property
     def largest_is_negative(self) -> bool:
-        """Whether the level of largest magnitude is the least one, as in IQ4_NL."""
+        """True if the level of largest magnitude is the most negative one, as in IQ4_NL."""
         return -self.table[0] > self.table[-1]
 
     @property
@@ -65,7 +64,7 @@ class CodebookFormat(Format):
 
     @property
     def significand_bits(self) -> int:
-        """Codebooks have no mantissa: rules that round to its width round to a power of two."""
+        """0: codebooks have no mantissa, so that rules that round to its width round to a power of two."""
         return 0
 
     @property
@@ -75,45 +74,37 @@ class CodebookFormat(Format):
         return 8 / self.per_byte if self.per_byte else float(self.bits)
 
     def value(self, code: int) -> float:
-        """The level as it is restored: the float32 nearest to that of ``table``."""
+        """The float32 nearest to the level in ``table``."""
         return (
             torch.tensor(self.table[code], dtype=torch.float32).item() if code < len(self.table) else math.nan
         )
 
     @cached_property
-    def _middles(self) -> tuple[float, ...]:
-        """Halfway between neighbouring levels, which are float32: exact."""
-        table = torch.tensor(self.table, dtype=torch.float32).double()
-        return tuple(((table[1:] + table[:-1]) / 2).tolist())
-
-    @cached_property
     def thresholds(self) -> tuple[float, ...]:
-        """The least float32 that rounds to each code > 0: the code of x is how many of them are <= x."""
-        return tuple(self._least(m) for m in self._middles)
+        """The least float32 that rounds to each code > 0: the code of x is the number of them <= x."""
+        found = []
+        for middle, tie_goes_up in self.boundaries:
+            nearest = torch.tensor(middle, dtype=torch.float32)
+            above = nearest.double() > middle or (nearest.double() == middle and tie_goes_up)
+            found.append(float(nearest if above else torch.nextafter(nearest, torch.tensor(math.inf))))
+        return tuple(found)
 
     @property
     def boundaries(self) -> tuple[tuple[float, bool], ...]:
-        """Between each level and the next: their middle, and whether the middle itself goes up."""
-        return tuple((middle, self._is_above(middle, middle)) for middle in self._middles)
+        """The midpoint between each level and the next, and whether the midpoint itself rounds up."""
+        table = torch.tensor(self.table, dtype=torch.float32).double()  # in which midpoints are exact
+        return tuple((middle, self._ties_up(middle)) for middle in ((table[1:] + table[:-1]) / 2).tolist())
 
-    def _is_above(self, number: float, middle: float) -> bool:
-        """True if ``number`` rounds to the level above ``middle``."""
-        tie_goes_up = {
+    def _ties_up(self, middle: float) -> bool:
+        return {
             LevelTies.LOWER: False,
             LevelTies.UPPER: True,
             LevelTies.ZERO: middle < 0,
             LevelTies.AWAY: middle > 0,
         }[self.ties]
-        return number > middle or (number == middle and tie_goes_up)
-
-    def _least(self, middle: float) -> float:
-        """The least float32 that takes the level above ``middle``."""
-        nearest = torch.tensor(middle, dtype=torch.float32)
-        above = self._is_above(nearest.double().item(), middle)
-        return float(nearest if above else torch.nextafter(nearest, torch.tensor(math.inf)))
 
     def _double_in_float32(self, x: Tensor) -> Tensor:
-        """The nearest levels: the middle of two need not be a float32."""
+        """The nearest levels: the midpoint of two need not be a float32."""
         codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
         for middle, tie_goes_up in self.boundaries:
             codes += x >= middle if tie_goes_up else x > middle
@@ -146,11 +137,11 @@ AF4_LEVELS = (
 (arXiv 2306.06965).
 """
 BNB_FP4_LEVELS = tuple(n / 12 for n in (-12, -8, -6, -4, -3, -2, -1 / 16, 0, 1 / 16, 2, 3, 4, 6, 8, 12))
-"""bitsandbytes' "fp4", which is not E2M1: 15 levels, ± {1/16, 2, 3, 4, 6, 8, 12} / 12 and 0."""
+"""bitsandbytes' "fp4", not E2M1: 15 levels, ± {1/16, 2, 3, 4, 6, 8, 12} / 12 and 0."""
 IQ4_LEVELS = (
     -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0,
 )  # fmt: skip
-"""ggml's kvalues_iq4nl, of IQ4_NL and IQ4_XS: whole numbers, none of them 0, more of them near it."""
+"""ggml's kvalues_iq4nl, of IQ4_NL and IQ4_XS: whole numbers, denser near 0, without 0."""
 NF4_LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
     -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,

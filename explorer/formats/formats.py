@@ -1,7 +1,7 @@
 """Every number format as a row of primary facts.
 
-A row is all that a new format of up to 8 bits needs: its values, limits, encoding and packing follow
-from the row, and every picker, plot and test reads the table. Formats without a sign bit are for scales only.
+A new format of up to 8 bits needs no more than a row: its values, limits, encoding and packing follow from
+it, and every picker, plot and test reads the table. Formats without a sign bit are for scales only.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 
 
 def format_named(name: str) -> Format:
-    """The row of ``FORMATS`` called ``name``; ``KeyError`` if there is none. What pickled formats call."""
+    """The row of ``FORMATS`` called ``name``; ``KeyError`` if there is none. Pickled formats call it."""
     return FORMATS[name]
 
 

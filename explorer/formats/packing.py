@@ -24,10 +24,10 @@ from explorer.formats.base import Format
 from explorer.formats.codebooks import CodebookFormat
 
 _UNIT = {1: 8, 2: 4, 3: 8, 4: 2, 5: 8, 6: 4, 7: 8}
-"""Codes in the smallest group, a power of two, whose bits fill whole bytes; by bits of a code."""
+"""Codes in the smallest group, a power of two, that fills whole bytes; by bits of a code."""
 
 _WORD = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The integer dtype as wide as one group of unpacked codes, a byte each; by codes in the group."""
+"""Integer dtype as wide as one group of unpacked codes, a byte each; by codes in the group."""
 
 _TRITS = 5
 
@@ -98,17 +98,19 @@ def unpack_bits(packed: Tensor, bits: int, columns: int) -> Tensor:
 
 
 def codes_in_words(words: Tensor, bits: int, columns: int) -> Tensor:
-    """uint8 [rows, columns] of int32 words [rows, ceil(columns · bits / 32)]: codes of ``bits`` as one stream
-    a row, from the lowest bit of the first word up."""
+    """uint8 codes [rows, columns] of int32 words [rows, ceil(columns · bits / 32)].
+
+    A row is one stream of bits, from the lowest bit of the first word up.
+    """
     raw = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     return unpack_bits(raw[:, : -(-columns * bits // 8)].contiguous(), bits, columns)
 
 
 def _pad_columns(x: Tensor, multiple: int) -> Tensor:
-    """``x`` with zeros up to a multiple of columns, contiguous with the strides that follow from its shape.
+    """``x`` with zeros up to a multiple of columns, contiguous, in the strides of its shape.
 
-    A single row counts as contiguous whatever its stride between rows is; a view as wider integers asks
-    for that stride too.
+    torch calls a single row contiguous whatever its stride between rows; a view as wider integers needs
+    that stride too.
     """
     padded = torch.nn.functional.pad(x, (0, -x.shape[1] % multiple)).contiguous()
     return padded.view(-1).view(padded.shape)

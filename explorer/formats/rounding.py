@@ -2,8 +2,8 @@
 
 Stochastic rounding goes up with a probability equal to the distance from the lower neighbour (in units
 of the spacing), so that its expectation is the value itself. The random numbers come from Philox
-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), a function of (seed,
-element index) alone: every chunk, thread and device draws the same number for the same element.
+4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), a function of only (seed,
+element index): every chunk, thread and device draws the same number for the same element.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def round_away(x: Tensor) -> Tensor:
 
 
 def round_to_odd(x: Tensor) -> Tensor:
-    """float32 of float64 ``x``, in its shape: the number itself where float32 has it, else the one of its two
-    neighbours whose last bit is 1.
+    """Round float64 ``x`` to float32, in its shape: a number that float32 lacks to its odd neighbour.
 
-    Rounding that to fewer bits gives what rounding ``x`` itself gives: a tie can only come from a number that
-    is one (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
+    Of the two neighbouring float32 numbers that is the one with a last bit of 1. Rounding it to fewer bits
+    gives the same result as rounding ``x``: it is halfway between two codes only if ``x`` is (Boldo and
+    Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
     """
     nearest = x.to(torch.float32)
     back = nearest.double()

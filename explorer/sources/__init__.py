@@ -27,11 +27,11 @@ def load_matrix(
     progress: Progress | None = None,
     codes: bool = False,
 ) -> Matrix:
-    """A float32 matrix from anywhere: ``sample:NAME``, a tensor file, a model folder or a Hub id.
+    """Load a float32 matrix from anywhere: ``sample:NAME``, a tensor file, a model folder or a Hub id.
 
-    ``tensor`` names the tensor in a file or model that holds several; of more than ``max_elements`` only the
-    first rows are read. ``codes``: of a quantized weight, its codes as the file holds them. Raises
-    ``SourceError`` with what was wrong and what is accepted.
+    ``tensor`` names the tensor in a file or model that holds several. Of a tensor of more than
+    ``max_elements`` only the first rows are read. ``codes`` loads a quantized weight's codes as the file
+    holds them. Raises ``SourceError`` with what was wrong and what is accepted.
     """
     if where.startswith(SAMPLE_PREFIX):
         if tensor or revision:
@@ -50,8 +50,10 @@ def load_sample(name: str) -> Matrix:
 
 
 def open_source(where: str, revision: str | None = None, limits: SourceLimits = LOCAL) -> TensorSource:
-    """A tensor file if ``where`` has one of its suffixes, else a model; no file where ``limits`` allow no
-    folders."""
+    """Open a tensor file if ``where`` has one of its suffixes, else a model.
+
+    Where ``limits`` allow no folders, it is always a model.
+    """
     if limits.folders and Path(where).suffix.lower() in SUFFIXES:
         return open_tensors(where, limits=limits)
     return open_model(where, revision, limits)

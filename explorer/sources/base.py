@@ -7,7 +7,7 @@ import struct
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +35,8 @@ _UNREADABLE = (ArithmeticError, AssertionError, AttributeError, EOFError, Lookup
 
 
 class SourceError(ValueError):
-    """A file, model or tensor that cannot be read, in words for the user: one line, of bounded length,
-    whatever names and numbers an untrusted file contains."""
+    """A file, model or tensor that cannot be read. The text is one line of bounded length, whatever names and
+    numbers an untrusted file contains."""
 
     def __init__(self, text: str) -> None:
         super().__init__(plain(text, _LONGEST_MESSAGE))
@@ -62,9 +62,9 @@ class TensorInfo:
 class TensorSource(ABC):
     """Named tensors that can be read one at a time.
 
-    ``origin`` is the source's name in messages, ``broken`` has the reason for each unreadable file left
-    out; ``paths`` are the local files that it reads, if any; ``restored`` names the weights that a model
-    holds as codes, with scales in tensors of their own, and that are read as float32 values (coded.py).
+    ``origin`` is the source's name in messages. ``broken`` has the reason for each unreadable file that was
+    left out. ``paths`` are the local files that it reads. ``restored`` names the weights that are stored as
+    codes and scales, and read as float32 values (coded.py).
     """
 
     origin: str
@@ -79,7 +79,7 @@ class TensorSource(ABC):
 
     @property
     def kept_bytes(self) -> int:
-        """About how much memory the open source takes, for caches that are bounded by bytes."""
+        """About how much memory the open source takes, for memos that are bounded by bytes."""
         return sum(500 + len(info.name) for info in self.infos)
 
     @abstractmethod
@@ -87,22 +87,24 @@ class TensorSource(ABC):
         """The tensor's first ``rows`` entries along its first axis (all if None), in the file's dtype."""
 
     def pieces(self, name: str | None = None) -> Pieces | None:
-        """What reads runs of one tensor without the rest of it; None where that takes as long as reading all:
-        archives, tables, pictures, tensors in column-major order, and models."""
+        """A function that reads runs of one tensor without the rest of it.
+
+        None where that takes as long as reading all: archives, tables, pictures, tensors in column-major
+        order, and models.
+        """
         return None
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why weights of codes cannot be restored, one text for each such weight."""
+        """For each weight of codes that cannot be restored, the reason."""
         return ()
 
     def parts_of(self, name: str) -> tuple[TensorInfo, ...]:
-        """The tensors of the files that a restored weight is made of: its codes, and its scales; none for any
-        other."""
+        """The stored tensors of a restored weight, its codes and its scales; none for any other tensor."""
         return ()
 
     def config(self) -> dict[str, Any]:
-        """What config.json says; empty where there is none."""
+        """The content of config.json; empty where there is none."""
         return {}
 
     def info(self, name: str | None = None) -> TensorInfo:
@@ -163,26 +165,22 @@ class TensorSource(ABC):
 
 
 class InMemory(TensorSource):
-    """Tensors that are loaded (or mapped) already, by name."""
+    """One tensor that is in memory already."""
 
-    def __init__(self, origin: str, tensors: Mapping[str, Tensor]) -> None:
-        if not tensors:
-            raise SourceError(f"{origin} holds no tensors")
-        self.origin, self._tensors = origin, dict(tensors)
+    def __init__(self, origin: str, name: str, tensor: Tensor) -> None:
+        self.origin, self._tensor = origin, tensor
+        self._info = TensorInfo(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
-        return tuple(
-            TensorInfo(n, tuple(t.shape), str(t.dtype).split(".")[-1]) for n, t in self._tensors.items()
-        )
+        return (self._info,)
 
     @property
     def kept_bytes(self) -> int:
-        return super().kept_bytes + sum(tensor.nbytes for tensor in self._tensors.values())
+        return super().kept_bytes + self._tensor.nbytes
 
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
-        tensor = self._tensors[info.name]
-        return (tensor if rows is None else tensor[:rows]).clone()
+        return self._tensor[:rows].clone()
 
 
 class Watched:
@@ -214,20 +212,16 @@ def refused(what: str, watched: Watched | None = None) -> Iterator[None]:
     except _UNREADABLE as error:
         if watched is not None and error is watched.stop:
             raise
-        raise SourceError(f"{what}: {_why(error)}") from error
-
-
-def _why(error: BaseException) -> str:
-    """An error's reason without the paths that those of the system end in."""
-    if isinstance(error, MemoryError):
-        return "there is not enough memory"
-    if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
-    return first_line(error)
+        why = first_line(error)
+        if isinstance(error, MemoryError):
+            why = "there is not enough memory"
+        elif isinstance(error, OSError):  # whose text ends in a path of this machine
+            why = error.strerror or type(error).__name__
+        raise SourceError(f"{what}: {why}") from error
 
 
 def check_claims(infos: Sequence[TensorInfo], origin: str, limits: SourceLimits) -> None:
-    """``SourceError`` unless names and shapes of a stranger's header are ones to work with."""
+    """``SourceError`` for names and shapes in an untrusted header that are too many, too long or invalid."""
     if len(infos) > limits.tensors:
         raise SourceError(f"{origin} lists {len(infos):,} tensors; accepted are up to {limits.tensors:,}")
     for info in infos:
@@ -237,7 +231,8 @@ def check_claims(infos: Sequence[TensorInfo], origin: str, limits: SourceLimits)
                 f"up to {LONGEST_NAME} characters"
             )
         whole = all(type(n) is int and n >= 0 for n in info.shape)
-        if not whole or len(info.shape) > MOST_AXES or _elements_at_least(info.shape) > _MOST_ELEMENTS:
+        # Libraries multiply the other axes of an empty tensor all the same.
+        if not whole or len(info.shape) > MOST_AXES or math.prod(n or 1 for n in info.shape) > _MOST_ELEMENTS:
             raise SourceError(
                 f"{origin}: {plain(info.name, 80)} claims the shape {shape_words(info.shape)}; accepted are "
                 f"up to {MOST_AXES} axes of whole numbers from 0"
@@ -245,13 +240,8 @@ def check_claims(infos: Sequence[TensorInfo], origin: str, limits: SourceLimits)
 
 
 def shape_words(shape: Sequence[object]) -> str:
-    """A shape for a message: of a stranger's file it may have many axes, and each many digits."""
+    """A shape for a message, cut short: in an untrusted file it may have many axes of many digits."""
     return plain(ascii(list(shape[:8])), 80)
-
-
-def _elements_at_least(shape: tuple[int, ...]) -> int:
-    """The elements of ``shape`` if its empty axes had one: libraries multiply the others all the same."""
-    return math.prod(n or 1 for n in shape)
 
 
 def first_line(error: BaseException) -> str:

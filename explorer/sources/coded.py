@@ -110,8 +110,8 @@ class CodedWeight:
 class CodedSource(TensorSource):
     """A source whose files may hold weights as codes: it lists and reads what they mean.
 
-    A subclass sets ``stored``, the tensors as the files have them, and ``read_stored``, and calls
-    ``find_codes`` when it is opened.
+    A subclass defines ``stored``, the tensors as the files have them, and ``read_stored``. Who opens it calls
+    ``find_codes``.
     """
 
     stored: tuple[TensorInfo, ...]
@@ -235,25 +235,6 @@ class CodedSource(TensorSource):
     def stored_pieces(self, info: TensorInfo) -> Pieces | None:
         """``pieces`` of a tensor that is stored as it is."""
         return None
-
-
-class Restoring(CodedSource):
-    """Another source, whose weights of codes are restored."""
-
-    def __init__(self, source: TensorSource) -> None:
-        self.origin, self.broken, self.paths = source.origin, source.broken, source.paths
-        self._source, self.stored = source, source.infos
-        self.find_codes()
-
-    @property
-    def kept_bytes(self) -> int:
-        return self._source.kept_bytes
-
-    def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
-        return self._source.read_rows(self._source.info(info.name), rows, progress)
-
-    def stored_pieces(self, info: TensorInfo) -> Pieces | None:
-        return self._source.pieces(info.name)
 
 
 def as_in_network(source: TensorSource, name: str, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -54,7 +54,7 @@ def open_csv(path: Path, origin: str, limits: SourceLimits) -> TensorSource:
             parts.append(part)
         before += len(some)
     values = np.concatenate(parts) if parts else np.empty((0, 0))
-    return InMemory(origin, {plain(path.stem): torch.from_numpy(values)})
+    return InMemory(origin, plain(path.stem), torch.from_numpy(values))
 
 
 def _fault(rows: list[str], delimiter: str, before: int, columns: int) -> str:

@@ -1,7 +1,8 @@
-"""Models from the Hub as folders: fetched within limits into a cache with a quota.
+"""Models from the Hub as folders: fetched within limits into a folder with a quota.
 
-For pages whose visitors name models: what is fetched is bounded beforehand by the sizes in the headers, no
-token is sent unless the limits say so, and the least recently used models make room for the next.
+For pages whose visitors name models: the sizes in the headers bound what is fetched, no token is sent unless
+the limits say so, and the least recently used models make room for the next. ``hf_hub_download`` has no
+bound on a file's size or on the time of its arrival.
 """
 
 from __future__ import annotations
@@ -47,12 +48,10 @@ def fetch_model(model: HubModel, limits: SourceLimits, progress: Progress | None
     Raises ``SourceError`` for a model of more than ``limits.fetch_bytes`` and one that takes longer than
     ``limits.visit_seconds``.
     """
-    needed = model.weight_bytes + _SMALL_BYTES
-    if needed > min(limits.fetch_bytes, limits.cache_bytes):
-        raise SourceError(
-            f"{model.origin} has {model.weight_bytes:,} bytes of weights; up to "
-            f"{min(limits.fetch_bytes, limits.cache_bytes) - _SMALL_BYTES:,} are fetched here"
-        )
+    weights, most = sum(model.sizes.values()), min(limits.fetch_bytes, limits.cache_bytes) - _SMALL_BYTES
+    if weights > most:
+        raise SourceError(f"{model.origin} has {weights:,} bytes of weights; up to {most:,} are fetched here")
+    needed = weights + _SMALL_BYTES
     with refused(f"{model.origin} cannot be kept"):
         cache = cache_folder()
         cache.mkdir(parents=True, exist_ok=True)
@@ -76,23 +75,27 @@ def fetch_model(model: HubModel, limits: SourceLimits, progress: Progress | None
 
 
 def _fetch_into(folder: Path, model: HubModel, limits: SourceLimits, progress: Progress | None) -> None:
-    visit, done = model.visit(), 0
+    visit, done, total = model.visit(), 0, sum(model.sizes.values())
     for name in _SMALL_FILES:
         if name in model.files:
-            (folder / name).write_bytes(model.file(visit, name, min(_SMALL_BYTES, limits.fetch_bytes)))
+            small = visit.file(name, model.commit, min(_SMALL_BYTES, limits.fetch_bytes))
+            (folder / name).write_bytes(small)
     for name, size in model.sizes.items():
         with (folder / name).open("wb") as file:
             for start in range(0, size, _PIECE):
                 stop = min(start + _PIECE, size)
-                file.write(model.span(visit, name, start, stop))
+                file.write(visit.span(name, model.commit, start, stop))
                 done += stop - start
                 if progress is not None:
-                    progress(done, model.weight_bytes)
+                    progress(done, total)
 
 
 def _make_room(cache: Path, most: int) -> None:
-    """Delete the least recently used folders, and what was left of fetches that ended with their process,
-    until the others have at most ``most`` bytes. Fetches under way stay."""
+    """Delete folders until the others have at most ``most`` bytes.
+
+    The least recently used go first, and what was left of fetches that ended with their process. Fetches
+    under way stay.
+    """
     oldest = time.time() - ABANDONED_SECONDS
     whole = [
         folder

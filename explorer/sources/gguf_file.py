@@ -1,7 +1,7 @@
-"""GGUF files: of each, the header is read, then of a tensor, or its first rows, those bytes.
+"""GGUF files: the header is read when one is opened, and a tensor's bytes when it is asked for.
 
-Plain types are read as they are; codes are restored to float32 by the package ``gguf``, which sees nothing
-but the bytes of one tensor.
+Plain types are read as they are. The package ``gguf`` restores codes to float32; it gets the bytes of one
+tensor and nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError, TensorInfo, TensorSource
-from explorer.sources.gguf_header import GgufEntry, Kind, read_header
+from explorer.sources.gguf_header import GgufEntry, GgufHeader, Kind
 from explorer.sources.source_limits import SourceLimits
 from explorer.sources.stamped import StampedFile
 from explorer.words import plain
@@ -38,32 +38,28 @@ _AT_ONCE = 1 << 20
 
 
 class GgufFile(TensorSource):
-    """One .gguf file. A quantized tensor is read as dequantized float32 values; ``dtype`` says
-    which type it has. Shapes are those of torch: a weight is [output channels, input channels]."""
+    """One .gguf file. ``order`` is the byte order of its numbers, "<" or ">".
+
+    A quantized tensor is read as dequantized float32 values; ``dtype`` names its type. Shapes are torch's: a
+    weight is [output channels, input channels].
+    """
 
     def __init__(self, path: Path, limits: SourceLimits) -> None:
         self.origin, self.paths = plain(path.name, 200), (path,)
         kinds = _kinds(self.origin)
         self._file = StampedFile(path, self.origin)
         with self._file.open() as file:
-            header = read_header(file, self._file.size, self.origin, limits, kinds)
+            header = GgufHeader(file, self._file.size, self.origin, limits, kinds)
         if not header.entries:
             raise SourceError(f"{self.origin} holds no tensors")
-        self._order = header.order
-        self._entries = {entry.info.name: entry for entry in header.entries}
+        self.order, self._entries = header.order, header.entries
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
         return tuple(entry.info for entry in self._entries.values())
 
-    @property
-    def order(self) -> str:
-        """How numbers are stored: "<" or ">"."""
-        return self._order
-
     def stored(self, name: str) -> bytearray:
-        """The bytes of a tensor as they are in the file; ``SourceError`` if there is no tensor of that name,
-        or the file has changed."""
+        """The bytes of a tensor; ``SourceError`` if there is none of that name, or the file has changed."""
         entry = self._entries[self.info(name).name]
         return self._file.read(entry.start, entry.stop - entry.start)
 
@@ -76,7 +72,7 @@ class GgufFile(TensorSource):
         entry = self._entries[info.name]
         size, shape = entry.first(rows)
         dtype = _PLAIN.get(entry.kind.name)
-        if dtype is None and self._order == ">":
+        if dtype is None and self.order == ">":
             raise SourceError(
                 f"{self.origin}: {info.name} is {entry.kind.name} in big-endian order; of such files plain "
                 f"types are read: {', '.join(_PLAIN)}"
@@ -86,7 +82,7 @@ class GgufFile(TensorSource):
         data = np.frombuffer(self._file.read(entry.start, size), np.uint8)
         if dtype is None:
             return torch.from_numpy(_restored(data, entry, progress)).reshape(shape)
-        if self._order == ">":
+        if self.order == ">":
             data = np.ascontiguousarray(data.reshape(-1, dtype.itemsize)[:, ::-1]).reshape(-1)
         return torch.from_numpy(data).view(dtype).reshape(shape)
 

@@ -2,8 +2,9 @@
 
 A file is the magic, a version, the numbers of tensors and pairs, the pairs (a key and a typed value), the
 name and offset of each tensor, and after padding the tensors' bytes
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Of the pairs nothing is kept but the
-alignment: they are walked through, and no object is made of an item.
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Of the pairs only the alignment is kept: the
+others are passed over, and no object is made of an item. ``gguf.GGUFReader`` maps the file, and makes an
+array of every item of as many lists as a file claims.
 """
 
 from __future__ import annotations
@@ -52,8 +53,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class GgufEntry:
-    """A tensor and where its bytes are: [start, stop) of the file. Its shape is that of torch, last axis
-    last."""
+    """A tensor and its bytes [start, stop) in the file. Its shape is torch's: the last axis is contiguous."""
 
     info: TensorInfo
     kind: Kind
@@ -66,60 +66,44 @@ class GgufEntry:
         return math.prod(shape) // self.kind.block * self.kind.size, shape
 
 
-@dataclass(frozen=True)
-class Header:
-    """``order``: "<" or ">", how numbers are stored."""
+class GgufHeader:
+    """The header of a GGUF file of ``size`` bytes, at whose start ``file`` stands.
 
-    order: str
-    entries: tuple[GgufEntry, ...]
+    ``order`` is the byte order of numbers, "<" or ">". ``kinds`` are the types of tensors by their number.
+    Every length and count is compared with the bytes that are left.
+    """
 
-
-def read_header(
-    file: IO[bytes], size: int, origin: str, limits: SourceLimits, kinds: Mapping[int, Kind]
-) -> Header:
-    """The header of a file of ``size`` bytes, at whose start ``file`` stands; ``kinds`` are types of tensors
-    by their number."""
-    return _Walk(file, size, origin, limits).header(kinds)
-
-
-class _Walk:
-    """A way through a header, of which every length and count is compared with the bytes that are left."""
-
-    def __init__(self, file: IO[bytes], size: int, origin: str, limits: SourceLimits) -> None:
+    def __init__(
+        self, file: IO[bytes], size: int, origin: str, limits: SourceLimits, kinds: Mapping[int, Kind]
+    ) -> None:
         self._file, self._size, self._origin, self._limits = file, size, origin, limits
-        self._at = 0
-        self._end = min(size, limits.header_bytes)
+        self._at, self._end, self.order = 0, min(size, limits.header_bytes), "<"
         self._parts, self._most_parts = 0, 4 * limits.tensors + 1000
-        self._order = "<"
-
-    def header(self, kinds: Mapping[int, Kind]) -> Header:
         if self._take(len(MAGIC), "its magic") != MAGIC:
             self._refuse("it does not begin with GGUF")
-        self._order = self._byte_order()
-        tensors, pairs = self._number("Q", "its counts"), self._number("Q", "its counts")
-        self._check_count(pairs, _LEAST_PAIR, "keys")
-        self._check_count(tensors, _LEAST_TENSOR, "tensors")
-        alignment = self._alignment(pairs)
-        claims = [self._tensor(kinds) for _ in range(tensors)]
-        check_claims([info for info, _, _ in claims], self._origin, self._limits)
-        start = -(-self._at // alignment) * alignment
-        entries = [self._entry(*claim, start, alignment) for claim in claims]
-        return self._told_apart(entries)
-
-    def _byte_order(self) -> str:
-        raw = self._take(4, "its version")
-        (little,), (big,) = struct.unpack("<I", raw), struct.unpack(">I", raw)
+        (little, big) = struct.unpack("<I", raw := self._take(4, "its version")) + struct.unpack(">I", raw)
         if little not in VERSIONS and big not in VERSIONS:
             self._refuse(f"it is of version {little}; versions {' and '.join(map(str, VERSIONS))} are read")
-        return "<" if little in VERSIONS else ">"
-
-    def _check_count(self, count: int, least: int, what: str) -> None:
-        if count * least > self._size - self._at:
-            self._refuse(f"it claims {count:,} {what}; {self._size - self._at:,} bytes are left for them")
-        if count > self._limits.tensors:
-            raise SourceError(
-                f"{self._origin} lists {count:,} {what}; accepted are up to {self._limits.tensors:,}"
-            )
+        self.order = "<" if little in VERSIONS else ">"
+        tensors, pairs = self._number("Q", "its counts"), self._number("Q", "its counts")
+        for count, least, what in ((pairs, _LEAST_PAIR, "keys"), (tensors, _LEAST_TENSOR, "tensors")):
+            if count * least > size - self._at:
+                self._refuse(f"it claims {count:,} {what}; {size - self._at:,} bytes are left for them")
+            if count > limits.tensors:
+                raise SourceError(f"{origin} lists {count:,} {what}; accepted are up to {limits.tensors:,}")
+        alignment = self._alignment(pairs)
+        claims = [self._tensor(kinds) for _ in range(tensors)]
+        check_claims([info for info, _, _ in claims], origin, limits)
+        start = -(-self._at // alignment) * alignment
+        self.entries: dict[str, GgufEntry] = {}
+        for info, kind, offset in claims:
+            if info.name in self.entries:  # gguf refuses them too
+                self._refuse(f"it has two tensors called {plain(info.name, 80)}")
+            self.entries[info.name] = self._entry(info, kind, offset, start, alignment)
+        filled = sorted((e for e in self.entries.values() if e.stop > e.start), key=lambda e: e.start)
+        for one, other in pairwise(filled):
+            if other.start < one.stop:
+                self._refuse(f"{plain(one.info.name, 80)} and {plain(other.info.name, 80)} overlap")
 
     def _alignment(self, pairs: int) -> int:
         """Read all pairs, and return the alignment that they specify."""
@@ -173,28 +157,21 @@ class _Walk:
             self._skip_items(depth + 1)
 
     def _skip_texts(self, count: int) -> None:
-        """Read ``count`` texts. Vocabularies have hundreds of thousands, so the loop avoids function
-        calls."""
-        read, seek, length_of = self._file.read, self._file.seek, struct.Struct(f"{self._order}Q").unpack
+        """Pass over ``count`` texts. A vocabulary has hundreds of thousands: no calls in the loop."""
+        read, seek, length_of = self._file.read, self._file.seek, struct.Struct(f"{self.order}Q").unpack
         at, last = self._at, self._end - 8
         for done in range(count):
             if done % _AT_ONCE == 0:
                 checkpoint()
             if at > last:
-                break
-            raw = read(8)
-            if len(raw) < 8:
-                break
-            (length,) = length_of(raw)
+                self._ended("a list of texts")
+            (length,) = length_of(read(8))
             at += 8 + length
             if at > self._end:
-                break
+                self._ended("a list of texts")
             if length:
                 seek(length, 1)
-        else:
-            self._at = at
-            return
-        self._ended("a list of texts")
+        self._at = at
 
     def _count(self, parts: int) -> None:
         """Count keys, texts and lists; few bytes can be many."""
@@ -216,21 +193,19 @@ class _Walk:
         axes = self._number("I", "a tensor's shape")
         if axes > MOST_AXES:
             self._refuse(f"{shown} claims {axes:,} axes; accepted are up to {MOST_AXES}")
-        shape = struct.unpack(f"{self._order}{axes}Q", self._take(8 * axes, "a tensor's shape"))[::-1]
+        shape = struct.unpack(f"{self.order}{axes}Q", self._take(8 * axes, "a tensor's shape"))[::-1]
         number = self._number("I", "a tensor's type")
         if number not in kinds:
             self._refuse(f"{shown} has the unknown type {number}")
-        kind = kinds[number]
-        if (shape[-1] if shape else 1) % kind.block:
+        kind, row = kinds[number], shape[-1] if shape else 1
+        if row % kind.block:
             self._refuse(
-                f"{shown} is {kind.name}, in blocks of {kind.block}, and has rows of "
-                f"{shape[-1] if shape else 1:,} elements"
+                f"{shown} is {kind.name}, in blocks of {kind.block}, and has rows of {row:,} elements"
             )
         return TensorInfo(name, shape, kind.name), kind, self._number("Q", "a tensor's offset")
 
     def _entry(self, info: TensorInfo, kind: Kind, offset: int, data: int, alignment: int) -> GgufEntry:
-        entry = GgufEntry(info, kind, data + offset, data + offset)
-        stop = entry.start + entry.first(None)[0]
+        stop = data + offset + math.prod(info.shape) // kind.block * kind.size
         shown = plain(info.name, 80)
         if offset % alignment:
             self._refuse(
@@ -240,20 +215,7 @@ class _Walk:
             raise SourceError(
                 f"{self._origin} is cut short: {shown} ends at byte {stop:,}, {self._size:,} are there"
             )
-        return GgufEntry(info, kind, entry.start, stop)
-
-    def _told_apart(self, entries: list[GgufEntry]) -> Header:
-        """The header; ``SourceError`` if two tensors have one name, as gguf refuses them, or overlap."""
-        seen: set[str] = set()
-        for entry in entries:
-            if entry.info.name in seen:
-                self._refuse(f"it has two tensors called {plain(entry.info.name, 80)}")
-            seen.add(entry.info.name)
-        filled = sorted((e for e in entries if e.stop > e.start), key=lambda e: e.start)
-        for one, other in pairwise(filled):
-            if other.start < one.stop:
-                self._refuse(f"{plain(one.info.name, 80)} and {plain(other.info.name, 80)} overlap")
-        return Header(self._order, tuple(entries))
+        return GgufEntry(info, kind, data + offset, stop)
 
     def _text(self, longest: int, what: str) -> bytes:
         length = self._number("Q", what)
@@ -264,7 +226,7 @@ class _Walk:
         return self._take(length, what)
 
     def _number(self, code: str, what: str) -> int:
-        layout = f"{self._order}{code}"
+        layout = f"{self.order}{code}"
         (number,) = struct.unpack(layout, self._take(struct.calcsize(layout), what))
         return int(number)
 
@@ -272,11 +234,8 @@ class _Walk:
         """The next ``size`` bytes."""
         if size > self._end - self._at:
             self._ended(what)
-        data = self._file.read(size)
-        if len(data) < size:
-            self._ended(what)
         self._at += size
-        return data
+        return self._file.read(size)
 
     def _skip(self, size: int, what: str) -> None:
         if size > self._end - self._at:

@@ -1,8 +1,9 @@
 """Requests to the Hub that end: each has a deadline for its answer to begin and one for its last byte.
 
-The client is that of huggingface_hub, with the proxies and certificates that its user has set. A timeout of
-that client starts anew with every byte that arrives; here a watch closes the request's sockets when its
-time is up, however slowly the server talks. It is imported by the first request: files need none.
+The client is that of huggingface_hub, with the proxies and certificates that its user has set; the requests
+are made here. ``HfApi`` and ``hf_hub_download`` accept an answer of any size, and their timeout starts anew
+with every byte that arrives (tests/sources/lying_hub.py: "endless info", "dripping head"). Here a watch
+closes the request's sockets when its time is up, however slowly the server talks.
 """
 
 from __future__ import annotations
@@ -22,54 +23,61 @@ from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError, Watched
 from explorer.sources.source_limits import SourceLimits
 
-_PIECE = 1 << 20
 _SLOTS: dict[int, threading.BoundedSemaphore] = {}
+_OFFLINE = "the Hub is switched off here (HF_HUB_OFFLINE)"
+_CODES = {
+    "GatedRepo": " is gated: accept its terms on the Hub and log in (hf auth login, or set HF_TOKEN)",
+    "RevisionNotFound": ": the repository has no such revision",
+    "RepoNotFound": ": no such model on the Hub, or it is private and no token is set",
+}
+"""The Hub's X-Error-Code, in our words."""
 
 
 class Visit:
-    """One use of the Hub: the requests of opening one model, or of reading one tensor.
+    """One use of the Hub: the requests of opening the model ``repo``, or of reading one of its tensors.
 
-    ``origin`` is what messages call the model. Raises ``SourceError`` for every refusal of the Hub, and once
+    ``origin`` is the model's name in messages. Raises ``SourceError`` for every refusal of the Hub, and once
     the visit's time is up.
     """
 
-    def __init__(self, origin: str, endpoint: str | None, limits: SourceLimits) -> None:
-        from huggingface_hub.utils import build_hf_headers
+    def __init__(self, repo: str, origin: str, endpoint: str | None, limits: SourceLimits) -> None:
+        from huggingface_hub.utils import build_hf_headers  # slow to import, and of no use for a file
 
-        self._origin, self._limits = origin, limits
+        self._repo, self._origin, self._limits = repo, origin, limits
         self._endpoint = endpoint or constants.ENDPOINT
         self._ends = time.monotonic() + limits.visit_seconds
         self._headers = build_hf_headers(token=None if limits.token else False)
 
-    def api(self, path: str) -> Any:
-        """The JSON that the Hub's API answers with under ``path``."""
-        body = self._get(f"{self._endpoint}/api/{path}", None, self._limits.header_bytes, None)
+    def about(self, revision: str | None) -> Any:
+        """The JSON that the Hub's API answers about the repository, at ``revision`` if there is one."""
+        at = f"/revision/{revision.replace('/', '%2F')}" if revision else ""
+        body = self._get(
+            f"{self._endpoint}/api/models/{self._repo}{at}", None, self._limits.header_bytes, None
+        )
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
             raise SourceError(f"{self._origin}: the Hub's answer is not valid JSON") from error
 
-    def file(
-        self, repo: str, name: str, commit: str, most: int, progress: Progress | None = None
-    ) -> bytearray:
-        """A whole file of a repository, of at most ``most`` bytes."""
-        return self._get(self._url(repo, name, commit), None, most, progress)
+    def file(self, name: str, commit: str, most: int) -> bytearray:
+        """A whole file of the repository, of at most ``most`` bytes."""
+        return self._get(self._url(name, commit), None, most, None)
 
     def span(
-        self, repo: str, name: str, commit: str, start: int, stop: int, progress: Progress | None = None
+        self, name: str, commit: str, start: int, stop: int, progress: Progress | None = None
     ) -> bytearray:
-        """The bytes [start, stop) of a file."""
+        """The bytes [start, stop) of a file of the repository."""
         if start == stop:
             return bytearray()
-        received = self._get(self._url(repo, name, commit), (start, stop), stop - start, progress)
+        received = self._get(self._url(name, commit), (start, stop), stop - start, progress)
         if len(received) != stop - start:
             raise SourceError(
                 f"{self._origin}: {name} ended after {len(received):,} of {stop - start:,} bytes"
             )
         return received
 
-    def _url(self, repo: str, name: str, commit: str) -> str:
-        return f"{self._endpoint}/{repo}/resolve/{commit}/{quote(name)}"
+    def _url(self, name: str, commit: str) -> str:
+        return f"{self._endpoint}/{self._repo}/resolve/{commit}/{quote(name)}"
 
     def _get(self, url: str, span: tuple[int, int] | None, most: int, progress: Progress | None) -> bytearray:
         from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
@@ -110,17 +118,12 @@ class Visit:
             headers["Range"] = f"bytes={span[0]}-{span[1] - 1}"
         wait = min(self._limits.request_seconds, self._left())
         watch.start(wait)
-        received = bytearray()
+        received, traced = bytearray(), {"trace": watch.trace}
         with get_session().stream(
-            "GET",
-            url,
-            headers=headers,
-            follow_redirects=True,
-            timeout=wait,
-            extensions={"trace": watch.trace},
+            "GET", url, headers=headers, follow_redirects=True, timeout=wait, extensions=traced
         ) as response:
             watch.start(self._left())
-            _check_status(response, self._origin, self._limits.token)
+            self._check_status(response)
             if span is not None and response.status_code != 206:
                 raise SourceError(f"{self._origin}: the server sends whole files only (no range requests)")
             for piece in response.iter_raw():
@@ -130,6 +133,18 @@ class Visit:
                     raise SourceError(f"{self._origin}: more than the {most:,} bytes asked for were sent")
                 progress(len(received), most)
         return received
+
+    def _check_status(self, response: Any) -> None:
+        """``SourceError`` unless the answer is a success; its body is not read."""
+        if response.status_code in (200, 206):
+            return
+        code = response.headers.get("X-Error-Code", "")
+        if code not in _CODES and response.status_code == 401:  # the Hub's answer for what does not exist
+            code = "RepoNotFound"
+        said = _CODES.get(code, f": the Hub answered {response.status_code}")
+        if not self._limits.token and code in ("GatedRepo", "RepoNotFound"):  # logging in does not help
+            said = " is gated, private or not on the Hub: this page reads public models only"
+        raise SourceError(f"{self._origin}{said}")
 
     def _left(self) -> float:
         left = self._ends - time.monotonic()
@@ -152,8 +167,7 @@ class _Watch:
     def start(self, seconds: float) -> None:
         """Count ``seconds`` from now."""
         self.end()
-        self.seconds = seconds
-        self._timer = threading.Timer(seconds, self._expire)
+        self.seconds, self._timer = seconds, threading.Timer(seconds, self._expire)
         self._timer.daemon = True
         self._timer.start()
 
@@ -164,9 +178,8 @@ class _Watch:
     def trace(self, event: str, info: dict[str, Any]) -> None:
         """Called by the client for each step of a request: new connections are remembered."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            opened = info["return_value"].get_extra_info("socket")
             with self._lock:
-                self._sockets.append(opened)
+                self._sockets.append(info["return_value"].get_extra_info("socket"))
             if self.expired:
                 self._expire()
 
@@ -188,27 +201,3 @@ def _slot(limits: SourceLimits, wait: float) -> Iterator[None]:
         yield
     finally:
         slots.release()
-
-
-_OFFLINE = "the Hub is switched off here (HF_HUB_OFFLINE)"
-_CODES = {
-    "GatedRepo": " is gated: accept its terms on the Hub and log in (hf auth login, or set HF_TOKEN)",
-    "RevisionNotFound": ": the repository has no such revision",
-    "RepoNotFound": ": no such model on the Hub, or it is private and no token is set",
-}
-"""The Hub's X-Error-Code, in our words."""
-
-
-def _check_status(response: Any, origin: str, token: bool) -> None:
-    """``SourceError`` unless the answer is a success; its body is not read.
-
-    ``token``: whether one is sent, so that logging in helps.
-    """
-    if response.status_code in (200, 206):
-        return
-    said = _CODES.get(response.headers.get("X-Error-Code", ""))
-    if said is None and response.status_code == 401:  # the Hub's answer for what does not exist
-        said = _CODES["RepoNotFound"]
-    if not token and said in (_CODES["GatedRepo"], _CODES["RepoNotFound"]):
-        said = " is gated, private or not on the Hub: this page reads public models only"
-    raise SourceError(f"{origin}{said or f': the Hub answered {response.status_code}'}")

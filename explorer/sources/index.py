@@ -1,12 +1,13 @@
-"""Which safetensors files hold a model's tensors: its index, or the names of the files."""
+"""Models in several safetensors files: which file holds a tensor, by the index or the files' names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from explorer.sources.base import SourceError
+from explorer.sources.base import SourceError, TensorInfo
+from explorer.sources.coded import CodedSource
 from explorer.sources.safetensors_header import parse_json
 from explorer.sources.source_limits import SourceLimits
 from explorer.sources.stamped import StampedFile
@@ -14,6 +15,46 @@ from explorer.words import plain
 
 INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors", re.ASCII)
+
+
+class ShardedSource(CodedSource):
+    """The safetensors files of a model as one source: ``file_of`` has the file of each tensor.
+
+    With an index, a tensor is read from the file that the index names, and from no other.
+    """
+
+    file_of: dict[str, str]
+    _promised: Mapping[str, str]
+
+    def gather(
+        self, files: Mapping[str, Sequence[TensorInfo]], promised: Mapping[str, str], limits: SourceLimits
+    ) -> None:
+        """List the tensors of ``files``.
+
+        Left out, and named in ``broken``, are tensors that the index promises and no file holds, and those
+        whose name an earlier file has already.
+        """
+        self._promised, self.file_of, self.stored = promised, {}, ()
+        for name, infos in files.items():
+            own = [info for info in infos if promised.get(info.name, name) == name]
+            new = [info for info in own if info.name not in self.file_of]
+            if len(new) < len(own):
+                twice = next(info.name for info in own if info.name in self.file_of)
+                left = len(own) - len(new)
+                self.broken += (f"{name}: an earlier file holds {twice} too ({left} left out)",)
+            self.file_of |= {info.name: name for info in new}
+            self.stored += tuple(new)
+            if len(self.stored) > limits.tensors:
+                raise SourceError(f"{self.origin} lists more than {limits.tensors:,} tensors, the limit here")
+        if missing := [name for name in promised if name not in self.file_of]:
+            self.broken += (
+                f"{INDEX} promises {plain(missing[0], 80)} in {promised[missing[0]]}, which does not hold it "
+                f"({len(missing):,} such)",
+            )
+        self.find_codes()
+
+    def promised(self) -> Iterable[str]:
+        return self._promised
 
 
 def weight_map(index: bytes | bytearray, origin: str, limits: SourceLimits) -> dict[str, str]:
@@ -26,30 +67,25 @@ def weight_map(index: bytes | bytearray, origin: str, limits: SourceLimits) -> d
     for name in weights.values():
         if not is_plain_name(name):
             raise SourceError(f"{origin} names {ascii(name)[:100]}, which is not a plain file name")
-    if (files := len(set(weights.values()))) > limits.shards:
-        raise SourceError(f"{origin} names {files:,} files; accepted are up to {limits.shards:,}")
     return weights
 
 
-def file_names(here: Iterable[str]) -> list[str]:
-    """The files, of the safetensors files ``here`` of a model without an index, that its tensors are in:
-    model.safetensors, or its shards; all of them only where there is neither."""
-    names = sorted(here)
-    if "model.safetensors" in names:
-        return ["model.safetensors"]
-    return [name for name in names if _SHARD.fullmatch(name)] or names
+def weight_files(
+    promised: Mapping[str, str], here: Iterable[str], origin: str, limits: SourceLimits
+) -> list[str]:
+    """The files of a model to read, by its index, else of the safetensors files ``here``.
 
-
-def broken_promise(promised: Mapping[str, str], held: Collection[str]) -> tuple[str, ...]:
-    """What is wrong where tensors that an index promises are not in ``held``; empty if nothing is."""
-    missing = [name for name in promised if name not in held]
-    if not missing:
-        return ()
-    first = missing[0]
-    return (
-        f"{INDEX} promises {plain(first, 80)} in {promised[first]}, which does not hold it "
-        f"({len(missing):,} such)",
-    )
+    Without an index model.safetensors, or the shards; all files only where there is neither.
+    """
+    names = sorted(set(promised.values()) or here)
+    if not promised:
+        shards = [name for name in names if _SHARD.fullmatch(name)]
+        names = ["model.safetensors"] if "model.safetensors" in names else shards or names
+    if not names:
+        raise SourceError(f"{origin} has no .safetensors files at its top level; other formats are not read")
+    if len(names) > limits.shards:
+        raise SourceError(f"{origin} has {len(names):,} files; accepted are up to {limits.shards:,}")
+    return names
 
 
 def is_plain_name(name: object) -> bool:
@@ -69,7 +105,4 @@ def local_weight_map(folder: Path, origin: str, limits: SourceLimits) -> dict[st
     index = folder / INDEX
     if not index.is_file():
         return {}
-    file = StampedFile(index, f"{origin}: {INDEX}")
-    if file.size > limits.header_bytes:
-        raise SourceError(f"{origin}: {INDEX} has {file.size:,} bytes, more than {limits.header_bytes:,}")
-    return weight_map(file.read(0, file.size), origin, limits)
+    return weight_map(StampedFile(index, f"{origin}: {INDEX}").all(limits.header_bytes), origin, limits)

@@ -18,8 +18,9 @@ MATRIX_RULE = (
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A tensor ready to be quantized: float32 [rows, cols], and its origin. ``shape`` is the shape in the
-    file; ``cut`` is True if only its first rows were read.
+    """A tensor ready to be quantized: float32 [rows, cols], and its origin.
+
+    ``shape`` is the shape in the file; ``cut`` is True if only its first rows were read.
     """
 
     values: Tensor

@@ -1,14 +1,14 @@
 """Layers of a model: a local folder, a snapshot in the Hugging Face cache, or a Hub id.
 
-The list of layers comes from the safetensors headers alone; reading a layer reads that layer's bytes: of
-the file, or by one HTTP range request. No model code is ever run, and of other files only config.json is
-read, where weights are codes (coded.py).
+The list of layers comes from the safetensors headers alone; reading a layer reads that layer's bytes, from
+the file or by one HTTP range request. No model code is ever run. The only other file that is read is
+config.json, where weights are codes (coded.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
-from explorer.sources.coded import CONFIG, CodedSource
+from explorer.sources.coded import CONFIG
 from explorer.sources.gguf_file import SUFFIX as GGUF
 from explorer.sources.gguf_file import GgufFile
 from explorer.sources.hub import HubModel, check_revision, is_hub_id
-from explorer.sources.index import INDEX, broken_promise, file_names, local_weight_map
+from explorer.sources.index import INDEX, ShardedSource, local_weight_map, weight_files
 from explorer.sources.safetensors_file import SafetensorsFile, config_in
 from explorer.sources.source_limits import LOCAL, SUFFIXES, SourceLimits
 from explorer.sources.stamped import stamp_of
@@ -51,15 +51,13 @@ def open_model(where: str, revision: str | None = None, limits: SourceLimits = L
             f"{where}: tensor files end in {', '.join(SUFFIXES)}; models are folders, or files in {GGUF}"
         )
     if not is_hub_id(where):
-        raise SourceError(_no_model(where, limits))
+        if not limits.folders:
+            raise SourceError(
+                "folders of this server cannot be opened here; give a Hub id such as owner/name"
+            )
+        raise SourceError(f"no folder {where[:200]!r} here, and it is no Hub id (owner/name)")
     snapshot = _cached_snapshot(where, revision, limits) if limits.folders else None
     return LocalModel(snapshot, where, limits) if snapshot else HubModel(where, revision, limits=limits)
-
-
-def _no_model(where: str, limits: SourceLimits) -> str:
-    if not limits.folders:
-        return "folders of this server cannot be opened here; give a Hub id such as owner/name"
-    return f"no folder {where[:200]!r} here, and it is no Hub id (owner/name)"
 
 
 def _existing(where: str, is_one: Callable[[Path], bool]) -> Path | None:
@@ -83,8 +81,7 @@ def _gguf_file(where: str, limits: SourceLimits) -> Path | None:
 
 
 def folder_stamp(where: str, limits: SourceLimits = LOCAL) -> Hashable:
-    """Stamp of the weights of the folder or GGUF file ``where``, which changes with them; None if it is
-    neither."""
+    """A value that changes with the weights of the folder or GGUF file ``where``; None if it is neither."""
     folder, file = local_folder(where, limits), _gguf_file(where, limits)
     with refused(f"{where} cannot be read"):
         if file is not None:
@@ -115,72 +112,39 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdecimal() and part.isascii() else (1, part) for part in parts if part]
 
 
-class LocalModel(CodedSource):
+class LocalModel(ShardedSource):
     """The safetensors files of a folder, sharded or single, as one source.
 
-    With an index, a tensor is read from the file that the index names, and from no other. Files that cannot
-    be read are left out, and named in ``broken``, and so are tensors that the index promises and no file
-    holds, and those whose name an earlier file has already; ``SourceError`` if no file is left.
+    Files that cannot be read are left out, and named in ``broken``; ``SourceError`` if no file is left.
     """
 
     def __init__(self, folder: Path, origin: str | None = None, limits: SourceLimits = LOCAL) -> None:
         self.origin = origin or folder.name
         self._folder, self._limits = folder, limits
         with refused(f"{self.origin} cannot be read"):
-            self._promised = promised = local_weight_map(folder, self.origin, limits)
-            names = _files_of(folder, self.origin, limits, promised)
-        self._file_of: dict[str, tuple[TensorInfo, SafetensorsFile]] = {}
-        opened = 0
+            promised = local_weight_map(folder, self.origin, limits)
+            here = [path.name for path in folder.glob("*.safetensors")]
+            names = weight_files(promised, here, self.origin, limits)
+            if missing := [name for name in names if not (folder / name).is_file()]:
+                raise SourceError(f"{self.origin}: its index names {missing[0]}, which is not in the folder")
+        self._files: dict[str, SafetensorsFile] = {}
         for name in names:
             try:
                 with refused(f"{name} is not a readable .safetensors file"):
-                    file = SafetensorsFile(folder / name, name, limits)
+                    self._files[name] = SafetensorsFile(folder / name, name, limits)
             except SourceError as error:
                 self.broken += (str(error),)
-                continue
-            opened += 1
-            self.paths += (folder / name,)
-            self._add(name, file, promised)
-        if not opened:
+        if not self._files:
             raise SourceError(self.broken[0])
-        self.broken += broken_promise(promised, self._file_of)
-        self.stored = tuple(info for info, _ in self._file_of.values())
-        self.find_codes()
+        self.paths = tuple(folder / name for name in self._files)
+        self.gather({name: file.stored for name, file in self._files.items()}, promised, limits)
 
     def config(self) -> dict[str, Any]:
         """``TensorSource.config``; ``SourceError`` if it is no JSON."""
         return config_in(self._folder / CONFIG, self.origin, self._limits)
 
-    def promised(self) -> Iterable[str]:
-        return self._promised
-
-    def _add(self, name: str, file: SafetensorsFile, promised: Mapping[str, str]) -> None:
-        own = [info for info in file.stored if promised.get(info.name, name) == name]
-        twice = [info.name for info in own if info.name in self._file_of]
-        if twice:
-            self.broken += (f"{name}: an earlier file holds {twice[0]} too ({len(twice)} left out)",)
-        for info in own:
-            self._file_of.setdefault(info.name, (info, file))
-        if len(self._file_of) > self._limits.tensors:
-            raise SourceError(
-                f"{self.origin} lists more than {self._limits.tensors:,} tensors, the limit here"
-            )
-
     def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
-        return self._file_of[info.name][1].read_stored(info, rows, progress)
-
-
-def _files_of(folder: Path, origin: str, limits: SourceLimits, promised: Mapping[str, str]) -> list[str]:
-    here = sorted(path.name for path in folder.glob("*.safetensors"))
-    names = sorted(set(promised.values())) or file_names(here)
-    if not names:
-        raise SourceError(f"{origin} holds no .safetensors files; other weight formats are not read")
-    if len(names) > limits.shards:
-        raise SourceError(f"{origin} holds {len(names):,} files; accepted are up to {limits.shards:,}")
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise SourceError(f"{origin}: its index names {missing[0]}, which is not in the folder")
-    return names
+        return self._files[self.file_of[info.name]].read_stored(info, rows, progress)
 
 
 def _cached_snapshot(repo_id: str, revision: str | None, limits: SourceLimits) -> Path | None:

@@ -31,6 +31,7 @@ from explorer.sources.base import (
     refused,
     shape_words,
 )
+from explorer.sources.coded import CodedSource
 from explorer.sources.matrix import to_float32
 from explorer.sources.pickle_reader import Bounded
 from explorer.sources.source_limits import SourceLimits
@@ -90,7 +91,7 @@ class NpyFile(TensorSource):
         return None if header.fortran else read
 
 
-class NpzFile(TensorSource):
+class NpzFile(CodedSource):
     """A zip archive of .npy members; other members are ignored."""
 
     def __init__(self, path: Path, origin: str, limits: SourceLimits) -> None:
@@ -114,13 +115,10 @@ class NpzFile(TensorSource):
                     self._headers[name] = _read_header(file, where, entry.file_size)
         if not self._headers:
             raise SourceError(f"{origin} holds no arrays")
-        check_claims(self.infos, origin, limits)
+        self.stored = tuple(TensorInfo(name, h.shape, h.dtype.name) for name, h in self._headers.items())
+        check_claims(self.stored, origin, limits)
 
-    @property
-    def infos(self) -> tuple[TensorInfo, ...]:
-        return tuple(TensorInfo(name, h.shape, h.dtype.name) for name, h in self._headers.items())
-
-    def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
+    def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         header = self._headers[info.name]
         if header.fortran and rows is not None and header.bytes > self._limits.inflated_bytes:
             raise SourceError(

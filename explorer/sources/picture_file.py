@@ -1,15 +1,15 @@
 """Pictures as tensors: a PNG or JPEG as rows x columns of grey values from 0 (black) to 1 (white).
 
-A value is the stored one over the largest there is, 255 or, of 16-bit grey, 65,535: linear in what the file
-stores, which is not linear in light. Colours become grey by the weights of ITU-R BT.601, .299 red + .587
-green + .114 blue, in 8 bits; what is transparent lies on white; the orientation of EXIF is applied.
+A value is the stored one divided by the largest possible, 255 or, for 16-bit grey, 65,535: linear in what the
+file stores, which is not linear in light. Colours become grey by the weights of ITU-R BT.601, .299 red + .587
+green + .114 blue, in 8 bits. Transparent pixels lie on white. The orientation of EXIF is applied.
 """
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ _WIDE = "I;16"
 """Pillow's mode of 16-bit grey."""
 _ACCEPTED = ("1", "L", "LA", "P", "RGB", "RGBA", _WIDE)
 _MODES = "grey, colours (RGB) or a palette, transparent or not"
-_INKS = {"CMYK": "the four inks of print (CMYK)"}
 
 
 class PictureFile(TensorSource):
@@ -61,10 +60,12 @@ def _decoded(file: IO[bytes], kind: str, origin: str, limits: SourceLimits) -> t
     """uint8 or uint16 [rows, columns], and the bits of a value."""
     image = _opened(file, kind, origin, limits)
     checkpoint()
+    from PIL import ImageOps
+
     try:
         image.load()
-        grey = _upright(_grey(image))
-    except Exception as error:  # decoders raise what they like for malformed data
+        grey = ImageOps.exif_transpose(_grey(image))
+    except Exception as error:  # as in ``_opened``
         raise SourceError(f"{origin} is cut short or damaged: {first_line(error)}") from error
     checkpoint()
     if image.mode == _WIDE:
@@ -73,27 +74,30 @@ def _decoded(file: IO[bytes], kind: str, origin: str, limits: SourceLimits) -> t
 
 
 def _opened(file: IO[bytes], kind: str, origin: str, limits: SourceLimits) -> Image.Image:
-    """The picture, of which the header has been read; ``SourceError`` for one that is not to be decoded."""
-    image_module = _pillow(origin)
+    """The picture with its header read; ``SourceError`` for one that is not to be decoded."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise SourceError(f"{origin}: reading pictures needs Pillow: pip install pillow") from error
     too_many = SourceError(
         f"{origin} has more than {limits.pixels:,} pixels, the limit here; make the picture smaller"
     )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # our own limit is below the one that Pillow warns of
-            image = image_module.open(file, formats=(kind,))
-    except image_module.DecompressionBombError:
+            image = Image.open(file, formats=(kind,))
+    except Image.DecompressionBombError:
         raise too_many from None
-    except image_module.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise SourceError(f"{origin} is not a {kind} file, whatever its name says") from None
-    except Exception as error:  # the same
+    except Exception as error:  # decoders raise what they like for malformed data
         raise SourceError(f"{origin} is not a readable {kind} file: {first_line(error)}") from error
     if image.width * image.height > limits.pixels:
         raise too_many
     if image.format == "PNG" and getattr(image, "is_animated", False):
         raise SourceError(f"{origin} is animated; accepted are still pictures: save one of its frames")
     if image.mode not in _ACCEPTED:
-        what = _INKS.get(image.mode, f"pixels of the kind {image.mode}")
+        what = "the four inks of print (CMYK)" if image.mode == "CMYK" else f"pixels of the kind {image.mode}"
         raise SourceError(f"{origin} holds {what}; accepted are {_MODES}: save it as one of these")
     if image.mode == _WIDE and image.has_transparency_data:
         raise SourceError(f"{origin} has 16 bits and one of its greys transparent; save it without")
@@ -111,17 +115,3 @@ def _grey(image: Image.Image) -> Image.Image:
     grey.paste(255, mask=clear.getchannel("A").point([255 - alpha for alpha in range(256)]))
     grey.info = image.info
     return grey
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    from PIL import ImageOps
-
-    return ImageOps.exif_transpose(image)
-
-
-def _pillow(origin: str) -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise SourceError(f"{origin}: reading pictures needs Pillow: pip install pillow") from error
-    return Image

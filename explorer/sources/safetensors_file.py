@@ -1,4 +1,4 @@
-"""Safetensors files: of each, the header is read, then of a tensor, or its first rows, those bytes."""
+"""Safetensors files: the header is read when one is opened, and a tensor's bytes when it is asked for."""
 
 from __future__ import annotations
 
@@ -62,12 +62,9 @@ class SafetensorsFile(CodedSource):
 
 
 def config_in(path: Path, origin: str, limits: SourceLimits) -> dict[str, Any]:
-    """What the model's configuration ``path`` says, empty if there is none; ``SourceError`` if it is no
-    JSON."""
+    """The content of a model's configuration, empty if there is none; ``SourceError`` if it is no JSON."""
     if not path.is_file():
         return {}
-    file = StampedFile(path, f"{origin}: {CONFIG}")
-    if file.size > limits.header_bytes:
-        raise SourceError(f"{origin}: {CONFIG} has {file.size:,} bytes")
-    config = parse_json(file.read(0, file.size), origin, CONFIG, limits)
+    raw = StampedFile(path, f"{origin}: {CONFIG}").all(limits.header_bytes)
+    config = parse_json(raw, origin, CONFIG, limits)
     return config if isinstance(config, dict) else {}

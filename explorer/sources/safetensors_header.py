@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -53,8 +54,7 @@ NAMES: dict[torch.dtype, str] = {dtype: name for name, (_, dtype) in _DTYPES.ite
 
 
 def bytes_of(info: TensorInfo) -> int:
-    """Bytes of a tensor in a safetensors file, by its shape and dtype; 0 for a dtype that files do not
-    have."""
+    """Bytes of a tensor in a safetensors file, by its shape and dtype; 0 for an unknown dtype."""
     return math.prod(info.shape) * _DTYPES.get(info.dtype, (0, None))[0] // 8
 
 
@@ -67,7 +67,7 @@ class Entry:
     stop: int
 
     def first(self, rows: int | None) -> tuple[int, tuple[int, ...]]:
-        """Bytes and shape of the first ``rows`` rows, of all if None; of FP4 no half byte is taken."""
+        """Bytes and shape of the first ``rows`` rows, all if None; FP4 rows end with a byte."""
         shape = self.info.shape
         if rows is None:
             return self.stop - self.start, shape
@@ -99,8 +99,7 @@ def parse_json(raw: bytes | bytearray, origin: str, what: str, limits: SourceLim
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
             raise SourceError(f"{origin} says {plain(twice, 80)} twice in its {what}")
         return found
 
@@ -147,16 +146,14 @@ def _entry(name: str, claim: Any, offset: int, data_bytes: int | None, origin: s
         start, stop = claim["data_offsets"]
         dtype = claim["dtype"]
         shape = tuple(claim["shape"])
-        # Before the product: of many or long numbers it would take minutes.
+        # A product of many or long numbers would take minutes, and a message with long offsets kilobytes.
         if len(shape) > MOST_AXES or any(type(n) is not int or not 0 <= n < 1 << 63 for n in shape):
             raise ValueError("a shape is a few whole numbers")
+        if any(type(n) is not int or abs(n) >= 1 << 63 for n in (start, stop)):
+            raise ValueError("offsets are whole numbers")
         bits = _DTYPES[dtype][0] * math.prod(shape)
-        # Offsets are written in the messages below: of thousands of digits they would be kilobytes.
-        known = all(type(n) is int and abs(n) < 1 << 63 for n in (start, stop))
     except (KeyError, TypeError, ValueError) as error:
         raise SourceError(f"{origin} describes {shown} in a way this reader does not know") from error
-    if not known:
-        raise SourceError(f"{origin} describes {shown} in a way this reader does not know")
     if not 0 <= start <= stop or 8 * (stop - start) != bits:
         takes = plain(f"{bits // 8:,}", 40)
         raise SourceError(f"{origin} says {shown} takes {stop - start:,} bytes, its shape {takes}")

@@ -18,8 +18,7 @@ FOLDER = ASSETS / "tensors"
 
 @dataclass(frozen=True)
 class Sample:
-    """A built-in tensor. Those that are ``synthetic`` come from a seeded generator, and say so; ``origin`` is
-    where the others are from."""
+    """A built-in tensor: drawn by a seeded generator if ``synthetic``, else stored, from ``origin``."""
 
     name: str
     label: str

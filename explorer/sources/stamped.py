@@ -22,8 +22,7 @@ _PIECE = 16 << 20
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Stamp of a file, which changes with it: device, inode, size, and time of change in ns. Raises
-    ``OSError``."""
+    """A value that changes with a file: device, inode, size, and time of change in ns. Raises ``OSError``."""
     return _stamp(path.stat())
 
 
@@ -32,18 +31,14 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 class StampedFile:
-    """A regular file as it was when this object was made; ``SourceError`` once it is another."""
+    """A regular file of ``size`` bytes; ``SourceError`` once it has changed since this object was made."""
 
     def __init__(self, path: Path, origin: str) -> None:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise SourceError(f"{origin} is no regular file")
         self._path, self._origin, self._stamp = path, origin, _stamp(status)
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        return self._stamp[2]
+        self.size = status.st_size
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
@@ -65,6 +60,12 @@ class StampedFile:
                 view = view[count:]
                 checkpoint()
         return data
+
+    def all(self, most: int) -> bytearray:
+        """The whole file; ``SourceError`` if it has more than ``most`` bytes."""
+        if self.size > most:
+            raise SourceError(f"{self._origin} has {self.size:,} bytes; accepted are up to {most:,}")
+        return self.read(0, self.size)
 
     def read_pieces(self, starts: Sequence[int], size: int) -> bytearray:
         """The bytes [start, start + size) of each start, one after another."""

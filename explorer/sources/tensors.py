@@ -5,8 +5,8 @@
         .read("w", max_elements=…)   that tensor's bytes only
         .matrix("w")                 the same as float32 [rows, cols], NaN and Inf included
 
-Files are untrusted: nothing here unpickles objects, trusts a claimed size, or reads what was not
-asked for. Every refusal is a ``SourceError`` whose text says what was wrong and what is accepted.
+Files are untrusted: nothing here unpickles objects, trusts a claimed size, or reads what was not asked for.
+Every refusal is a ``SourceError`` that says what was wrong and what is accepted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from explorer.progress import Progress
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
-from explorer.sources.coded import CodedSource, Restoring
+from explorer.sources.coded import CodedSource
 from explorer.sources.csv_file import open_csv
 from explorer.sources.matrix import MATRIX_RULE, Matrix, as_matrix, matrix_shape
 from explorer.sources.numpy_file import NpyFile, NpzFile
@@ -53,21 +53,15 @@ def open_tensors(path: str | Path, name: str | None = None, limits: SourceLimits
     origin = name or path.name
     suffix = path.suffix.lower()
     if suffix not in limits.suffixes:
-        raise SourceError(_no_such_suffix(origin, suffix, limits))
+        accepted = f"accepted are {', '.join(limits.suffixes)}"
+        if suffix in PICKLED:
+            pickles = "they hold pickles; save as .safetensors"
+            raise SourceError(f"{origin}: {suffix} files are not read here, {pickles} ({accepted})")
+        raise SourceError(f"{origin}: {suffix or 'no'} suffix; {accepted}")
     with refused(f"{origin} is not a readable {suffix} file"):
         if not path.is_file():
             raise SourceError(f"{origin}: no such file")
         source = _READERS[suffix](path, origin, limits)
-        if not isinstance(source, CodedSource):
-            found = Restoring(source)
-            return found if found.problems or found.restored else source
-        source.find_codes()
+        if isinstance(source, CodedSource):
+            source.find_codes()
         return source
-
-
-def _no_such_suffix(origin: str, suffix: str, limits: SourceLimits) -> str:
-    accepted = f"accepted are {', '.join(limits.suffixes)}"
-    if suffix in PICKLED:
-        advice = "they hold pickles; save as .safetensors"
-        return f"{origin}: {suffix} files are not read here, {advice} ({accepted})"
-    return f"{origin}: {suffix or 'no'} suffix; {accepted}"

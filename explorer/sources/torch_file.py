@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from explorer.progress import Progress
-from explorer.sources.base import SourceError, TensorInfo, TensorSource, check_claims, refused
+from explorer.sources.base import SourceError, TensorInfo, check_claims, refused
+from explorer.sources.coded import CodedSource
 from explorer.sources.source_limits import SourceLimits
 from explorer.sources.stamped import StampedFile
 
@@ -41,7 +42,7 @@ class _Strided:
         return 0 if 0 in shape else (sum(steps) + 1) * self.dtype.itemsize
 
 
-class TorchFile(TensorSource):
+class TorchFile(CodedSource):
     """The dense tensors of a .pt file, by their dotted names in its dicts and lists."""
 
     def __init__(self, path: Path, origin: str, limits: SourceLimits) -> None:
@@ -57,6 +58,7 @@ class TorchFile(TensorSource):
         for tensor in listed:
             if self._tensors.setdefault(tensor.info.name, tensor) is not tensor:
                 self.broken += (f"{origin}: a second tensor called {tensor.info.name}",)
+        self.stored = tuple(tensor.info for tensor in self._tensors.values())
 
     def _checked(self, entry: dict[str, Any]) -> _Strided:
         """One line of the reader's answer, which is believed no more than the file."""
@@ -73,11 +75,7 @@ class TorchFile(TensorSource):
             raise SourceError(f"{self.origin}: {info.name} repeats its elements beyond the size of the file")
         return tensor
 
-    @property
-    def infos(self) -> tuple[TensorInfo, ...]:
-        return tuple(tensor.info for tensor in self._tensors.values())
-
-    def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
+    def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         tensor = self._tensors[info.name]
         shape = info.shape if rows is None else (rows, *info.shape[1:])
         if (size := tensor.span(shape)) == 0:

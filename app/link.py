@@ -41,7 +41,6 @@ from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.inputs import INPUTS
 from explorer.methods.recipe import Recipe
 from explorer.sources.samples import SAMPLES
-from explorer.survey import SENSITIVITIES
 
 _BITS = r"([12]?\d|3[01])(\.\d{1,4})?"
 """Pattern of a budget in the URL, below ``MOST_BITS``: what a survey that is not known here may have."""
@@ -69,11 +68,9 @@ class Kept(View):
     n: Shown
     k: Shown
     survey: Shown
-    ranked: Shown
     budget: Shown
     target: Shown
     keep: Shown
-    fuse: Shown
     inputs: Shown
     columns: Shown
     prompt: Shown
@@ -95,8 +92,8 @@ class Visited:
     dropped: tuple[str, ...] = ()
 
 
-_ASIDE = ("__theme", "utm_source", "utm_medium", "utm_campaign")
-"""Keys of an address that choose nothing."""
+_ASIDE = ("__theme", "utm_source", "utm_medium", "utm_campaign", "ranked", "fuse")
+"""Keys of an address that choose nothing; the last two are of earlier versions."""
 _WRITTEN_ELSEWHERE = ("tab", "section", "row", "column", "list", "for", opened.KEY)
 _OF_LEARN = ("format", "code", "number", "step")
 """Keys that ``assets/playground.js`` and ``assets/story.js`` read and write."""
@@ -281,7 +278,6 @@ def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
     usual_budget = 0 if timed else survey.USUAL_BITS  # 0: the middle
     return {
         "survey": gr.skip() if which == survey.OWN else which if which in recorded else usual,
-        "ranked": query.get("ranked") if query.get("ranked") in SENSITIVITIES else None,
         # The ends are those of the recipe before; ``survey.budget`` finds this one's.
         "budget": gr.update(
             value=usual_budget if not bits or _accepted_bits(query, bits) else float(bits),
@@ -293,7 +289,6 @@ def _survey_of(query: Mapping[str, str]) -> dict[str, Any]:
         ),
         "target": survey.targets_for(inputs, query.get("for", survey.USUAL_TARGET)),
         "keep": query.get("keep", ""),
-        "fuse": query.get("fuse") == "true",
         "inputs": inputs,
         "by": by,
         "batch": batch,
@@ -362,7 +357,7 @@ def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     if (name := query.get("machine")) and name not in machines and not speed_machines.is_opened(name):
         yield "machine", name, f"one of {', '.join(machines)}"
     surveys, targets = (*survey.recorded(), survey.OWN), (*EXPORTS, survey.ANY)
-    for key, known in (("survey", surveys), ("ranked", SENSITIVITIES), ("for", targets), ("inputs", INPUTS)):
+    for key, known in (("survey", surveys), ("for", targets), ("inputs", INPUTS)):
         if query.get(key) and query[key] not in known:
             yield key, query[key], f"one of {', '.join(known)}"
     if query.get("by") and query["by"] not in survey.BUDGETS:

@@ -26,9 +26,9 @@ from explorer.models.capture import Model, load_model
 from explorer.models.evaluate import calibration_sentences, sentences
 from explorer.recordings.files import Recording, record, recorded
 from explorer.recordings.machine import this_machine
-from explorer.survey import ModelRecipe, Survey, frontier, recipe_of
-from explorer.survey.apply import constraints_of, unplaced
+from explorer.survey import Constraints, ModelRecipe, Survey, frontier, recipe_of
 from explorer.survey.assemble import assemble
+from explorer.survey.carried import unplaced
 from explorer.survey.export import Wanted, export
 from explorer.survey.loss import reference_for
 from explorer.survey.run import SurveyPlan, survey_model
@@ -101,7 +101,7 @@ def run_exports(where: str, targets: tuple[str, ...] = tuple(EXPORTS)) -> Iterat
 
 
 def _row(target: str, survey: Survey, model: Model, folder: Path, out: Path) -> ExportRow:
-    kept_to = constraints_of(target, survey, keep=tuple(unplaced(target, survey)))
+    kept_to = Constraints(target=EXPORTS[target], keep=tuple(unplaced(target, survey)))
     front = frontier(survey, "", kept_to)
     choice = front.at(max(BITS, front.least))
     recipe = recipe_of(survey, choice, constraints=kept_to)

@@ -197,7 +197,8 @@ def large_table(rows: Sequence[LargeStep]) -> str:
 def signal_of(rows: Sequence[LargeStep]) -> str:
     """The signal that the survey measured, in words."""
     found = next((row.signal for row in rows if row.signal), "")
-    return SENSITIVITIES[found].label if found else NOT_RECORDED
+    old = "one mean squared gradient for each layer, of an earlier version"
+    return SENSITIVITIES[found].label if found in SENSITIVITIES else old if found else NOT_RECORDED
 
 
 def weights_of(rows: Sequence[LargeStep]) -> str:

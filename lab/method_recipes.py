@@ -3,24 +3,28 @@ and those whose codes one method chooses afterwards: docs/models.md, "With metho
 
 from __future__ import annotations
 
+import copy
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor, nn
+
 from explorer.core.backend import work_device
 from explorer.core.quantize import quantize
 from explorer.methods import apply, label_of
 from explorer.models.capture import Model, capture, load_model
 from explorer.models.evaluate import calibration_sentences, sentences
+from explorer.models.skeleton import HeldWeight
 from explorer.models.texts import AnyTexts
 from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
 from explorer.recordings.machine import this_machine
 from explorer.schemes import Scheme
 from explorer.survey import Choice, Survey, frontier
 from explorer.survey.assemble import assemble
-from explorer.survey.evidence import loss_with, weights_of
+from explorer.survey.evidence import weights_of
 from explorer.survey.loss import EMBEDDING, LossReference, reference_for
 from explorer.survey.methods import tokens_for, widths_of
 from explorer.survey.run import SurveyPlan, survey_model
@@ -201,8 +205,18 @@ def _alone(
             if method == "gptq":
                 codes = {"": quantize(captured.weight, scheme), **codes}
             for by, q in codes.items():
-                loss = loss_with(model, reference, held[name], q.dequantize())
+                loss = reference.measure(_with_weight(model.network, held[name], q.dequantize())).value
                 yield AloneRun(name, text, by, survey.layer(name).cost(signal, text, by), loss)
+
+
+def _with_weight(network: nn.Module, held: HeldWeight, weight: Tensor) -> nn.Module:
+    """Copy ``network`` with another ``weight`` in one layer; all other tensors are shared with the
+    original."""
+    own = network.get_parameter(held.parameter)
+    other = nn.Parameter(own.detach().clone(), requires_grad=False)
+    held.of(other.data).copy_(weight)
+    shared: dict[int, object] = {id(t): t for t in (*network.parameters(), *network.buffers())}
+    return copy.deepcopy(network, {**shared, id(own): other})
 
 
 def runs_table(rows: Sequence[ModelRuns]) -> str:

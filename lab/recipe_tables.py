@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from explorer.methods import label_of
 from explorer.recordings.files import NOT_RECORDED
 from explorer.schemes.scheme import label_of_text
-from explorer.survey import SENSITIVITIES, Survey
-from lab.intervals import Mean, difference, spearman, spearman_interval
+from explorer.survey import SENSITIVITIES
+from lab.intervals import Mean, difference
 from lab.recipes import BUDGETS, BY_METHODS, SIGNAL, RecipeRun
 from lab.tables import markdown
 
@@ -104,31 +102,6 @@ def saved(runs: Sequence[RecipeRun], budget: float, scheme: str) -> str:
     chosen = _one(runs, budget, SIGNAL)
     single = next((r for r in runs if r.scheme == scheme and not r.method), None)
     return f"{100 * (1 - chosen.loss / single.loss):.0f} %" if chosen and single else f"({NOT_RECORDED})"
-
-
-def signals_table(survey: Survey) -> str:
-    """Ranking quality of signals: Spearman correlations with the measured single losses; that over all layers
-    and schemes with its 95 % interval over layers."""
-    rows = []
-    measured = _cells(survey, "measured")
-    for name in survey.head.signals:
-        row, costs = SENSITIVITIES[name], _cells(survey, name)
-        if name == "measured":
-            continue
-        within = [spearman(costs[:, s].tolist(), measured[:, s].tolist()) for s in range(costs.shape[1])]
-        flat = costs.ravel().tolist(), measured.ravel().tolist()
-        layers = np.repeat([x.name for x in survey.linear], costs.shape[1]).tolist()
-        low, high = spearman_interval(*flat, layers)
-        every = f"{spearman(*flat):.3f} ({low:.3f} to {high:.3f})"
-        rows.append([row.label, row.why, row.needs.value, every, f"{np.mean(within):.2f}"])
-    return markdown(
-        ["signal", "what it is", "needs", "all layers and schemes", "layers, within one scheme"], rows
-    )
-
-
-def _cells(survey: Survey, signal: str) -> np.ndarray:
-    """float64 [layers, schemes]: costs by ``signal``."""
-    return np.array([[x.costs[signal][s] for s in survey.head.schemes] for x in survey.linear])
 
 
 def _one(

@@ -30,7 +30,6 @@ from explorer.sources import open_source
 from explorer.survey.assemble import assemble
 from explorer.survey.evidence import gather, weights_of
 from explorer.survey.loss import reference_for
-from explorer.survey.sensitivities import SENSITIVITIES
 from lab.tables import markdown
 
 NAME = "vocabulary"
@@ -42,7 +41,6 @@ SAMPLES = 12
 """Texts, drawn from the built-in ones, to calibrate by and to run."""
 OTHERS = "q4_0"
 """The type of the linear layers in the file whose size is given."""
-SIGNAL = "fisher_diagonal"
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,8 @@ class VocabularyRun:
     ``table``: the scheme of the tokens' embeddings; ``others``: that of all linear layers, "" as they are
     stored. ``shape`` of the table; ``tied``: the head multiplies by it. ``table_bytes`` in the file, and
     ``file_bytes`` of one whose linear layers are ``OTHERS``. ``predicted``: the loss of the table by
-    ``SIGNAL``. ``loss``: KL in nats a token with its 95 % interval over texts; ``same_top``: share of tokens
-    with the same most probable successor.
+    Fisher's diagonal. ``loss``: KL in nats a token with its 95 % interval over texts; ``same_top``: share of
+    tokens with the same most probable successor.
     """
 
     model: str
@@ -96,7 +94,7 @@ def run_vocabulary(model: str, calibration: AnyTexts, held_out: AnyTexts) -> Ite
     weight = source.matrix(f"{table}.weight").values.float()
     shape = (weight.shape[0], weight.shape[1])
     seen = reference_for(loaded, calibration)
-    evidence = gather(loaded, seen, weights_of(loaded.network, {table: shape}), (SIGNAL,))[table]
+    evidence = gather(loaded, seen, weights_of(loaded.network, {table: shape}))[table]
     reference = reference_for(loaded, held_out)
     linear = dict.fromkeys(linear_names(source), Recipe(SCHEMES[OTHERS]))
     for name, others in [*((name, "") for name in OF_TABLE), (STORED, OTHERS)]:
@@ -115,7 +113,7 @@ def run_vocabulary(model: str, calibration: AnyTexts, held_out: AnyTexts) -> Ite
             folder.skeleton.tied,
             round(EXPORT.stored_bits(scheme, shape, folder.dtype) * math.prod(shape) / 8),
             _file_bytes(folder, {**linear, **recipes}),
-            SENSITIVITIES[SIGNAL].cost(weight, error, evidence),
+            evidence.cost(error),
             found.value,
             found.value if found.low is None else found.low,
             found.value if found.high is None else found.high,

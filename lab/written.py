@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from explorer.checkpoints import EXPORTS
 from explorer.core.backend import work_device
 from explorer.models.capture import Model, load_model
 from explorer.models.evaluate import calibration_sentences, sentences
 from explorer.recordings.files import NOT_RECORDED, Recording, record, recorded
 from explorer.recordings.machine import this_machine
 from explorer.schemes.scheme import label_of_text
-from explorer.survey import Survey, frontier, load_survey, recipe_of
-from explorer.survey.apply import constraints_of
+from explorer.survey import Constraints, Survey, frontier, load_survey, recipe_of
 from explorer.survey.check import check_recipe
 from explorer.survey.loss import EMBEDDING
 from explorer.survey.run import SurveyPlan, survey_model
@@ -91,7 +91,7 @@ def run_written(
         alone = recipe_of(survey, frontier(survey).at(budget))
         bound = check_recipe(replace(alone, schemes=("bf16",)), model, texts).rows[0].loss.value
         for target in TARGETS:
-            kept_to = constraints_of(target, survey)
+            kept_to = Constraints(target=EXPORTS[target])
             recipe = recipe_of(survey, frontier(survey, "", kept_to).at(budget), constraints=kept_to)
             check = check_recipe(recipe, model, texts, survey)
             mine, single = check.rows[0], None if check.uniform else check.single

@@ -87,7 +87,7 @@ INPUTS = torch.randn(48, 64, generator=torch.Generator().manual_seed(1)).numpy()
 OF_ALL = {
     "tensor": "w.npy --schemes int4_group32_asym,int4_group32_asym+gptq --inputs x.npy --methods rtn,gptq "
     "--own 0.5 --timings t.json",
-    "survey": "survey all-MiniLM-L6-v2 --bits 4 --for compressed-tensors --fuse --keep layer.0",
+    "survey": "survey all-MiniLM-L6-v2 --bits 4 --for compressed-tensors --keep layer.0",
     "speed": "speed --schemes nvfp4,bf16",
     "training": "training --widths 4 --seeds 1 --epochs 1 --again 1 --activations int8_row",
 }

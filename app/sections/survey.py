@@ -61,11 +61,8 @@ from explorer.survey import (
     Survey,
     load_survey,
 )
-from explorer.survey.apply import (
-    inputs_words,
-    targets_with,
-)
 from explorer.survey.budget import budget_of, check_complete
+from explorer.survey.carried import targets_with
 from explorer.survey.check import Check, Checked, check_recipe
 from explorer.survey.export import Wanted
 from explorer.survey.export import export as write_recipe
@@ -120,9 +117,8 @@ _SURVEYS = Memo[Survey](32)
 
 @dataclass(frozen=True)
 class SurveyView(StatusView):
-    """What the survey is of, the choice of signals, the map of layers and schemes."""
+    """What the survey is of, and the map of layers and schemes."""
 
-    signal: Shown
     heat: Shown
 
 
@@ -245,33 +241,32 @@ def _survey(which: str, own: str | None) -> Survey:
 
 @dataclass(frozen=True)
 class Budget(Form):
-    """What is asked of a survey: "own" and the file ``own``, or the name of a recorded one; the ``signal`` by
-    which layers are ranked; ``bits`` a weight, with the schemes that ``target`` carries ("any": all), without
-    the layers whose names match ``keep``; with ``fuse`` query, key and value get one scheme, and so do gate
-    and up. ``inputs``: the scheme of the layers' inputs ("none": not quantized), with which the schemes are
-    multiplied. ``by``: of what the budget is; of time ``bits`` are µs of all linear layers in a step of
-    ``batch`` tokens on the recorded GPU, 0 for the middle."""
+    """A budget asked of a survey.
+
+    which, own  "own" and the visitor's file, or the name of a recorded survey
+    target      the checkpoint format that has to carry the schemes ("any": all schemes)
+    keep        patterns of layers that stay as they are
+    bits        per weight, or of a budget of time µs of all linear layers in a step, 0 for the middle
+    inputs      the scheme of the layers' inputs ("none": not quantized)
+    by          "bits" or "time": of a step of ``batch`` tokens on the recorded GPU
+    """
 
     which: str
     own: str | None
-    signal: str | None
     target: str
     keep: str
-    fuse: bool
     bits: float | None
     inputs: str
     by: str = BITS
     batch: int | None = None
 
     def bought(self) -> Bought:
-        """What the budget buys; one beyond the frontier's ends is its end."""
+        """Buy the best recipe of the budget; one beyond the frontier's ends is its end."""
         found, timed = _survey(self.which, self.own), self.by == TIME
         asked = Asked(
             bits=USUAL_BITS if timed else self.bits or USUAL_BITS,
-            signal=self.signal if self.signal in found.head.signals else "",
             target="" if self.target == ANY else self.target,
             keep=tuple(part.strip() for part in self.keep.split(",") if part.strip()),
-            fuse=bool(self.fuse),
             inputs="" if self.inputs in ("", NOT_QUANTIZED) else self.inputs,
             seconds=1e-6 * self.bits if timed and self.bits else None,
             batch=tokens(self.batch) if timed else None,
@@ -314,11 +309,7 @@ def ends_of_link(query: Mapping[str, str]) -> tuple[float, float]:
     named = which if which in (*recorded(), OWN) else next(iter(recorded()), OWN)
     inputs = query.get("inputs", "") if query.get("inputs") in INPUTS else NOT_QUANTIZED
     target = str(targets_for(inputs, query.get("for", USUAL_TARGET))["value"])
-    keep, fuse = query.get("keep", ""), query.get("fuse") == "true"
-    by, batch = of_link(query)
-    return _ends(
-        Budget(named, None, query.get("ranked"), target, keep, fuse, None, inputs, by, batch).bought()
-    )
+    return _ends(Budget(named, None, target, query.get("keep", ""), None, inputs, *of_link(query)).bought())
 
 
 def of_link(query: Mapping[str, str]) -> tuple[str, int]:
@@ -329,23 +320,20 @@ def of_link(query: Mapping[str, str]) -> tuple[str, int]:
 
 
 @shows(SurveyView)
-def show(which: str, own: str | None, signal: str | None) -> SurveyView:
-    """A survey: "own" and the file, or the name of a recorded one; and the signal to show. Returns what it
-    is, the signals that it has, the map of layers × schemes."""
+def show(which: str, own: str | None) -> SurveyView:
+    """Describe a survey, "own" and the file or the name of a recorded one, and map its layers × schemes."""
     found = _survey(which, own)
-    signal = signal if signal in found.head.signals else found.head.default
-    row = SENSITIVITIES[signal]
+    row = SENSITIVITIES[found.head.default]
     return SurveyView(
         status=html.status(f"{about(found)} Shown: {row.label}. {row.trust}"),
-        signal=gr.update(choices=[(SENSITIVITIES[s].label, s) for s in found.head.signals], value=signal),
-        heat=plot_data(heat_figure(found, signal)),
+        heat=plot_data(heat_figure(found, row.name)),
     )
 
 
 @shows(SurveyView)
-def first(chosen: Selection, which: str, own: str | None, signal: str | None) -> SurveyView:
+def first(chosen: Selection, which: str, own: str | None) -> SurveyView:
     """``show`` when the section is seen; the selection has no part in it."""
-    return show(which, own, signal)
+    return show(which, own)
 
 
 @shows(BudgetView)
@@ -382,18 +370,12 @@ def budget(asked: Budget) -> BudgetView:
             interactive=not single,
         ),
         heat=plot_data(heat_figure(found, front.signal, choice)),
-        sentence=html.sentence(" ".join(part for part in (said, _inputs_added(one), more) if part)),
+        sentence=html.sentence(" ".join(part for part in (said, more) if part)),
         curve=plot_data(budget_figure(found, front, choice)),
         strip=plot_data(strip_figure(found, choice)),
         recipe=gr.update(value=str(path), interactive=True),
         command=html.commands(_commands(path.name, asked, found.head, one.choice)),
     )
-
-
-def _inputs_added(one: Bought) -> str:
-    """How the layers' inputs are quantized and what that adds to the loss, where the survey predicts it."""
-    added = one.recipe.predicted_inputs
-    return "" if added is None else f"Inputs: {inputs_words(one.recipe)}; they add {added:.3g} of the loss."
 
 
 @shows(BudgetView)
@@ -448,12 +430,6 @@ def targets_for(inputs: str, target: str) -> Any:
     choices = [*((EXPORTS[name].label, name) for name in names), (ANY_WORDS, ANY)]
     usual = USUAL_TARGET if USUAL_TARGET in names else ANY
     return gr.update(choices=choices, value=target if target in (*names, ANY) else usual)
-
-
-@shows()
-def fused_for(target: str, fuse: bool) -> bool:
-    """Whether layers that are multiplied as one get one scheme: they must where the target's engine does."""
-    return bool(fuse) or (target in EXPORTS and EXPORTS[target].fused)
 
 
 def _commands(recipe: str, asked: Budget, head: Head, choice: Choice) -> list[str]:
@@ -686,10 +662,8 @@ class _Asked:
 
     which: gr.Dropdown
     own: gr.State
-    signal: gr.Dropdown
     target: gr.Dropdown
     keep: gr.Textbox
-    fuse: gr.Checkbox
     bits: FreeSlider
     inputs: gr.Dropdown
     by: gr.Radio
@@ -697,10 +671,10 @@ class _Asked:
 
     @property
     def survey(self) -> list[Any]:
-        return [self.which, self.own, self.signal]
+        return [self.which, self.own]
 
     def in_order(self) -> list[Any]:
-        return [*self.survey, self.target, self.keep, self.fuse, self.bits, self.inputs, self.by, self.batch]
+        return [*self.survey, self.target, self.keep, self.bits, self.inputs, self.by, self.batch]
 
 
 @dataclass(frozen=True)
@@ -733,7 +707,10 @@ def build(page: Page) -> list[Any]:
     the controls of what is asked of the survey, in the order of ``Budget``."""
     heading("Which layer suffers, and what a budget buys", "one survey, every budget at once")
     own = gr.State(None)
-    which, signal = _build_choice()
+    names = list(recorded())
+    which = gr.Dropdown(
+        _choices(own=True), value=names[0] if names else OWN, label="Survey", elem_id="survey-which"
+    )
     mine = _build_own()
     status = block(elem_id="survey-status")
     heat = plot_card(
@@ -743,7 +720,7 @@ def build(page: Page) -> list[Any]:
         "survey-heat",
         height=690,
     )
-    target, keep, fuse, inputs = _build_constraints()
+    target, keep, inputs = _build_constraints()
     with gr.Row(elem_classes="stacked"):
         kinds = [(label, name) for name, label in BUDGETS.items()]
         by = gr.Radio(kinds, value=BITS, label="Budget of", elem_id="survey-by")
@@ -761,9 +738,9 @@ def build(page: Page) -> list[Any]:
         )
     told = block(elem_id="survey-told")
     bits = FreeSlider(2.0, 9.0, value=USUAL_BITS, step=STEP, label=LABELS[BITS], elem_id="survey-bits")
-    asked = _Asked(which, own, signal, target, keep, fuse, bits, inputs, by, batch)
+    asked = _Asked(which, own, target, keep, bits, inputs, by, batch)
     budget_view, recipe_runs = _build_budget(bits, text, told, heat)
-    shown = SurveyView(status=status, signal=signal, heat=heat)
+    shown = SurveyView(status=status, heat=heat)
     reported_of = [*asked.in_order(), recipe_runs.checked.result]
     build_report(report, reported_of, "report_survey", "Report of the survey and this budget")
     bought, taken_in = _wire_budget(page, asked, shown, budget_view)
@@ -773,18 +750,6 @@ def build(page: Page) -> list[Any]:
     _wire_recipe_runs(recipe_runs, [*asked.in_order(), mine.where])
     _wire_click(page, heat, which, own, mine.where)
     return [mine.where, *asked.in_order()]
-
-
-def _build_choice() -> tuple[gr.Dropdown, gr.Dropdown]:
-    """Which survey, and which signal."""
-    names = list(recorded())
-    with gr.Row(elem_classes="stacked"):
-        which = gr.Dropdown(
-            _choices(own=True), value=names[0] if names else OWN, label="Survey", elem_id="survey-which"
-        )
-        signals = [(row.label, row.name) for row in SENSITIVITIES.values()]
-        signal = gr.Dropdown(signals, value=None, label="Layers are ranked by", elem_id="survey-signal")
-    return which, signal
 
 
 def _build_own() -> _OwnSurvey:
@@ -802,9 +767,8 @@ def _build_own() -> _OwnSurvey:
     return _OwnSurvey(where, start, stop, made, status, stopped, file)
 
 
-def _build_constraints() -> tuple[gr.Dropdown, gr.Textbox, gr.Checkbox, gr.Dropdown]:
-    """What a recipe must keep to: quantized inputs, a checkpoint format, layers left as they are, fused
-    layers."""
+def _build_constraints() -> tuple[gr.Dropdown, gr.Textbox, gr.Dropdown]:
+    """The checkpoint format, the layers that stay as they are, and how inputs are quantized."""
     with gr.Row(elem_classes="stacked"):
         kinds = [("not quantized", NOT_QUANTIZED), *((words, name) for name, words in INPUTS.items())]
         inputs = gr.Dropdown(
@@ -820,8 +784,7 @@ def _build_constraints() -> tuple[gr.Dropdown, gr.Textbox, gr.Checkbox, gr.Dropd
             max_length=MOST_PATTERNS,
             min_width=160,
         )
-        fuse = gr.Checkbox(False, label="one scheme for query, key, value; for gate, up", min_width=200)
-    return target, keep, fuse, inputs
+    return target, keep, inputs
 
 
 def _build_budget(
@@ -900,7 +863,6 @@ def _wire_budget(
     page.when_seen(budget, inputs, view, api_name="survey_budget_first", api_visibility="undocumented")
     listen(asked.bits.input, dragged, inputs, view, api_name="survey_budget", **LATEST)
     _wire_survey(asked.which.input, "which", asked, shown, view)
-    _wire_survey(asked.signal.input, "signal", asked, shown, view)
     narrowed = listen(
         asked.inputs.input,
         targets_for,
@@ -909,21 +871,12 @@ def _wire_budget(
         api_name="survey_inputs_targets",
         **_UNLISTED,
     )
-    ticked = listen(
-        asked.target.input,
-        fused_for,
-        [asked.target, asked.fuse],
-        asked.fuse,
-        api_name="survey_fused_for",
-        **_UNLISTED,
-    )
     event = listen(asked.bits.release, budget, inputs, view, api_name="survey_bits_taken_in", **_UNLISTED)
     bought, taken_in = [event.then], []
     for changed, what in (
-        (ticked.then, "target"),
+        (asked.target.input, "target"),
         (asked.keep.blur, "keep"),
         (asked.keep.submit, "keep_now"),
-        (asked.fuse.input, "fuse"),
         (narrowed.then, "inputs"),
         (asked.batch.input, "batch"),
     ):
@@ -938,7 +891,7 @@ def _wire_budget(
 
 
 def _wire_survey(event: Any, what: str, asked: _Asked, shown: SurveyView, view: BudgetView) -> None:
-    """After ``event`` another survey or signal is shown, and what the budget buys of it."""
+    """After ``event`` another survey is shown, and what the budget buys of it."""
     shows_it = listen(event, show, asked.survey, shown, api_name=f"survey_{what}", **_UNLISTED)
     listen(shows_it.then, budget, asked.in_order(), view, api_name=f"survey_{what}_budget", **_UNLISTED)
 
@@ -947,10 +900,8 @@ def _keep_in_address(page: Page, asked: _Asked, bought: list[Any], taken_in: lis
     """What the visitor chooses is a step of Back; what follows it is not."""
     for key, control, chosen, followed in (
         ("survey", asked.which, [asked.which.input], [asked.which.change]),
-        ("ranked", asked.signal, [asked.signal.input], []),
         ("for", asked.target, [asked.target.input], taken_in),
         ("keep", asked.keep, [asked.keep.blur, asked.keep.submit], []),
-        ("fuse", asked.fuse, [asked.fuse.input], taken_in),
         ("inputs", asked.inputs, [asked.inputs.input], []),
         ("by", asked.by, [asked.by.input], []),
         ("batch", asked.batch, [asked.batch.input], []),

@@ -178,13 +178,9 @@ class AskedRecipe:
         None, help="Or the time of all linear layers in one step, such as 12ms, as recorded."
     )
     batch: int | None = typer.Option(None, min=1, help="With --time: tokens of the step.", show_default="1")
-    signal: str = typer.Option("", help="What layers are ranked by.", show_default="the survey's best signal")
     target: str = typer.Option("", "--for", help="Only schemes that a checkpoint format carries together.")
     keep: str | None = typer.Option(
         None, help="Layers left as they are: parts of names or patterns, comma-separated."
-    )
-    fuse: bool = typer.Option(
-        False, "--fuse", help="One scheme for query, key and value, and for gate and up."
     )
     inputs: str = typer.Option(
         "", help=f"Also quantize the layers' inputs, by {', '.join(INPUTS)}.", show_default="not quantized"
@@ -203,12 +199,12 @@ class AskedRecipe:
         batch = self.batch or 1 if self.time is not None else None
         bits = USUAL_BITS if self.bits is None else self.bits
         keep = listed(self.keep)
-        return Asked(bits, self.signal, self.target, keep, self.fuse, self.inputs, seconds, batch)
+        return Asked(bits, self.target, keep, self.inputs, seconds, batch)
 
 
 @command(
     "report survey all-MiniLM-L6-v2 --bits 4.5 --out report.html",
-    "report survey model.jsonl --bits 4 --for compressed-tensors --fuse --check-model --pdf report.pdf",
+    "report survey model.jsonl --bits 4 --for compressed-tensors --check-model --pdf report.pdf",
 )
 def survey(
     recipe: AskedRecipe,

@@ -53,7 +53,7 @@ app = typer.Typer()
 examples = partial(examples_of, "explorer")
 _HOW: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(TextOptions)}
 Column, SequenceLength, Samples = _HOW["column"], _HOW["sequence_length"], _HOW["samples"]
-SIGNALS = ("weight", "output", "fisher", "fisher_diagonal", "measured")
+SIGNALS = ("weight", "fisher_diagonal")
 """The rows of ``SENSITIVITIES``, whose module imports torch."""
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="A file that `explorer recipe` wrote.")]
 ImatrixFile = Annotated[
@@ -343,21 +343,18 @@ def recipe(
     if out is not None:
         _check_out_file(Path(out))
     quantized = _inputs_scheme(inputs)
-    from explorer.survey import frontier, load_survey, recipe_of
-    from explorer.survey.apply import constraints_of, unplaced
-    from explorer.survey.budget import kept_words, matched
-    from explorer.survey.sentences import slightly_more
+    from explorer.survey import Constraints, frontier, load_survey, recipe_of
+    from explorer.survey.carried import target_of, unplaced
+    from explorer.survey.sentences import kept_words, slightly_more
 
     found = load_survey(survey)
     left = unplaced(target, found) if target else {}
-    exempt = matched(found, split(keep_inputs)) if keep_inputs else ()
-    constraints = constraints_of(
-        target or "",
-        found,
+    constraints = Constraints(
         schemes=tuple(split(schemes)) if schemes else (),
+        target=target_of(target or ""),
         keep=(*(split(keep) if keep else ()), *left),
         inputs=quantized,
-        own_inputs=dict.fromkeys(exempt, (None,)),
+        keep_inputs=tuple(split(keep_inputs)) if keep_inputs else (),
         times=_times(batch or 1) if seconds is not None else None,
         methods=() if method else None,
     )
@@ -503,10 +500,8 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
     for name, one in chosen.layers.items():
         layer, scheme = found.layer(name), choice.schemes[name]
         cost = layer.cost(front.signal, scheme, choice.methods.get(name, ""))
-        if not front.weights_alone:
-            cost += layer.inputs.get(choice.inputs.get(name, ""), 0.0)
         share = f"{100 * cost / max(choice.loss, 1e-300):.1f} %"
-        inputs = [choice.inputs.get(name, "")] if chosen.own_inputs else []
+        inputs = [str(chosen.input_schemes.get(name, ""))] if chosen.own_inputs else []
         rows.append((name, str(one), *inputs, layer.bits[scheme], cost, share))
     row, columns = SENSITIVITIES[front.signal], ["inputs"] if chosen.own_inputs else []
     print_table(PrintedTable(("layer", "recipe", *columns, "bits of codes", "cost", "share"), rows))
@@ -521,15 +516,14 @@ def _print_recipe(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
         other = f"{bytes_(front.kept_bytes)} are of other tensors and headers"
         rest = f"in files of at most that size: {other}{', its codes restored to 16 bits' if grown else ''}"
     say(f"{size}; the model {total}, {rest}")
-    between, known = between_words(chosen.predicted_interval), chosen.predicted_inputs is not None
-    alone = weights_alone(chosen.of_weights_alone, chosen.cache, known)
+    between = between_words(chosen.predicted_interval)
+    alone = weights_alone(bool(chosen.input_schemes), chosen.cache)
     say(
         f"{_loss_words(found, row.is_loss)} by {front.signal}: {choice.loss:.4g}{between}{alone}; "
         f"no choice of this size has less than {choice.loss - choice.gap:.4g}"
     )
     if chosen.input_schemes:
-        added = f"; they add {chosen.predicted_inputs:.3g} of the loss" if known else ""
-        say(f"inputs: {inputs_words(chosen)}{added}")
+        say(f"inputs: {inputs_words(chosen)}")
     if chosen.cache is not None:
         say(f"cache: {chosen.cache.described}")
     if chosen.predicted_time is not None:
@@ -618,8 +612,7 @@ def check(
         for row in checked.rows
     ]
     scores = (name.replace("_", " ") for name in checked.rows[0].loss.scores)
-    alone = checked.weights_alone and not checked.predicts_inputs
-    predicted = "predicted, weights" if alone else "predicted"
+    predicted = "predicted, weights" if checked.weights_alone else "predicted"
     columns = ("", "by", "bits", predicted, "from", "to", "loss", "from", "to", *scores)
     emit(as_json, checked, PrintedTable(columns, rows))
     if as_json:

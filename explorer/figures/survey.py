@@ -12,7 +12,6 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
-from explorer.checkpoints.inputs import label_of_inputs
 from explorer.figures.style import (
     MAGNITUDE_SCALE,
     MARGIN,
@@ -29,7 +28,6 @@ from explorer.figures.style import (
     figure,
     legend_below,
 )
-from explorer.schemes import Scheme
 from explorer.schemes.scheme import label_of_text
 from explorer.survey import SENSITIVITIES, Choice, Frontier, Layer, Survey
 
@@ -416,23 +414,16 @@ def strip_figure(survey: Survey, choice: Choice) -> go.Figure:
                 "pattern": {"shape": HATCHES[methods.index(method) % len(HATCHES)]},
             },
             customdata=[[layer.name, scheme] for _, layer in own],
-            hovertext=[_inputs(choice, layer.name) for _, layer in own],
             text=[layer_label(layer) for _, layer in own],
             textangle=-90,
             insidetextanchor="middle",
-            hovertemplate="%{customdata[0]}<br>%{fullData.name}%{hovertext}<extra></extra>",
+            hovertemplate="%{customdata[0]}<br>%{fullData.name}<extra></extra>",
         )
     fig.update_xaxes(range=[0, 1], showticklabels=False, showgrid=False, ticks="")
     fig.update_yaxes(range=[0, 1], showticklabels=False, showgrid=False, ticks="", fixedrange=True)
     fig.update_layout(uniformtext={"minsize": 9, "mode": "hide"})
     fig.update_layout(barmode="overlay", legend_font={"size": 11, "color": TEXT}, margin={"t": 8, "l": 16})
     return fig
-
-
-def _inputs(choice: Choice, layer: str) -> str:
-    """How a layer's inputs are quantized, for a line of a label; empty where no choice is known."""
-    text = choice.inputs.get(layer, "")
-    return f"<br>inputs: {label_of_inputs(Scheme.parse(text))}" if text else ""
 
 
 def _colours(schemes: Sequence[str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from explorer.survey import (
     SENSITIVITIES,
     SURVEYS,
     Choice,
+    Constraints,
     Frontier,
     ModelRecipe,
     Survey,
@@ -25,10 +26,10 @@ from explorer.survey import (
     load_survey,
     recipe_of,
 )
-from explorer.survey.apply import constraints_of, weights_alone
-from explorer.survey.budget import kept_words
+from explorer.survey.apply import weights_alone
+from explorer.survey.carried import target_of
 from explorer.survey.check import SAME_SIZE, Check
-from explorer.survey.sentences import about, texts_run, truth, what_it_buys
+from explorer.survey.sentences import about, kept_words, texts_run, truth, what_it_buys
 from explorer.survey.times import recorded_times
 
 RUN = "check"
@@ -45,10 +46,8 @@ class Asked:
     by the recorded times of a step of so many tokens."""
 
     bits: float = USUAL_BITS
-    signal: str = ""
     target: str = ""
     keep: tuple[str, ...] = ()
-    fuse: bool = False
     inputs: str = ""
     seconds: float | None = None
     batch: int | None = None
@@ -56,7 +55,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Bought:
-    """The survey that was asked, by which signal, the frontier, the choice, and its recipe."""
+    """A survey, what was asked of it, the frontier, the choice, and its recipe."""
 
     survey: Survey
     asked: Asked
@@ -68,12 +67,13 @@ class Bought:
 def bought(found: Survey, asked: Asked) -> Bought:
     """Return the recipe for a budget, limited to the frontier's ends. ``ValueError`` for entries missing
     in the survey."""
-    inputs = inputs_of(asked.inputs) if asked.inputs else None
-    times = recorded_times("", asked.batch) if asked.batch is not None else None
-    constraints = constraints_of(
-        asked.target, found, keep=asked.keep, fuse=asked.fuse, inputs=inputs, times=times
+    constraints = Constraints(
+        target=target_of(asked.target),
+        keep=asked.keep,
+        inputs=inputs_of(asked.inputs) if asked.inputs else None,
+        times=recorded_times("", asked.batch) if asked.batch is not None else None,
     )
-    front = frontier(found, asked.signal, constraints)
+    front = frontier(found, constraints=constraints)
     if front.by_time is None:
         choice = front.at(min(max(asked.bits, front.least), front.most))
     else:
@@ -136,10 +136,8 @@ def survey_report(place: str, one: Bought, check: Check | None = None, model: st
             "bits": asked.bits if asked.batch is None else None,
             "time": None if choice.time is None else f"{1e6 * (asked.seconds or choice.time.seconds):.9g}us",
             "batch": asked.batch,
-            "signal": front.signal,
             "for": asked.target,
             "keep": list(asked.keep),
-            "fuse": asked.fuse,
             "inputs": asked.inputs,
             "check_model": check is not None,
             "model": model if check is not None else None,
@@ -244,7 +242,6 @@ def _recipe_part(one: Bought) -> Part:
     bounds = [
         f"schemes that {asked.target} carries together" if asked.target else "",
         f"layers left as they are: {', '.join(asked.keep)}" if asked.keep else "",
-        "one scheme for query, key and value, and for gate and up" if asked.fuse else "",
         f"inputs of the layers quantized: {INPUTS[asked.inputs]}" if asked.inputs else "",
     ]
     named = "; ".join(bound for bound in bounds if bound)
@@ -324,7 +321,7 @@ def _checked(check: Check) -> Part:
 def _method(one: Bought) -> Sequence[str]:
     row = SENSITIVITIES[one.front.signal]
     codes = "the codes that each layer's method chooses" if one.choice.methods else "rounding to nearest"
-    alone = weights_alone(one.recipe.of_weights_alone)
+    alone = weights_alone(bool(one.recipe.input_schemes))
     return (
         "Every surveyed layer was rounded to nearest by every scheme of the survey. What that costs the "
         f"model is estimated by one number for each layer and scheme, {row.label}: {row.why}. {row.trust}",

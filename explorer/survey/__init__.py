@@ -1,13 +1,13 @@
-"""Which layers of a model suffer from which scheme, and what a budget of bits buys.
+"""Which layers of a model suffer from which scheme, and what a budget buys.
 
     survey = load_survey(SURVEYS / "all-MiniLM-L6-v2.jsonl")  # .head, .layers, .linear, .complete
-    front = frontier(survey)     # by the survey's default signal: .bits, .loss; .uniform, single schemes
+    front = frontier(survey)     # .bits, .loss; .uniform, single schemes
     choice = front.at(4.5)       # about 0.1 s: .schemes, .bits, .bytes, .loss, .gap
     recipe = recipe_of(survey, choice)                        # a ModelRecipe: .save(path), .load(path)
-    front = frontier(survey, "weight", Constraints(refusal=EXPORTS["gguf"].refusal, fuse=True))
+    front = frontier(survey, constraints=Constraints(target=EXPORTS["gguf"]))
 
-A survey is made by ``survey_model`` (run.py), a JSON line a layer as they are done; a recipe is held against
-the truth by ``check_recipe`` (check.py), which runs the assembled model. ``SENSITIVITIES`` are the signals.
+``survey_model`` (run.py) makes a survey, a JSON line a layer as they are done. ``check_recipe`` (check.py)
+runs the model that a recipe makes, and measures its loss.
 """
 
 from explorer.models.files import Role
@@ -15,10 +15,10 @@ from explorer.models.kinds import depth_of, fused_groups, kind_of
 from explorer.survey.budget import Choice, Constraints, Frontier, Uniform, frontier, recipe_of
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import SURVEYS, Head, Layer, Survey, load_survey
-from explorer.survey.sensitivities import SENSITIVITIES, Evidence, Needs, Sensitivity
+from explorer.survey.sensitivities import SENSITIVITIES, Evidence, Sensitivity
 
 __all__ = [
     "SENSITIVITIES", "SURVEYS", "Choice", "Constraints", "Evidence", "Frontier", "Head", "Layer",
-    "ModelRecipe", "Needs", "Role", "Sensitivity", "Survey", "Uniform", "depth_of", "frontier",
-    "fused_groups", "kind_of", "load_survey", "recipe_of",
+    "ModelRecipe", "Role", "Sensitivity", "Survey", "Uniform", "depth_of", "frontier", "fused_groups",
+    "kind_of", "load_survey", "recipe_of",
 ]  # fmt: skip

@@ -4,45 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from explorer.analysis.cache import CachePlan
 from explorer.checkpoints.inputs import is_fixed, label_of_inputs
 from explorer.checkpoints.model import ModelFolder
-from explorer.checkpoints.target import Export, Plan, Shape, own_bits
-from explorer.checkpoints.targets import EXPORTS, export_of
-from explorer.checkpoints.tiny import check_reader
+from explorer.checkpoints.targets import export_of
 from explorer.core.quantize import QuantizedTensor, quantize_weight
 from explorer.methods import has_factor, label_of, names_in
 from explorer.methods.layer import QuantizedLayer
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model
 from explorer.models.evaluate import built_in_texts, needs_inputs
-from explorer.models.files import check_weights, folder_of
+from explorer.models.files import check_weights
 from explorer.models.quantize import rounding
 from explorer.models.skeleton import Skeleton
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress
-from explorer.schemes import SCHEMES, Scheme
 from explorer.sources.base import SourceError
 from explorer.sources.gguf_file import SUFFIX
 from explorer.sources.safetensors_header import NAMES
 from explorer.survey.assemble import assemble, input_scales
-from explorer.survey.budget import Around, Constraints, InputChoices, Refusal
+from explorer.survey.carried import model_folder, product_refusal, target_of
 from explorer.survey.recipe import ModelRecipe
-from explorer.survey.rows import Survey
 from explorer.survey.sensitivities import SENSITIVITIES
 from explorer.words import code
 
-StoredBits = Callable[[Scheme, Shape], float]
-"""(scheme, [N, K]) -> bits per weight."""
 RECIPE = "recipe.json"
 """The recipe's file in a checkpoint's folder."""
 
@@ -72,166 +64,21 @@ class LayerCodes:
         return quantize_weight(weight.float(), recipe.scheme, self.importances.get(name))
 
 
-def constraints_of(
-    target: str = "",
-    survey: Survey | None = None,
-    *,
-    fuse: bool = False,
-    inputs: Scheme | InputChoices | None = None,
-    head: bool | None = None,
-    embeddings: bool | None = None,
-    **more: Any,
-) -> Constraints:
-    """``Constraints`` to the schemes that the checkpoint format ``target`` carries together, in the bits that
-    its files take for the model of ``survey``; to none of a format if empty. With ``inputs``, one for all
-    layers or several to choose from, also to pairs that the target, or any, multiplies. Schemes are chosen
-    for ``head`` and ``embeddings`` too where the target's users quantize both (None; ``Export.tables``):
-    whether embeddings would be, and why they are not, is said of every target. ``ValueError`` with the names
-    there are."""
-    choices = inputs if isinstance(inputs, tuple) else (inputs,)
-    ways = dict.fromkeys((*choices, *(one for own in more.get("own_inputs", {}).values() for one in own)))
-    products = {one: _product_refusal(target, one) for one in ways if one is not None}
-
-    def product_refusal(inputs: Scheme, scheme: Scheme) -> str:
-        return products[inputs](scheme)
-
-    more |= {"inputs": choices, "product_refusal": product_refusal, "fuse": fuse}
-    if not target:
-        return Constraints(head=bool(head), embeddings=bool(embeddings), **more)
-    export, kept = export_of(target), torch.bfloat16
-    if embeddings is None:
-        embeddings = more.get("times") is None
-    if survey:
-        named = {info.dtype for info in survey.linear}
-        kept = next((dtype for dtype, name in NAMES.items() if name in named), kept)
-    model, revision = (survey.head.model, survey.head.revision) if survey else ("", None)
-    return Constraints(
-        refusal=export.refusal,
-        expert_refusal=export.expert_refusal,
-        family=export.family,
-        table_refusal="" if export.tables else f"{export.label} has codes of linear layers alone",
-        head=export.tables if head is None else head,
-        embeddings=embeddings,
-        bits=stored_bits(target, model, revision, kept),
-        around=_around(export, model, revision),
-        target=target,
-        usual=export.usual,
-        **more | {"fuse": fuse or export.fused},
-    )
-
-
-def _around(export: Export, model: str, revision: str | None) -> Around | None:
-    """Bytes of the files beside the codes of layers. They are not known where the target does not say, where
-    the model's files are not on this machine, and for a model that the target cannot carry."""
-    size, cast = export.around, Recipe(Scheme.parse("bf16"))
-    if size is None or not model or Path(model).suffix.lower() == SUFFIX:
-        return None
-
-    def around(layers: Sequence[str]) -> int | None:
-        try:
-            plan = Plan(ModelFolder(folder_of(model, revision)), dict.fromkeys(layers, cast))
-            return None if export.together(plan) else size(plan)
-        except (ValueError, SourceError):
-            return None
-
-    return around
-
-
-def refusal_of(target: str, inputs: Scheme | None) -> Refusal | None:
-    """Why ``target`` cannot carry a layer, and with ``inputs`` also why it, or without a target every one
-    that quantizes inputs, has no product of such with its scheme; None if nothing is asked. ``ValueError``
-    for a target that quantizes no inputs, with those that do."""
-    carried = export_of(target).refusal if target else None
-    if inputs is None:
-        return carried
-    product = _product_refusal(target, inputs)
-
-    def refusal(scheme: Scheme, shape: Shape) -> str:
-        return (carried(scheme, shape) if carried else "") or product(scheme)
-
-    return refusal
-
-
-def _product_refusal(target: str, inputs: Scheme) -> Callable[[Scheme], str]:
-    """Why ``target``, or if empty every one that quantizes inputs, has no product of ``inputs`` with weights
-    by a scheme. ``ValueError`` for a target that quantizes no inputs, with those that do."""
-    able = targets_with(inputs)
-    if target and target not in able:
-        why = export_of(target).multiplies(inputs, inputs)
-        others = " or ".join(able) or "no target here"
-        raise ValueError(f"{target}: {why}; {label_of_inputs(inputs)} is for {others}")
-    products = [EXPORTS[name].multiplies for name in ([target] if target else able)]
-
-    def refusal(scheme: Scheme) -> str:
-        if scheme.plain_dtype is not None:
-            return ""
-        reasons = [multiplies(inputs, scheme) for multiplies in products]
-        return reasons[0] if all(reasons) else ""
-
-    return refusal
-
-
 def check_target_inputs(recipe: ModelRecipe, target: str) -> None:
     """``ValueError`` if the recipe quantizes inputs and ``target`` has no way to, with those that have."""
     for inputs in dict.fromkeys(recipe.input_schemes.values()):
-        refusal_of(target, inputs)
-
-
-def targets_with(inputs: Scheme | None) -> tuple[str, ...]:
-    """The names of the targets whose engines multiply ``inputs`` with weights of some scheme; all if None."""
-    if inputs is None:
-        return tuple(EXPORTS)
-    weights = [scheme for scheme in SCHEMES.values() if scheme.plain_dtype is None]
-    return tuple(
-        name for name, row in EXPORTS.items() if not all(row.multiplies(inputs, one) for one in weights)
-    )
-
-
-def stored_bits(target: str, model: str, revision: str | None, dtype: torch.dtype) -> StoredBits:
-    """Bits per weight of a layer in the files that ``target`` makes of a model; of codes and scales alone if
-    empty. ``dtype``: the model's where its files are not on this machine."""
-    if not target:
-        return own_bits
-    export = export_of(target)
-    with suppress(ValueError, SourceError):  # files that are on the Hub alone
-        dtype = ModelFolder(folder_of(model, revision)).dtype
-    return lambda scheme, shape: export.stored_bits(scheme, shape, dtype)
-
-
-def unplaced(target: str, survey: Survey) -> dict[str, str]:
-    """The surveyed layers whose codes the reader of ``target`` could not use, each with the reason; none
-    where the model's files are not on this machine. ``ValueError`` where it cannot open such a model at
-    all."""
-    export, model = export_of(target), survey.head.model
-    try:
-        folder = ModelFolder(folder_of(model, survey.head.revision))
-    except (ValueError, SourceError):
-        return {}
-    check_reader(target, folder)
-    schemes = [Scheme.parse(text) for text in survey.head.schemes]
-    found = {}
-    for layer in survey.linear:
-        if layer.is_table or not folder.coded(layer.name).refusal:
-            continue  # of tables ``Constraints.table_refusal`` says it
-        carried = (one for one in schemes if not export.refusal(one, layer.shape))
-        reasons = (export.place(folder, layer.name, scheme).refusal for scheme in carried)
-        if why := next(filter(None, reasons), ""):
-            found[layer.name] = why
-    return found
+        product_refusal(target_of(target), inputs)
 
 
 def surveyed_shapes(recipe: ModelRecipe, base: str) -> dict[str, tuple[int, ...]]:
-    """The shapes of a recipe's layers in the surveyed model, to compare the GGUF file ``base`` with; none
-    where the model's files are not on this machine. ``ValueError`` if a .gguf file was surveyed and ``base``
-    is another."""
+    """Return the shapes of a recipe's layers in the surveyed model, to compare the GGUF file ``base`` with;
+    none where the model is not on this machine. ``ValueError`` if another .gguf file was surveyed."""
     if Path(recipe.model).suffix.lower() == SUFFIX:
         check_weights(recipe, base)
-        return {}
-    try:
-        folder = ModelFolder(folder_of(recipe.model, recipe.revision))
-        return {name: folder.info(f"{name}.weight").shape for name in recipe.layers}
-    except (ValueError, SourceError):
-        return {}
+    folder = model_folder(recipe.model, recipe.revision)
+    with suppress(ValueError, SourceError):
+        return {} if folder is None else {x: folder.info(f"{x}.weight").shape for x in recipe.layers}
+    return {}
 
 
 def codes_of(
@@ -365,14 +212,13 @@ def beside(recipe: ModelRecipe) -> dict[str, str]:
     return {RECIPE: dataclasses.replace(recipe, model=model).to_json()}
 
 
-def weights_alone(inputs: bool, cache: CachePlan | None = None, predicted: bool = False) -> str:
-    """What is said beside a prediction that lacks what quantized ``inputs`` or a quantized ``cache`` add;
-    empty if it lacks nothing. ``predicted``: it has that of inputs."""
-    if not inputs and cache is None:
+def weights_alone(inputs: bool, cache: CachePlan | None = None) -> str:
+    """What is said beside a prediction, which lacks what quantized ``inputs`` and a quantized ``cache`` add;
+    empty without either."""
+    adding = ["quantized inputs"] * inputs + ["a quantized cache"] * (cache is not None)
+    if not adding:
         return ""
-    adding = {(True, True): "quantized inputs and cache add", (True, False): "quantized inputs add"}
-    what = adding.get((inputs, cache is not None), "a quantized cache adds")
-    return f" (of the weights{' and inputs' if predicted else ''}; {what} to it: `explorer check`)"
+    return f" (of the weights alone; {' and '.join(adding)} add to it: `explorer check`)"
 
 
 def inputs_words(recipe: ModelRecipe) -> str:
@@ -419,9 +265,8 @@ def card_of(recipe: ModelRecipe, measured: bool = False, imatrix: str = "", agai
         stored = f"Keys and values are stored so: {recipe.cache.described}."
         lines.append(f"{stored} These files do not say so: {against_cache}." if against_cache else stored)
     if recipe.predicted_loss is not None:
-        adding = ["inputs"] * recipe.of_weights_alone + ["cache"] * (recipe.cache is not None)
-        alone = "weights" if recipe.predicted_inputs is None else "weights and inputs"
-        of = f" of the {alone}, to which {' and '.join(adding)} add" if adding else ""
+        adding = ["inputs"] * bool(recipe.input_schemes) + ["cache"] * (recipe.cache is not None)
+        of = f" of the weights, to which {' and '.join(adding)} add" if adding else ""
         more = "" if measured else "; run `explorer check` for the true one"
         lines.append(f"Predicted loss {recipe.predicted_loss:.3g}{of}{more}.")
     return "\n".join(lines)

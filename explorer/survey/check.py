@@ -26,23 +26,17 @@ from explorer.models.skeleton import is_expert
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
-from explorer.survey.apply import (
-    StoredBits,
-    constraints_of,
-    input_scales_of,
-    inputs_words,
-    refusal_of,
-    stored_bits,
-)
+from explorer.survey.apply import input_scales_of, inputs_words
 from explorer.survey.assemble import Assembled, assemble, shapes_of
-from explorer.survey.budget import Choice, Frontier, best_methods, frontier
+from explorer.survey.budget import Choice, Constraints, Frontier, best_methods, frontier
+from explorer.survey.carried import StoredBits, model_folder, product_refusal, stored_bits, target_of
 from explorer.survey.importances import layer_importances
 from explorer.survey.interval import Interval, predicted_interval
 from explorer.survey.loss import Loss, hash_of, reference_for
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Survey
 from explorer.survey.run import SCHEMES
-from explorer.survey.sensitivities import SENSITIVITIES
+from explorer.survey.sensitivities import SENSITIVITIES, WEIGHT
 from explorer.survey.times import CheckedTime, StepTimes, machines, recorded_times
 
 UNIFORM = 3
@@ -93,7 +87,6 @@ class Check:
     calibrated: bool = False
     refused: Mapping[str, str] = field(default_factory=dict)
     time: CheckedTime | None = None
-    predicts_inputs: bool = False
 
     @property
     def weights_alone(self) -> Checked | None:
@@ -147,9 +140,10 @@ def check_recipe(
     todo: list[_Todo] = [(RECIPE, recipe.signal or "one scheme", recipe.layers, own)]
     inputs, cached = inputs_of(recipe, model, calibration), cached_by(recipe, model, calibration)
     if inputs or recipe.cache is not None:
-        todo.append((WEIGHTS_ALONE, *todo[0][1:3], _of_weights(recipe)))
+        todo.append((WEIGHTS_ALONE, *todo[0][1:]))
     todo += _by_other_signals(recipe, survey)
-    stored = stored_bits(recipe.target, recipe.model, recipe.revision, torch.bfloat16)
+    folder = model_folder(recipe.model, recipe.revision) if recipe.target else None
+    stored = stored_bits(target_of(recipe.target), folder)
     shapes = shapes_of(model, recipe.layers)
     todo += _single_schemes(recipe, shapes, survey, stored)
     rows, refused = [], dict[str, str]()
@@ -174,14 +168,7 @@ def check_recipe(
     sha256, known = hash_of(reference.texts), calibrated_by(recipe, texts, calibration)
     named = inputs_words(recipe) if inputs else "", recipe.cache.described if recipe.cache else ""
     about = (sha256, not texts, uniform, recipe.target, model.part, *named, known, refused)
-    return Check(tuple(rows), *about, predicts_inputs=recipe.predicted_inputs is not None)
-
-
-def _of_weights(recipe: ModelRecipe) -> _Prediction:
-    """What a recipe's weights alone are predicted to lose; its interval where that is of them."""
-    if recipe.predicted_loss is None or recipe.predicted_inputs is None:
-        return recipe.predicted_loss, recipe.predicted_interval
-    return recipe.predicted_loss - recipe.predicted_inputs, None
+    return Check(tuple(rows), *about)
 
 
 def cached_by(recipe: ModelRecipe, model: Model, calibration: AnyTexts) -> Callable[[nn.Module], nn.Module]:
@@ -282,32 +269,32 @@ _Todo = tuple[str, str, Mapping[str, Recipe], _Prediction]
 
 
 def _by_other_signals(recipe: ModelRecipe, survey: Survey | None) -> Iterator[_Todo]:
-    """The usual signal's choice for the same layers and bits, and the survey's default where it is
-    another."""
+    """The choice by weight error for the same layers and budget, and by the survey's default where that is
+    another signal; none for a recipe with several schemes of inputs."""
     times = times_of(recipe)
-    if survey is None or recipe.bits is None or (recipe.predicted_time is not None and times is None):
+    if survey is None or recipe.bits is None or any(recipe.own_inputs.values()):
         return
-    constraints = constraints_of(
-        recipe.target,
-        survey,
-        only=tuple(recipe.layers),
+    if recipe.predicted_time is not None and times is None:
+        return
+    kept_to = Constraints(
         schemes=_chosen_from(recipe, survey),
+        target=target_of(recipe.target),
+        only=tuple(recipe.layers),
         fuse=recipe.fused,
         inputs=recipe.inputs,
-        own_inputs={name: (inputs,) for name, inputs in recipe.own_inputs.items()},
+        keep_inputs=tuple(recipe.own_inputs),
         times=times,
         methods=_surveyed_methods(recipe, survey),
     )
     by = _methods_beside(recipe, survey)
-    for signal in dict.fromkeys(("weight", survey.head.default)):
+    for signal in dict.fromkeys((WEIGHT, survey.head.default)):
         if signal != recipe.signal and signal in survey.head.signals:
-            choice = _same_budget(frontier(survey, signal, constraints), recipe, recipe.bits)
+            choice = _same_budget(frontier(survey, signal, kept_to), recipe, recipe.bits)
             if choice is None:
                 continue
             layers = {n: _beside(recipe, by, n, s) for n, s in choice.schemes.items()}
             loss = choice.loss if SENSITIVITIES[signal].is_loss else None
-            seen = choice.inputs if recipe.predicted_inputs is not None else {}
-            interval = predicted_interval(survey, signal, choice.schemes, choice.methods, seen)
+            interval = predicted_interval(survey, signal, choice.schemes, choice.methods)
             yield BY_SIGNAL, signal, layers, (loss, interval)
 
 
@@ -321,12 +308,12 @@ def times_of(recipe: ModelRecipe) -> StepTimes | None:
 
 
 def _same_budget(front: Frontier, recipe: ModelRecipe, bits: float) -> Choice | None:
-    """The choice within the bits of ``recipe``, and within its time if it predicts one; None where times that
+    """The choice within the bits of ``recipe``, or within its time if it predicts one; None where times that
     were recorded anew allow none."""
     if recipe.predicted_time is None:
         return front.at(bits)
     try:
-        return front.at_time(recipe.predicted_time.seconds * (1 + 1e-9), bits)
+        return front.at_time(recipe.predicted_time.seconds * (1 + 1e-9))
     except ValueError:
         return None
 
@@ -358,12 +345,13 @@ def _single_schemes(
 
 def _carried(recipe: ModelRecipe, scheme: Scheme, shapes: Mapping[str, Shape]) -> bool:
     """Whether the recipe's target carries ``scheme`` in all layers, with the recipe's inputs."""
-    asked = asked_inputs(recipe)
-    refusals = {one: refusal_of(recipe.target, one) for one in dict.fromkeys(map(asked.get, shapes))}
-    found = ((refusals[asked.get(name)], shape) for name, shape in shapes.items())
-    if recipe.target and any(map(is_expert, shapes)) and export_of(recipe.target).expert_refusal(scheme):
+    target, asked = target_of(recipe.target), asked_inputs(recipe)
+    if any(product_refusal(target, one)(scheme) for one in {asked.get(name) for name in shapes}):
         return False
-    return not any(refusal(scheme, shape) for refusal, shape in found if refusal is not None)
+    if target is None:
+        return True
+    refused = any(target.refusal(scheme, shape) for shape in shapes.values())
+    return not refused and not (any(map(is_expert, shapes)) and target.expert_refusal(scheme))
 
 
 def _mean_bits(layers: Mapping[str, Recipe], shapes: Mapping[str, Shape], stored: StoredBits) -> float:
@@ -385,11 +373,8 @@ def _predicted(recipe: ModelRecipe, survey: Survey | None, scheme: str, by: _Met
         return None, None
     signal, reached = survey.head.default, [x for x in map(survey.layer, recipe.layers) if x.reached]
     methods = {layer.name: by.get(layer.name, {}).get(scheme, "") for layer in reached}
-    seen = asked_inputs(recipe) if recipe.predicted_inputs is not None else {}
-    inputs = {name: str(one) for name, one in seen.items()}
     loss = sum(layer.cost(signal, scheme, methods[layer.name]) for layer in reached)
-    loss += sum(layer.inputs.get(inputs.get(layer.name, ""), 0.0) for layer in reached)
-    return loss, predicted_interval(survey, signal, {x.name: scheme for x in reached}, methods, inputs)
+    return loss, predicted_interval(survey, signal, {x.name: scheme for x in reached}, methods)
 
 
 def _surveyed_methods(recipe: ModelRecipe, survey: Survey) -> tuple[str, ...]:
@@ -400,8 +385,7 @@ def _surveyed_methods(recipe: ModelRecipe, survey: Survey) -> tuple[str, ...]:
     costs = [survey.layer(name).costs.get(recipe.signal, {}) for name in recipe.layers]
     pairs = zip(costs, recipe.layers.values(), strict=True)
     rounded = sum(cost.get(str(one.scheme), math.inf) for cost, one in pairs)
-    of_weights, _ = _of_weights(recipe)
-    if of_weights is None or math.isclose(of_weights, rounded, rel_tol=1e-9):
+    if recipe.predicted_loss is None or math.isclose(recipe.predicted_loss, rounded, rel_tol=1e-9):
         return ()
     used = {one.method for one in recipe.layers.values()}
     return tuple(name for name in survey.head.methods if name in used)

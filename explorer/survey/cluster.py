@@ -1,8 +1,8 @@
-"""The layers of a survey as Ray tasks, on this machine or a cluster; ``requirements-cluster.txt`` has Ray.
+"""Survey layers as Ray tasks, on this machine or a cluster; ``requirements-cluster.txt`` has Ray.
 
-A task is a layer: it opens the model where it runs, reads that layer's bytes, and answers with its row. Which
-machine runs it, and that the tasks of a lost worker run again, is Ray's. On every machine the explorer has to
-be installed, and the model under the same path or Hub id.
+A task is a layer: it opens the model where it runs, reads that layer's bytes, and answers with its row. Ray
+decides which machine runs it, and runs the tasks of a lost worker again. Every machine needs the explorer,
+and the model under the same path or Hub id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from explorer.sources import open_source
 from explorer.sources.base import TensorSource
 from explorer.survey.rows import Layer
 from explorer.survey.run import Rows, SurveyJob, SurveyPlan, survey_layer
-from explorer.survey.sensitivities import SENSITIVITIES, Needs
 
 HERE = "local"
 """The address that stands for a Ray of this machine's own, started for the survey."""
@@ -30,21 +29,17 @@ _PAUSE = 0.5
 def on_ray(address: str = HERE) -> Rows:
     """``rows`` for ``survey_model`` that runs on the Ray of ``address`` ("auto" finds one that runs here).
 
-    ``ValueError`` without Ray, where the address does not answer, and for signals that run the whole model.
+    ``ValueError`` without Ray, and where the address does not answer.
     """
     ray = _ray()
 
-    def rows(
-        plan: SurveyPlan, source: TensorSource, jobs: Sequence[SurveyJob], signals: Sequence[str]
-    ) -> Iterator[Layer]:
-        if any(SENSITIVITIES[signal].needs is Needs.RUNS for signal in signals):
-            raise ValueError("a signal that runs the model for each layer is not computed on Ray")
+    def rows(plan: SurveyPlan, source: TensorSource, jobs: Sequence[SurveyJob]) -> Iterator[Layer]:
         own = not ray.is_initialized()
         try:
             if own:
                 where = {} if address == HERE else {"address": address}
                 ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False, **where)
-            yield from _collected(ray, plan, jobs, signals)
+            yield from _collected(ray, plan, jobs)
         except (ConnectionError, ray.exceptions.RaySystemError) as error:
             raise ValueError(f"no Ray answers at {address}: {str(error).splitlines()[0][:200]}") from error
         finally:
@@ -62,9 +57,7 @@ def _ray() -> Any:
     return ray
 
 
-def _collected(
-    ray: Any, plan: SurveyPlan, jobs: Sequence[SurveyJob], signals: Sequence[str]
-) -> Iterator[Layer]:
+def _collected(ray: Any, plan: SurveyPlan, jobs: Sequence[SurveyJob]) -> Iterator[Layer]:
     """Rows as the tasks end; those that run are cancelled if the survey is stopped."""
     resources = ray.cluster_resources()
     task = ray.remote(num_gpus=1 if resources.get("GPU") else 0)(layer_there)
@@ -75,7 +68,7 @@ def _collected(
         while waiting or running:
             checkpoint()
             while waiting and len(running) < most:
-                running.append(task.remote(plan, waiting.pop(), tuple(signals)))
+                running.append(task.remote(plan, waiting.pop()))
             done, running = ray.wait(running, timeout=_PAUSE)
             for one in done:
                 yield _answer(ray, one)
@@ -92,10 +85,10 @@ def _answer(ray: Any, one: Any) -> Layer:
     return layer
 
 
-def layer_there(plan: SurveyPlan, job: SurveyJob, signals: tuple[str, ...]) -> Layer:
-    """One task: the row of ``job``."""
+def layer_there(plan: SurveyPlan, job: SurveyJob) -> Layer:
+    """Survey ``job`` in a task."""
     schemes = {text: Scheme.parse(text) for text in plan.schemes}
-    return survey_layer(_source(plan.model, plan.revision), job, schemes, signals, plan.methods)
+    return survey_layer(_source(plan.model, plan.revision), job, schemes, plan.methods)
 
 
 @cache

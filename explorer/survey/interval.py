@@ -1,4 +1,4 @@
-"""How far a predicted loss depends on which texts the survey was calibrated by.
+"""The interval of a predicted loss over the choice of calibration texts.
 
 The texts are dealt into k folds in turn (k = 8, or as many as there are texts). Of each layer l the survey
 keeps its mean squared gradient F_l, and that of each fold, F_lf. A cost c_l is proportional to the squared
@@ -9,10 +9,9 @@ gradients, so that fold f alone would predict
 of a choice whose predicted loss is L = Σ_l c_l. The interval is L ± t s / √k, where s is the standard
 deviation of the L_f, and t the 97.5 % quantile of Student's distribution with k - 1 degrees of freedom.
 
-It covers the choice of texts like these, and nothing else: not texts of another kind, not the error of the
-second-order estimate itself, which grows with the loss, and not that layers' errors are added up. A fold
-scales a layer as a whole, though its weights may differ. With few texts a fold is one text, and the interval
-is wide.
+It covers the choice of texts like these, and nothing else: no texts of another kind, no error of the
+second-order estimate itself, which grows with the loss, and no error of adding up layers. A fold scales a
+layer as a whole, though its weights may differ. With few texts a fold is one text, and the interval is wide.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import numpy as np
 from scipy.stats import t as students
 
 from explorer.survey.rows import Layer, Survey
-from explorer.survey.sensitivities import SENSITIVITIES, Needs
+from explorer.survey.sensitivities import SENSITIVITIES
 
 FOLDS = 8
 """The most folds that calibration texts are dealt into."""
@@ -39,7 +38,7 @@ def standard_errors(count: int) -> float:
 
 
 def fold_count(texts: int) -> int:
-    """Into how many folds so many texts are dealt: text i is in fold i modulo that."""
+    """Count the folds of so many texts; text i is in fold i modulo that."""
     return max(min(FOLDS, texts), 1)
 
 
@@ -48,24 +47,21 @@ def predicted_interval(
     signal: str,
     schemes: Mapping[str, str],
     methods: Mapping[str, str] | None = None,
-    inputs: Mapping[str, str] | None = None,
 ) -> Interval | None:
-    """The 95 % interval of the predicted loss of ``schemes`` and ``methods`` (layer -> name; layers that the
-    latter lack are rounded to nearest), and of ``inputs`` whose losses the survey predicts, over calibration
-    texts. What a layer's inputs add is taken to vary with the texts as what its weights lose.
+    """Return the 95 % interval over calibration texts of the predicted loss of ``schemes`` and ``methods``
+    (layer -> name; other layers are rounded to nearest).
 
-    None where ``signal`` is not made of gradients, and for surveys without folds, of earlier versions or of
-    a single text.
+    None where ``signal`` predicts no loss, and for surveys without folds, of earlier versions or of a single
+    text.
     """
-    if SENSITIVITIES[signal].needs is not Needs.GRADIENTS:
+    if not SENSITIVITIES[signal].is_loss:
         return None
     layers = [layer for layer in survey.layers if layer.name in schemes and layer.reached]
     counts = {len(layer.folds) for layer in layers}
     if len(counts) != 1 or (count := counts.pop()) < 2:
         return None
-    by, seen = methods or {}, inputs or {}
-    own = [x.inputs.get(seen.get(x.name, ""), 0.0) for x in layers]
-    costs = np.array([x.cost(signal, schemes[x.name], by.get(x.name, "")) for x in layers]) + np.array(own)
+    by = methods or {}
+    costs = np.array([x.cost(signal, schemes[x.name], by.get(x.name, "")) for x in layers])
     by_fold = costs @ np.array([_shares(layer) for layer in layers])
     half = standard_errors(count) * float(by_fold.std(ddof=1)) / math.sqrt(count)
     loss = float(costs.sum())

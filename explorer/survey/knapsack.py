@@ -1,41 +1,40 @@
-"""The multiple-choice knapsack: of each unit one scheme, of the least cost, within one budget or two.
+"""The multiple-choice knapsack: one scheme for each unit, at the least total cost within a budget.
 
-The steps along the lower convex hulls of all units, the one that saves most first, are the frontier of one
-budget (``HullPath``): its points are the best of their sizes, and the line between two of them is a bound
-(Everett, "Generalized Lagrange multiplier method", 1963). What that leaves open is enumerated unit by unit.
-By the multiplier of the line every scheme has a reduced cost; those that sum to more than the step saves are
-in no better choice. Of partial choices none is followed that is as large as another and costs as much. Where
-too many are left, those of the least reduced cost are followed, and the least of the others is the bound.
-What is found serves every budget between the two points, so that more never buys less.
-
-Two budgets: a mean of the sizes, each as a share of its budget, is one budget that every choice within both
-keeps to (Glover, "Surrogate constraints", 1968); the mean that bounds best is found by halving.
+The steps along the lower convex hulls of all units, the one that saves most per size first, are the frontier
+of the budget (``HullPath``). Its points are the best choices of their sizes, and the line between two of them
+is a lower bound (Everett, "Generalized Lagrange multiplier method", 1963). What the bound leaves open is
+enumerated unit by unit: by the multiplier of the line every scheme has a reduced cost, and schemes whose
+reduced costs sum to more than the step saves are in no better choice. A partial choice is dropped if another
+is smaller and costs less. If too many are left, those of the least reduced cost are followed, and the least
+of the others becomes the bound. The result serves every budget between the two points, so that a larger
+budget never buys less.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-_HALVINGS = 12
 _WIDTHS = (30, 120, 480, 1_920)
 """Partial choices that are followed at once: anew with more after a better choice was found."""
 _STEPS = 64
 """Steps between points of frontiers whose choices are remembered."""
 _EXACT = 1e-12
-"""Share of a cost, or of a budget, that is no difference."""
 _WHOLE = 1 + _EXACT
+"""A budget may be exceeded by this rounding error."""
 
 
 @dataclass(frozen=True, eq=False)
 class HullPath:
-    """The frontier of one budget over units × schemes, whose ``sizes`` are bits or seconds, infinite where a
-    unit cannot have a scheme: at point k ``path[:k]`` of the steps are taken from ``start``, each (unit, new
-    scheme)."""
+    """The frontier of one budget over units × schemes.
+
+    ``sizes`` are bits or seconds, infinite where a unit cannot have a scheme. At point k the first k steps of
+    ``path``, each (unit, new scheme), are taken from ``start``; ``size_at`` and ``cost_at`` are the sums
+    there.
+    """
 
     sizes: np.ndarray
     costs: np.ndarray
@@ -46,6 +45,7 @@ class HullPath:
 
     @classmethod
     def of(cls, sizes: np.ndarray, costs: np.ndarray) -> HullPath:
+        """Draw the frontier of ``sizes`` and ``costs`` [units, schemes]."""
         units = range(len(sizes))
         hulls = [_hull(sizes[u], costs[u]) for u in units]
         steps = sorted(
@@ -74,55 +74,33 @@ class HullPath:
             chosen[u] = b
         return chosen
 
-    def used(self, sizes: Sequence[np.ndarray]) -> np.ndarray:
-        """The sums of other ``sizes`` [units, schemes] at every point: [of each, points]."""
-        now, units = self.start.copy(), np.arange(len(self.start))
-        steps = np.empty((len(sizes), len(self.path) + 1))
-        steps[:, 0] = [size[units, now].sum() for size in sizes]
-        for k, (u, b) in enumerate(self.path, 1):
-            steps[:, k] = [size[u, b] - size[u, now[u]] for size in sizes]
-            now[u] = b
-        return steps.cumsum(1)
-
     def reduced(self, k: int) -> np.ndarray:
-        """What each scheme costs more than the best of its unit by the multiplier of the step from ``k``."""
-        can, slope = np.isfinite(self.sizes), 0.0
-        if k + 1 < len(self.size_at):
-            slope = (self.cost_at[k] - self.cost_at[k + 1]) / (self.size_at[k + 1] - self.size_at[k])
+        """Costs above the best of each unit under the multiplier of the step from point ``k``."""
+        can = np.isfinite(self.sizes)
+        slope = (self.cost_at[k] - self.cost_at[k + 1]) / (self.size_at[k + 1] - self.size_at[k])
         cost = np.where(can, self.costs + slope * np.where(can, self.sizes, 0.0), np.inf)
         return np.asarray(cost - cost.min(1)[:, None])
-
-    def last(self, budget: float) -> int:
-        """The last point within ``budget``, -1 if there is none."""
-        return int((self.size_at <= budget * _WHOLE).sum()) - 1
-
-    def bound(self, budget: float) -> float:
-        """What any choice within ``budget`` costs at least."""
-        return float(np.interp(budget, self.size_at, self.cost_at))
 
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """The scheme of each unit, the sum of their costs, and what any choice within the budgets costs at
-    least: as much, where the choice is proved to be the best."""
+    """The scheme of each unit and the sum of their costs. No choice within the budget costs less than
+    ``bound``, which equals ``cost`` where the choice is proved to be the best."""
 
     chosen: np.ndarray
     cost: float
     bound: float
 
 
-def least_within(limits: Sequence[tuple[HullPath, float]]) -> Solved | None:
-    """The choice of the least cost within one budget, or within two of the same costs; None if there is none.
-    ``ValueError`` where neither a choice within two is found nor that there is none."""
-    if not all(budget > 0 and path.last(budget) >= 0 for path, budget in limits):
+def least_within(path: HullPath, budget: float) -> Solved | None:
+    """Return the choice of the least cost within ``budget``; None if there is none."""
+    last = int((path.size_at <= budget * _WHOLE).sum()) - 1
+    if not budget > 0 or last < 0:
         return None
-    if len(limits) > 1:
-        return _within_both(limits)
-    [(path, budget)] = limits
-    sizes, costs, chosen, unfollowed = _between(path, path.last(budget))
+    sizes, costs, chosen, unfollowed = _between(path, last)
     at = max(int((sizes <= budget * _WHOLE).sum()) - 1, 0)
-    cost = float(costs[at])
-    return Solved(chosen[at], cost, min(cost, path.bound(budget) + unfollowed))
+    cost, line = float(costs[at]), float(np.interp(budget, path.size_at, path.cost_at))
+    return Solved(chosen[at], cost, min(cost, line + unfollowed))
 
 
 @lru_cache(_STEPS)
@@ -133,13 +111,13 @@ def _between(path: HullPath, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     sizes, costs = path.size_at[[k]], path.cost_at[[k]]
     if k + 1 == len(path.size_at):
         return sizes, costs, chosen, np.inf
-    end, tables, reduced = path.size_at[k + 1], [path.sizes, path.costs], path.reduced(k)
+    end, reduced = path.size_at[k + 1], path.reduced(k)
     for width in _WIDTHS:
         # What the best choice at hand costs more than the line, where the next one does not fit yet.
         room = float((costs - np.interp(np.append(sizes[1:], end), path.size_at, path.cost_at)).max())
         if unfollowed >= room:
             break
-        found, unfollowed = _followed(tables, [end * _WHOLE, path.cost_at[k]], reduced, room, width)
+        found, unfollowed = _followed(path, (end * _WHOLE, path.cost_at[k]), reduced, room, width)
         chosen = np.concatenate([chosen, found])
         sizes, costs = path.sizes[units, chosen].sum(1), path.costs[units, chosen].sum(1)
         best = _undominated(sizes, costs)
@@ -147,60 +125,13 @@ def _between(path: HullPath, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return sizes, costs, chosen, unfollowed
 
 
-def _within_both(limits: Sequence[tuple[HullPath, float]]) -> Solved | None:
-    """The choice of the least cost within two budgets."""
-    costs = limits[0][0].costs
-    low, high, tightest, bound = 0.0, 1.0, limits[0][0], -np.inf
-    best, cost, units = None, np.inf, np.arange(len(costs))
-    for one, (other, most) in zip(limits, limits[::-1], strict=True):
-        alone = least_within([one])
-        if alone is not None and other.sizes[units, alone.chosen].sum() <= most * _WHOLE:
-            return alone
-    shares = [path.sizes / budget for path, budget in limits]
-    for step in range(_HALVINGS):
-        weight = float(step) if step < 2 else (low + high) / 2
-        path = HullPath.of(_mean(shares, weight), costs)
-        if path.least > _WHOLE:
-            return None
-        if path.bound(1.0) > bound:
-            bound, tightest = path.bound(1.0), path
-        points = path.used(shares)
-        within = np.flatnonzero((points <= _WHOLE).all(0))
-        if len(within) and path.cost_at[within[-1]] < cost:
-            best, cost = path.at(int(within[-1])), float(path.cost_at[within[-1]])
-        if cost * (1 - _EXACT) <= bound:
-            break
-        if step >= 2 and np.interp(1.0, path.size_at, points[1]) > 1:
-            low = weight
-        elif step >= 2:
-            high = weight
-    reduced, unfollowed = tightest.reduced(tightest.last(1.0)), 0.0
-    for width in _WIDTHS:
-        room = cost * (1 - _EXACT) - bound
-        if unfollowed >= room:
-            break
-        found, unfollowed = _followed([*shares, costs], [_WHOLE, _WHOLE, cost], reduced, room, 4 * width)
-        sums = costs[units, found].sum(1)
-        if len(found) and sums.min() < cost:
-            best, cost = found[sums.argmin()], float(sums.min())
-    if best is None and unfollowed < np.inf:
-        raise ValueError("no choice was found within both budgets; a little more of either gives one")
-    return None if best is None else Solved(best, cost, min(cost, bound + unfollowed))
-
-
-def _mean(shares: Sequence[np.ndarray], weight: float) -> np.ndarray:
-    """One size for two: ``weight`` is of the second."""
-    can = np.isfinite(shares[0]) & np.isfinite(shares[1])
-    first, second = (np.where(can, share, 0.0) for share in shares)
-    return np.where(can, (1 - weight) * first + weight * second, np.inf)
-
-
 def _followed(
-    tables: Sequence[np.ndarray], most: Sequence[float], reduced: np.ndarray, room: float, width: int
+    path: HullPath, most: tuple[float, float], reduced: np.ndarray, room: float, width: int
 ) -> tuple[np.ndarray, float]:
-    """The choices [choices, units] of which each of ``tables``, sizes and last costs, sums to at most
-    ``most``, and ``reduced`` costs to less than ``room``; and the least that the latter are for a choice that
-    was not followed, infinite if none was left."""
+    """The choices [choices, units] whose size and cost are at most ``most``, and whose ``reduced`` costs sum
+    to less than ``room``; and the least reduced cost of a choice that was not followed, infinite if all were.
+    """
+    tables = (path.sizes, path.costs)
     best, units = reduced.argmin(1), range(len(reduced))
     options = [np.flatnonzero(row < room) for row in reduced]
     order = sorted((u for u in units if len(options[u]) > 1), key=lambda u: len(options[u])) or [0]
@@ -212,11 +143,11 @@ def _followed(
         own, before = options[u], len(gone)
         rest = rest - least[:, place]
         cells = np.array([table[u, own] for table in tables])
-        sums = (sums[:, None] + cells[:, :, None]).reshape(len(tables), -1)
+        sums = (sums[:, None] + cells[:, :, None]).reshape(2, -1)
         gone = np.add.outer(reduced[u, own], gone).ravel()
         fits = (sums + rest[:, None] <= np.array(most)[:, None]).all(0)
         kept = np.flatnonzero(fits & (gone < room))
-        if len(tables) == 2 and len(kept):
+        if len(kept):
             kept = kept[_undominated(sums[0, kept], sums[1, kept], most[0] * _EXACT)]
         if len(kept) > width:
             parts = np.argpartition(gone[kept], width)
@@ -232,8 +163,9 @@ def _followed(
 
 
 def _undominated(sizes: np.ndarray, costs: np.ndarray, step: float = 0.0) -> np.ndarray:
-    """The indices of those that cost less than any other of their size, to ``step``, or a smaller one; by
-    size."""
+    """Indices, by size, of the points that no smaller or equal one undercuts; sizes within ``step`` are
+    equal.
+    """
     sizes = np.round(sizes / step) if step else sizes
     order = np.argsort(sizes, kind="stable")  # quick where parts are in order
     least, best = costs[order], np.ones(len(order), dtype=bool)

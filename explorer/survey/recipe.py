@@ -27,22 +27,24 @@ KEY = RECIPE_KEY
 class ModelRecipe:
     """A scheme and method for each layer of a model, embeddings included; what is not named stays as it is.
 
-    ``model``: folder or Hub id as given. ``weights_sha256`` of its safetensors files, "" where it was not
-    computed. ``layers``: the name of a weight's tensor without ".weight" -> its ``Recipe``. ``signal``: the
-    row of ``SENSITIVITIES`` that it was chosen by, "" for a uniform one. ``schemes``: texts that it was
-    chosen from, none where that is not known; ``target``: the checkpoint format that it was made for, "" for
-    none; ``fused``: whether layers that engines multiply as one have one scheme. ``bits``: mean bits per
-    weight over ``layers``, scales and zero points counted. ``predicted_loss`` is of the layers' methods where
-    the survey chose them, of rounding to nearest where one method is for all; None where the signal predicts
-    none; ``predicted_interval``: of 95 % over calibration texts (``explorer.survey.interval``), where the
-    survey gives it. Both are of weights alone unless the survey predicts what quantized inputs add: then
-    ``predicted_inputs`` is that part of the loss. ``versions`` of the packages that decided. ``inputs``: how
-    the inputs of its layers of codes are quantized when the model runs, but for those that ``own_inputs``
-    names; one of the whole tensor is a fixed scale for each layer, whose range its calibrator finds; None:
-    not quantized. ``texts_sha256``: of the texts that
-    the survey was calibrated by, "" where it ran none. ``predicted_time``: what the model's linear layers
-    take in one step, where a budget of time was asked for.
-    ``cache``: how keys and values are stored when the model runs; None: exactly.
+    model               folder or Hub id as given
+    weights_sha256      of its safetensors files, "" where it was not computed
+    layers              name of a weight's tensor without ".weight" -> its ``Recipe``
+    signal              the row of ``SENSITIVITIES`` that it was chosen by, "" for a uniform recipe
+    bits                mean bits per weight over ``layers``, scales and zero points counted
+    predicted_loss      of the weights alone, by the layers' methods where the survey chose them and by
+                        rounding to nearest where one method is for all; None where the signal predicts none
+    versions            of the packages that decided
+    schemes             texts that it was chosen from, none where that is not known
+    target              the checkpoint format that it was made for, "" for none
+    fused               whether layers that engines multiply as one matrix have one scheme
+    predicted_interval  of 95 % over calibration texts (``survey.interval``), where the survey gives it
+    inputs              how the inputs of its layers of codes are quantized when the model runs, except those
+                        that ``own_inputs`` names; a scheme of the whole tensor has a fixed scale for each
+                        layer, whose range its calibrator finds; None: not quantized
+    texts_sha256        of the texts that the survey was calibrated by, "" where it ran none
+    predicted_time      of the linear layers in one step, where a budget of time was asked for
+    cache               how keys and values are stored when the model runs; None: exactly
     """
 
     model: str
@@ -62,12 +64,11 @@ class ModelRecipe:
     predicted_time: PredictedTime | None = None
     cache: CachePlan | None = None
     own_inputs: Mapping[str, Scheme | None] = field(default_factory=dict)
-    predicted_inputs: float | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise ValueError("a recipe names at least one layer")
-        numbers = (self.bits, self.predicted_loss, self.predicted_inputs, *(self.predicted_interval or ()))
+        numbers = (self.bits, self.predicted_loss, *(self.predicted_interval or ()))
         for number in numbers:
             if number is not None and not (math.isfinite(number) and number >= 0):
                 raise ValueError(f"a recipe's bits and predicted loss are numbers from 0, not {number}")
@@ -89,11 +90,6 @@ class ModelRecipe:
         return {name: inputs for name, inputs in found if inputs is not None}
 
     @property
-    def of_weights_alone(self) -> bool:
-        """Whether inputs are quantized, and the predicted loss is without them."""
-        return bool(self.input_schemes) and self.predicted_inputs is None
-
-    @property
     def counts(self) -> dict[str, int]:
         """How many layers have each recipe, by its text."""
         counts: dict[str, int] = {}
@@ -103,6 +99,7 @@ class ModelRecipe:
 
     def to_json(self) -> str:
         """The recipe as JSON text, a layer a line."""
+        own = {"own_inputs": {name: str(one or "") for name, one in self.own_inputs.items()}}
         about: dict[str, Any] = {
             KEY: VERSION,
             "model": self.model,
@@ -119,20 +116,11 @@ class ModelRecipe:
             "texts_sha256": self.texts_sha256,
             "predicted_time": None if self.predicted_time is None else asdict(self.predicted_time),
             "cache": None if self.cache is None else asdict(_Cache.of(self.cache)),
-            **self._own(),
+            **(own if self.own_inputs else {}),
             "versions": dict(self.versions),
             "layers": {name: str(recipe) for name, recipe in self.layers.items()},
         }
         return json.dumps(about, indent=1, ensure_ascii=False) + "\n"
-
-    def _own(self) -> dict[str, Any]:
-        """The entries of a file that has inputs by layer, or a loss of inputs; none of others."""
-        found: dict[str, Any] = {}
-        if self.predicted_inputs is not None:
-            found["predicted_inputs"] = self.predicted_inputs
-        if self.own_inputs:
-            found["own_inputs"] = {name: str(one or "") for name, one in self.own_inputs.items()}
-        return found
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -151,7 +139,11 @@ class ModelRecipe:
         own = {name: Scheme.parse(text) if text else None for name, text in file.own_inputs.items()}
         cache = None if file.cache is None else file.cache.plan
         read = {"layers": layers, "schemes": schemes, "inputs": inputs, "cache": cache, "own_inputs": own}
-        return cls(**{**vars(file), **read})
+        told = {**vars(file), **read}
+        if (added := told.pop("predicted_inputs")) is not None and file.predicted_loss is not None:
+            # Files of earlier versions may add what quantized inputs lose.
+            told |= {"predicted_loss": max(file.predicted_loss - added, 0.0), "predicted_interval": None}
+        return cls(**told)
 
     def save(self, path: str | Path) -> None:
         """Write the recipe; the file is whole or not there. ``OSError`` if it cannot be written."""

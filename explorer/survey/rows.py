@@ -1,4 +1,4 @@
-"""A survey's file: JSON lines, first what was surveyed, then a line a layer as they are done.
+"""The file of a survey: JSON lines, first what was surveyed, then a line a layer as they are done.
 
 A file that was stopped holds the layers so far. What is read is checked against the types here, so that
 nothing behind this module handles unchecked values.
@@ -20,6 +20,7 @@ from explorer.models.files import Role, itemsize
 from explorer.paths import ASSETS
 from explorer.schemes.scheme import todays_text
 from explorer.sources.coded import stored_bits
+from explorer.survey.sensitivities import SENSITIVITIES
 
 SURVEYS = ASSETS / "surveys"
 """Surveys that ship with the explorer."""
@@ -40,19 +41,22 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True)
 class Head:
-    """The first line: what was surveyed, and by what.
+    """The first line of a survey: what was surveyed, and by what.
 
-    ``schemes``: texts that ``Scheme.parse`` reads. ``signals``: rows of ``SENSITIVITIES`` that every layer
-    has costs of; ``default`` is the one to choose by. ``loss``: what a cost of 1 is a loss of, "embedding"
-    (mean of 1 - cosine) or "next token" (mean KL in nats), empty where the model was not run, and ``why``
-    then says why not. ``texts_sha256`` is of the calibration texts; ``texts`` of them were run, which
-    have ``tokens``, and ``texts_left_out`` could not be, as they have fewer than two. ``part``: what of the
-    model texts run, empty if that is all. ``layers``: how many lines follow. ``parameters`` are all of the
-    model's, ``kept_bytes`` those of its tensors that no scheme is chosen for, as they are stored,
-    ``kept_parts`` by what they are. ``include`` and ``exclude``: patterns that it was asked for;
-    ``embeddings``: whether the table of tokens' embeddings is among the layers that have costs. ``methods``:
-    beside rounding to nearest, those that layers have shares of (``Layer.methods``). ``inputs``: schemes that
-    layers have losses of quantized inputs by (``Layer.inputs``).
+    schemes         texts that ``Scheme.parse`` reads
+    signals         rows of ``SENSITIVITIES`` that every layer has costs of; ``default``: to choose by
+    layers          how many lines follow
+    parameters      of the whole model
+    kept_bytes      of the tensors that no scheme is chosen for, as they are stored; ``kept_parts``: by what
+                    they are
+    loss            unit of a cost of 1: "embedding" (mean of 1 - cosine) or "next token" (mean KL in nats);
+                    empty where the model was not run, and ``why`` says why not
+    texts           calibration texts that were run, of ``tokens`` tokens; ``texts_left_out`` had fewer than
+    two texts_sha256    of the calibration texts
+    part            what of the model texts run, empty if that is all
+    include         patterns that the survey was asked for, as ``exclude``
+    embeddings      whether the table of tokens' embeddings is among the layers that have costs
+    methods         beside rounding to nearest, those that layers have shares of (``Layer.methods``)
     """
 
     model: str
@@ -78,22 +82,22 @@ class Head:
     versions: Mapping[str, str] = field(default_factory=dict)
     version: int = VERSION
     methods: tuple[str, ...] = ()
-    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One line: a linear layer, an embedding or head, or the experts of a block as one matrix.
+    """A line: a linear layer, an embedding or head, or the experts of a block as one matrix.
 
-    ``squares`` is ‖W‖², ``bits[scheme]`` the bits per weight, ``costs[signal][scheme]`` what rounding the
-    layer to nearest costs by that signal; "weight" is ‖W - Ŵ‖². ``fisher`` is the mean squared gradient of
-    its weights, ``folds`` that of each fold of the calibration texts (``explorer.survey.interval``; none in
-    files of earlier versions). ``reached`` is False for a layer that the loss does not depend on: it has no
-    cost, and stays as it is. Layers that are listed alone have neither bits nor costs. ``depth``: which block
-    it is in. ``methods[method][scheme]``: the predicted loss with the codes of a method, as a share of that
-    of rounding (``explorer.survey.methods``); a method lacks the schemes that it does not serve, and all of
-    a layer whose inputs are not seen. ``inputs[scheme]``: the predicted loss that quantizing the layer's
-    inputs adds (``explorer.survey.input_losses``), whatever its weights are rounded by.
+    depth    the block that it is in
+    squares  ‖W‖²
+    bits     scheme -> bits per weight; none for layers that are listed alone, as ``costs``
+    costs    signal -> scheme -> the cost of rounding the layer to nearest; "weight" is ‖W - Ŵ‖²
+    fisher   mean squared gradient of its weights; ``folds``: the same of each fold of the calibration texts
+             (``survey.interval``; none in files of earlier versions)
+    reached  False for a layer that the loss does not depend on: it has no cost, and stays as it is
+    texts    how many texts gave it a gradient
+    methods  method -> scheme -> the predicted loss as a share of that of rounding (``survey.methods``); a
+             method lacks the schemes that it does not serve, and all of a layer whose inputs are not seen
     """
 
     name: str
@@ -111,7 +115,6 @@ class Layer:
     texts: int | None = None
     seconds: float = 0.0
     methods: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    inputs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def weights(self) -> int:
@@ -205,7 +208,7 @@ def load_survey(path: str | Path) -> Survey:
         checked(Layer, parsed_json(line, f"{path.name}: line {number}"), f"{path.name}: line {number}")
         for number, line in enumerate(lines[1:], 2)
     ]
-    survey = _in_todays_texts(head, layers)
+    survey = _as_of_today(head, layers)
     for layer in survey.layers:
         _check_cells(survey.head, layer, path.name)
     if len({layer.name for layer in layers}) < len(layers) or len(layers) > head.layers:
@@ -213,9 +216,10 @@ def load_survey(path: str | Path) -> Survey:
     return survey
 
 
-def _in_todays_texts(head: Head, layers: Sequence[Layer]) -> Survey:
-    """The survey with schemes as they are spelled today: files keep the texts of their time."""
-    names = {text: todays_text(text) for text in (*head.schemes, *head.inputs)}
+def _as_of_today(head: Head, layers: Sequence[Layer]) -> Survey:
+    """The survey with schemes as they are spelled today, as files keep the texts of their time, and without
+    signals of earlier versions."""
+    names = {text: todays_text(text) for text in head.schemes}
 
     def respelled(cells: Mapping[str, float]) -> dict[str, float]:
         return {names.get(text, text): number for text, number in cells.items()}
@@ -224,14 +228,13 @@ def _in_todays_texts(head: Head, layers: Sequence[Layer]) -> Survey:
         replace(
             x,
             bits=respelled(x.bits),
-            costs={signal: respelled(c) for signal, c in x.costs.items()},
+            costs={signal: respelled(c) for signal, c in x.costs.items() if signal in SENSITIVITIES},
             methods={method: respelled(c) for method, c in x.methods.items()},
-            inputs=respelled(x.inputs),
         )
         for x in layers
     )
-    schemes, inputs = (tuple(dict.fromkeys(names[text] for text in x)) for x in (head.schemes, head.inputs))
-    return Survey(replace(head, schemes=schemes, inputs=inputs), tuple(today))
+    signals = tuple(signal for signal in SENSITIVITIES if signal in head.signals)
+    return Survey(replace(head, schemes=tuple(dict.fromkeys(names.values())), signals=signals), tuple(today))
 
 
 def _lines(path: Path) -> list[str]:
@@ -247,6 +250,8 @@ def _lines(path: Path) -> list[str]:
 
 
 def _check_head(head: Head, name: str) -> None:
+    if head.default in head.signals and head.default not in SENSITIVITIES:
+        raise ValueError(f"{name} ranks layers by {head.default!r}, which is gone: survey the model again")
     if head.default not in head.signals:
         raise ValueError(f"{name}: line 1 is wrong: default {head.default!r} is none of its signals")
     counts = {"layers": head.layers, "parameters": head.parameters, "kept_bytes": head.kept_bytes}
@@ -267,9 +272,7 @@ def _check_cells(head: Head, layer: Layer, name: str) -> None:
         raise ValueError(f"{name}: {layer.name} has a method or scheme that the first line does not name")
     cells += shares.values()
     numbers = [value for cell in (*cells, *layer.costs.values()) for value in cell.values()]
-    if not set(layer.inputs) <= set(head.inputs):
-        raise ValueError(f"{name}: {layer.name} has inputs by a scheme that the first line does not name")
-    numbers += [layer.squares, layer.fisher or 0.0, *layer.folds, *layer.inputs.values()]
+    numbers += [layer.squares, layer.fisher or 0.0, *layer.folds]
     if not all(1 <= axis <= MOST for axis in layer.shape):
         raise ValueError(f"{name}: {layer.name} has the shape {layer.shape}; axes are from 1 to {MOST:,}")
     if not all(0 <= value < math.inf for value in numbers):
@@ -323,7 +326,6 @@ def head_differs(found: Head, wanted: Head) -> Iterator[str]:
         "schemes": "the schemes",
         "signals": "the signals",
         "methods": "the methods",
-        "inputs": "the schemes of inputs",
         "texts_sha256": "the texts",
         "include": "the included layers",
         "exclude": "the excluded layers",

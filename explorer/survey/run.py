@@ -1,4 +1,4 @@
-"""A survey: every linear layer of a model, its head and its table of embeddings × schemes, streamed.
+"""Survey a model: every linear layer, the head and the table of embeddings by every scheme.
 
     headers -> layers          one backward pass over texts -> Evidence
     layer's bytes -> GPU -> every scheme: quantize, restore, costs -> one JSON line
@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from explorer import words
-from explorer.checkpoints.inputs import check_scheme
 from explorer.core.backend import free_bytes, memory_bytes, place, work_device
 from explorer.core.quantize import quantize_weight
 from explorer.models.capture import Model, load_model
@@ -37,7 +36,8 @@ from explorer.models.files import (
     weights_sha256,
 )
 from explorer.models.kinds import depth_of, kind_of
-from explorer.models.skeleton import WEIGHT, HeldWeight, Skeleton
+from explorer.models.skeleton import WEIGHT as SUFFIX
+from explorer.models.skeleton import HeldWeight, Skeleton
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
@@ -50,7 +50,7 @@ from explorer.survey.evidence import gather, weights_of
 from explorer.survey.loss import NEXT_TOKEN, hash_of, reference_for
 from explorer.survey.methods import bytes_of_rows, check_method, shares_of
 from explorer.survey.rows import FIRST, Head, Layer, Survey, head_differs, line_of, load_survey
-from explorer.survey.sensitivities import DEFAULT, SENSITIVITIES, Evidence, Needs, squares
+from explorer.survey.sensitivities import FISHER, SENSITIVITIES, WEIGHT, Evidence, squares
 from explorer.version import __version__
 
 SCHEMES = (
@@ -60,20 +60,22 @@ SCHEMES = (
 )  # fmt: skip
 """What is surveyed if nothing is said: from 2.3 to 8 bits, integers with and without zero points, and
 floating point."""
-WEIGHTS_ALONE = "weight"
 MOST_UNMATCHED = 0.2
 """Of the weights of linear layers: a few layers that the network lacks are heads of tasks."""
-_PIECE = 16 << 20
 
 
 @dataclass(frozen=True)
 class SurveyPlan:
-    """What ``survey_model`` is to do. ``schemes``: texts; ``signals``: None for the best that can be had;
-    ``texts``: to calibrate by, the built-in ones if empty. ``exclude``: patterns (``matches``) of layers that
-    stay as they are; ``include``: of linear layers beside the language part that are surveyed too.
-    ``embeddings``: the table of tokens' embeddings is surveyed, else it is listed. ``methods`` of codes
-    alone, beside rounding, whose shares of the loss are predicted (``explorer.survey.methods``). ``inputs``:
-    schemes by which the loss that quantized inputs add is predicted (``explorer.survey.input_losses``)."""
+    """What ``survey_model`` is to do.
+
+    schemes     texts of schemes
+    signals     rows of ``SENSITIVITIES``; None: all, or the weight error alone where the model cannot be run
+    texts       to calibrate by, the built-in ones if empty
+    include     patterns of linear layers beside the language part that are surveyed too
+    exclude     patterns (``models.files.matches``) of layers that stay as they are
+    embeddings  whether the table of tokens' embeddings is surveyed, or only listed
+    methods     of codes alone, beside rounding: their shares of the loss are predicted (``survey.methods``)
+    """
 
     model: str
     revision: str | None = None
@@ -84,7 +86,6 @@ class SurveyPlan:
     exclude: tuple[str, ...] = ()
     embeddings: bool = True
     methods: tuple[str, ...] = ()
-    inputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.schemes:
@@ -92,26 +93,17 @@ class SurveyPlan:
         for signal in self.signals or ():
             if signal not in SENSITIVITIES:
                 raise ValueError(f"no signal {signal!r}; there are {', '.join(SENSITIVITIES)}")
+        methods = tuple(dict.fromkeys(filter(None, map(check_method, self.methods))))
+        if methods and not self.runs:
+            raise ValueError(f"methods change a predicted loss, and {WEIGHT} predicts none: add {FISHER}")
         names = tuple(dict.fromkeys(str(Scheme.parse(text)) for text in self.schemes))
         object.__setattr__(self, "schemes", names)
-        if self.signals is not None:
-            # The weight error is always there: it costs nothing more.
-            signals = tuple(s for s in SENSITIVITIES if s in self.signals or s == WEIGHTS_ALONE)
-            object.__setattr__(self, "signals", signals)
-        methods = tuple(dict.fromkeys(filter(None, map(check_method, self.methods))))
         object.__setattr__(self, "methods", methods)
-        inputs = [Scheme.parse(text) for text in self.inputs]
-        for scheme in inputs:
-            check_scheme(scheme)
-        object.__setattr__(self, "inputs", tuple(dict.fromkeys(map(str, inputs))))
-        signals = DEFAULT if self.signals is None else self.signals
-        if any(SENSITIVITIES[s].is_loss for s in signals):
-            return
-        what = "methods change" if methods else "quantized inputs add to" if inputs else ""
-        if what:
-            raise ValueError(
-                f"{what} a predicted loss, and these signals predict none: add one, such as {DEFAULT[-1]}"
-            )
+
+    @property
+    def runs(self) -> bool:
+        """Whether the model is run."""
+        return self.signals is None or FISHER in self.signals
 
     def surveys(self, role: Role | None) -> bool:
         """Whether layers of ``role`` get costs."""
@@ -133,8 +125,8 @@ class SurveyJob:
     listed: bool = False
 
 
-Rows = Callable[[SurveyPlan, TensorSource, Sequence[SurveyJob], Sequence[str]], Iterator[Layer]]
-"""Surveys jobs by signals, each result as soon as it is there, in any order."""
+Rows = Callable[[SurveyPlan, TensorSource, Sequence[SurveyJob]], Iterator[Layer]]
+"""Surveys jobs, each result as soon as it is there, in any order."""
 
 
 def survey_model(
@@ -190,7 +182,7 @@ def survey_model(
         if _layer(info) not in done
     ]
     with _opened(out, head, found is not None, size) as file:
-        for layer in (rows or in_this_process)(plan, source, jobs, head.signals):
+        for layer in (rows or in_this_process)(plan, source, jobs):
             file.write(line_of(layer).encode())
             file.flush()
             done.add(layer.name)
@@ -260,8 +252,8 @@ def _head_of(
         revision=plan.revision,
         weights_sha256=sha256,
         schemes=plan.schemes,
-        signals=ran.signals,
-        default=ran.signals[-1],
+        signals=(WEIGHT, FISHER) if ran.loss else (WEIGHT,),
+        default=FISHER if ran.loss else WEIGHT,
         layers=sum(role is not None for _, role in infos),
         parameters=sum(info.elements for info, _ in infos),
         kept_bytes=sum(parts.values()),
@@ -270,7 +262,6 @@ def _head_of(
         exclude=plan.exclude,
         embeddings=plan.embeddings,
         methods=plan.methods,
-        inputs=plan.inputs,
         loss=ran.loss,
         why=ran.why,
         texts=ran.texts,
@@ -282,26 +273,23 @@ def _head_of(
     )
 
 
-def in_this_process(
-    plan: SurveyPlan, source: TensorSource, jobs: Sequence[SurveyJob], signals: Sequence[str]
-) -> Iterator[Layer]:
-    """The jobs one after another, here, on the GPU if there is one."""
+def in_this_process(plan: SurveyPlan, source: TensorSource, jobs: Sequence[SurveyJob]) -> Iterator[Layer]:
+    """Survey the jobs one after another, here, on the GPU if there is one."""
     schemes = {text: Scheme.parse(text) for text in plan.schemes}
     for job in jobs:
         checkpoint()
-        yield survey_layer(source, job, schemes, signals, plan.methods)
+        yield survey_layer(source, job, schemes, plan.methods)
 
 
 def survey_layer(
     source: TensorSource,
     job: SurveyJob,
     schemes: Mapping[str, Scheme],
-    signals: Sequence[str],
     methods: Sequence[str] = (),
     restored: Callable[[Tensor, str], Tensor] | None = None,
 ) -> Layer:
-    """One layer: its bytes are read once, and it is rounded by every scheme, to nearest or as ``restored``
-    (the weight [N, K], the name of a scheme -> the weight restored) says, and by ``methods``.
+    """Survey one layer: its bytes are read once, and it is rounded by every scheme, to nearest or as
+    ``restored`` (the weight [N, K], the name of a scheme -> the weight restored) says, and by ``methods``.
 
     ``ValueError`` that names the layer if it cannot be read or holds NaN or Inf.
     """
@@ -312,10 +300,8 @@ def survey_layer(
         return layer
     weight = source.matrix(info.name).values
     weight = place(weight).move(weight)
-    evidence = job.evidence or Evidence()
-    chosen = [SENSITIVITIES[s] for s in signals if s == WEIGHTS_ALONE or job.reached]
-    costs: dict[str, dict[str, float]] = {row.name: {} for row in chosen}
-    judged = evidence.methods if methods and job.reached else None
+    evidence = job.evidence if job.reached else None
+    costs: dict[str, dict[str, float]] = {WEIGHT: {}} if evidence is None else {WEIGHT: {}, FISHER: {}}
     for text, scheme in schemes.items():
         checkpoint()
         try:
@@ -323,21 +309,17 @@ def survey_layer(
             error = after.neg_().add_(weight)
         except ValueError as refused:
             raise ValueError(f"{name}, by {text}: {refused}") from refused
-        for row in chosen:
-            costs[row.name][text] = row.cost(weight, error, evidence)
+        costs[WEIGHT][text] = squares(error)
+        if evidence is not None:
+            costs[FISHER][text] = evidence.cost(error)
     bits = {text: scheme.bits_per_element(shape).total for text, scheme in schemes.items()}
-    return replace(
-        layer,
-        squares=squares(weight),
-        bits=bits,
-        costs=costs,
-        fisher=evidence.fisher,
-        folds=evidence.folds,
-        texts=evidence.texts,
-        methods={} if judged is None else shares_of(weight, schemes, judged, methods),
-        inputs=evidence.quantized_inputs,
-        seconds=time.perf_counter() - start,
-    )
+    layer = replace(layer, squares=squares(weight), bits=bits, costs=costs)
+    if evidence is not None:
+        judged = evidence.methods if methods else None
+        shares = {} if judged is None else shares_of(weight, schemes, judged, methods)
+        layer = replace(layer, fisher=evidence.fisher, folds=evidence.folds, texts=evidence.texts)
+        layer = replace(layer, methods=shares)
+    return replace(layer, seconds=time.perf_counter() - start)
 
 
 def versions() -> dict[str, str]:
@@ -353,7 +335,6 @@ def versions() -> dict[str, str]:
 class _Ran:
     """What running the model gave: ``loss`` is empty, and ``why`` set, if it was not run."""
 
-    signals: tuple[str, ...]
     evidence: Mapping[str, Evidence]
     loss: str = ""
     why: str = ""
@@ -370,32 +351,30 @@ def _run(
     limits: SourceLimits,
     progress: Progress | None,
 ) -> _Ran:
-    """Run the model as far as the signals need it; without signals asked for, the best that can be had."""
-    if plan.signals is not None and all(SENSITIVITIES[s].needs is Needs.NOTHING for s in plan.signals):
-        return _Ran(plan.signals, {}, why="only signals of the weights alone were asked for")
+    """Run the model for gradients, unless only the weight error was asked for or nothing was and it cannot be
+    run."""
+    if not plan.runs:
+        return _Ran({}, why="only the weight error was asked for")
     try:
         if Path(plan.model).suffix.lower() == GGUF:
             raise SourceError(
                 "a GGUF file is not run here; its layers are surveyed as their codes restore them"
             )
-        signals = _that_fit(plan, parameters, layers)
+        _check_memory(plan, parameters, layers)
         model = load_model(plan.model, plan.revision, work_device(), limits, head=True)
         reference = reference_for(model, plan.calibration(model.causal))
         weights = _weights(model, layers)
     except SourceError as error:
-        if plan.signals is not None or plan.methods or plan.inputs:
+        if plan.signals is not None or plan.methods:
             raise
-        return _Ran((WEIGHTS_ALONE,), {}, why=str(error))
-    of_inputs = {text: Scheme.parse(text) for text in plan.inputs}
-    evidence = gather(model, reference, weights, signals, progress, bool(plan.methods), of_inputs)
+        return _Ran({}, why=str(error))
+    evidence = gather(model, reference, weights, progress, bool(plan.methods))
     if not evidence:
         raise SourceError(
             f"{plan.model}: its loss on text depends on none of its {len(layers)} linear layers"
         )
     texts = len(reference.sequences)
-    return _Ran(
-        signals, evidence, reference.kind, "", texts, reference.tokens, reference.left_out, model.part
-    )
+    return _Ran(evidence, reference.kind, "", texts, reference.tokens, reference.left_out, model.part)
 
 
 def _weights(model: Model, layers: Mapping[TensorInfo, Role]) -> dict[str, HeldWeight]:
@@ -414,38 +393,28 @@ def _weights(model: Model, layers: Mapping[TensorInfo, Role]) -> dict[str, HeldW
     return found
 
 
-def _that_fit(plan: SurveyPlan, parameters: int, layers: Mapping[TensorInfo, Role]) -> tuple[str, ...]:
-    """The signals asked for, else those of ``DEFAULT`` whose runs fit into the memory of the device that the
-    model is run on. ``SourceError`` if none do, or if the rows of inputs that methods keep, beside a network
-    that is run on the CPU, do not fit into main memory."""
-    available, name = _memory()
+def _check_memory(plan: SurveyPlan, parameters: int, layers: Mapping[TensorInfo, Role]) -> None:
+    """``SourceError`` unless the network, a gradient and the diagonal fit into the memory of the device that
+    it is run on, and the rows of inputs that methods keep into main memory. What was asked for by name is
+    tried in any case."""
+    device, main = work_device(), 0.7 * memory_bytes()
+    on_cpu = device.type == "cpu"
+    available = main if on_cpu else 0.9 * free_bytes(device)
     widths = [info.shape[1] for info, role in layers.items() if role is not Role.EMBEDDING]
     kept = bytes_of_rows(widths) if plan.methods else 0
-    beside = kept if work_device().type == "cpu" else 0
-    for signals in [plan.signals] if plan.signals else [DEFAULT, DEFAULT[:-1]]:
-        network = 0.0 if plan.signals else 4 * parameters * (3 if signals == DEFAULT else 1.5)
-        if network + beside <= available and kept <= _main_memory():
-            return signals
+    network = 0 if plan.signals else 3 * 4 * parameters
+    if network + (kept if on_cpu else 0) <= available and kept <= main:
+        return
     what = f"{words.count(parameters)} weights in float32 and what a backward pass adds"
     if kept:
         what += f", or {words.bytes_(kept)} of layers' inputs for methods in main memory,"
-    raise SourceError(f"{what} do not fit into the {words.bytes_(available)} of {name}")
-
-
-def _memory() -> tuple[float, str]:
-    """Bytes that a model may take where it is run, and what they are of."""
-    device = work_device()
-    if device.type != "cpu":
-        return 0.9 * free_bytes(device), "free GPU memory"
-    return _main_memory(), "memory for it"
-
-
-def _main_memory() -> float:
-    return 0.7 * memory_bytes()
+    where = "memory for it" if on_cpu else "free GPU memory"
+    raise SourceError(f"{what} do not fit into the {words.bytes_(available)} of {where}")
 
 
 def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: int) -> None:
     """``ValueError`` unless the file ``out`` is of what is to be surveyed now."""
+    asked = (WEIGHT, FISHER) if plan.runs else (WEIGHT,)
     wanted = replace(
         found,
         model=plan.model,
@@ -457,8 +426,7 @@ def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: i
         exclude=plan.exclude,
         embeddings=plan.embeddings,
         methods=found.methods if set(plan.methods) == set(found.methods) else plan.methods,
-        inputs=plan.inputs,
-        signals=plan.signals or found.signals,
+        signals=found.signals if plan.signals is None else asked,
         texts_sha256=hash_of(plan.calibration(found.loss == NEXT_TOKEN)) if found.loss else "",
         versions={**found.versions, "explorer": __version__},
     )
@@ -472,12 +440,12 @@ def _begun(out: Path) -> bool:
     if not out.exists():
         return False
     with out.open("rb") as file:
-        begin = file.read(_PIECE)
+        begin = file.read(1 << 24)
     return b"\n" in begin or begin[: len(FIRST)] != FIRST[: len(begin)]
 
 
 def _layer(info: TensorInfo) -> str:
-    return info.name.removesuffix(WEIGHT)
+    return info.name.removesuffix(SUFFIX)
 
 
 @contextmanager

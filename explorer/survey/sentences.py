@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from explorer import words
 from explorer.analysis.memory import gpus_that_hold
-from explorer.checkpoints.inputs import label_of_inputs
 from explorer.methods import RTN, label_of
 from explorer.models.files import Role
 from explorer.models.skeleton import is_expert
-from explorer.schemes import Scheme
 from explorer.schemes.scheme import label_of_text
 from explorer.survey.apply import weights_alone
-from explorer.survey.budget import Choice, Frontier, Uniform
+from explorer.survey.budget import Choice, Frontier
 from explorer.survey.check import SAME_SIZE, Check, Checked
 from explorer.survey.interval import Interval
 from explorer.survey.rows import Survey
@@ -87,6 +85,17 @@ def kept(survey: Survey) -> str:
     return said + _experts_kept(survey)
 
 
+def kept_words(left: Mapping[str, str]) -> list[str]:
+    """Sentences on layers that stay as they are, one a reason: how many, which parts of blocks, why."""
+    found = []
+    for why in dict.fromkeys(left.values()):
+        names = [name for name, one in left.items() if one == why]
+        parts = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
+        which = names[0] if len(names) == 1 else f"{len(names)} layers ({parts}), such as {names[0]}"
+        found.append(f"kept as stored: {which}: {why}")
+    return found
+
+
 def _layers(names: Sequence[str]) -> str:
     """ "layer X", or how many they are, and one of them."""
     return f"layer {names[0]}" if len(names) == 1 else f"{len(names)} layers, such as {names[0]}"
@@ -155,7 +164,7 @@ def what_it_buys(front: Frontier, choice: Choice, interval: Interval | None = No
     if not single:
         return bought
     best = min(single, key=lambda u: u.loss)
-    bought += f" {_single(best)} for all layers{by}: {best.loss:.3g} at {best.bits:.2f} bits"
+    bought += f" {label_of_text(best.scheme)} for all layers{by}: {best.loss:.3g} at {best.bits:.2f} bits"
     if choice.loss < best.loss and best.bits > choice.bits - _SIMILAR:
         bought += f"; choosing per layer saves {100 * (1 - choice.loss / best.loss):.0f} % of that"
     return f"{bought}."
@@ -186,13 +195,7 @@ def _against_as_fast(front: Frontier, choice: Choice, seconds: float) -> str:
     best = min(single, key=lambda u: u.loss, default=None)
     if best is None or best.seconds is None:
         return ""
-    return f" {_single(best)} for all layers: {best.loss:.3g} in {words.duration(best.seconds)}."
-
-
-def _single(one: Uniform) -> str:
-    """One scheme in words, with that of inputs where it was chosen."""
-    inputs = f" with inputs {label_of_inputs(Scheme.parse(one.inputs))}" if one.inputs else ""
-    return f"{label_of_text(one.scheme)}{inputs}"
+    return f" {label_of_text(best.scheme)} for all layers: {best.loss:.3g} in {words.duration(best.seconds)}."
 
 
 def truth(check: Check) -> str:
@@ -210,13 +213,9 @@ def _of_inputs(check: Check) -> str:
     both = check.rows[0].loss.value
     parts = [f"quantized inputs ({check.inputs})"] if check.inputs else []
     parts += [f"a quantized cache ({check.cache})"] if check.cache else []
-    known = "weights and inputs" if check.cache else ""
-    of = "its weights alone, of which the prediction is"
-    if check.predicts_inputs:
-        of = f"its weights alone{f'; the prediction is of {known}' if known else ''}"
     return (
-        f" All of these models run with {' and '.join(parts)}: the recipe loses {both:.3g} so, "
-        f"{alone.loss.value:.3g} by {of}."
+        f" All of these models run with {' and '.join(parts)}: the recipe loses {both:.3g} with that, and "
+        f"{alone.loss.value:.3g} without, as the prediction is."
     )
 
 

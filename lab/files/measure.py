@@ -45,8 +45,8 @@ from explorer.running.llama_logits import PACKAGE, LlamaNetwork
 from explorer.schemes import SCHEMES, Scheme
 from explorer.sources import open_source
 from explorer.sources.base import SourceError, TensorSource
-from explorer.survey import ModelRecipe, Survey, frontier, recipe_of
-from explorer.survey.apply import constraints_of, unplaced
+from explorer.survey import Constraints, ModelRecipe, Survey, frontier, recipe_of
+from explorer.survey.carried import unplaced
 from explorer.survey.export import Wanted, export
 from explorer.survey.importances import imatrix_of, of_folder
 from explorer.survey.loss import Loss, LossReference, reference_for
@@ -182,28 +182,26 @@ class Workshop:
         return survey_model(plan, self.room / "survey.jsonl", rows=self._first_rows)
 
     def _first_rows(
-        self, plan: SurveyPlan, source: TensorSource, jobs: Sequence[SurveyJob], signals: Sequence[str]
+        self, plan: SurveyPlan, source: TensorSource, jobs: Sequence[SurveyJob]
     ) -> Iterator[Layer]:
         self.jobs = list(jobs)
-        yield from self._layers(GGUF, plan.schemes, signals, {})
+        yield from self._layers(GGUF, plan.schemes, {})
 
     @cached_property
     def weighed_survey(self) -> Survey:
         """The same, rounded under the importances."""
         head = self.survey.head
-        return replace(
-            self.survey, layers=tuple(self._layers(GGUF, head.schemes, head.signals, self.importances))
-        )
+        return replace(self.survey, layers=tuple(self._layers(GGUF, head.schemes, self.importances)))
 
     @cached_property
     def checkpoint_survey(self) -> Survey:
         """The survey of schemes for checkpoints."""
         schemes = tuple(str(Scheme.parse(text)) for text in IN_CHECKPOINTS)
         head = replace(self.survey.head, schemes=schemes)
-        return Survey(head, tuple(self._layers(CHECKPOINT, schemes, head.signals, {})))
+        return Survey(head, tuple(self._layers(CHECKPOINT, schemes, {})))
 
     def _layers(
-        self, target: str, schemes: Sequence[str], signals: Sequence[str], importances: Mapping[str, Tensor]
+        self, target: str, schemes: Sequence[str], importances: Mapping[str, Tensor]
     ) -> Iterator[Layer]:
         """Rows of all jobs. A scheme that the target cannot carry for a layer is not tried, and costs what
         the loss of all its weights does: a recipe for the target never takes it."""
@@ -213,9 +211,7 @@ class Workshop:
             importance = importances.get(job.info.name.removesuffix(SUFFIX))
             shape = job.info.matrix_shape
             refused = {text for text, scheme in known.items() if EXPORTS[target].refusal(scheme, shape)}
-            yield survey_layer(
-                self.source, job, known, signals, restored=partial(_restored, importance, refused)
-            )
+            yield survey_layer(self.source, job, known, restored=partial(_restored, importance, refused))
 
     def checkpoint_scores(self, folder: Path, by_peer: bool) -> tuple[Loss, str]:
         """The scores of a checkpoint, and its reader: transformers, that of the other program's interpreter
@@ -233,7 +229,7 @@ class Workshop:
         survey = self.weighed_survey if weighed else self.survey
         importances = self.importances if weighed else {}
         start, out = time.perf_counter(), self.room / name
-        kept_to = constraints_of(GGUF, survey, keep=tuple(unplaced(GGUF, survey)))
+        kept_to = Constraints(target=EXPORTS[GGUF], keep=tuple(unplaced(GGUF, survey)))
         choice = frontier(survey, "", kept_to).at_bytes(size)
         recipe = recipe_of(survey, choice, method=method, constraints=kept_to)
         taken = {
@@ -259,7 +255,7 @@ class Workshop:
         bytes."""
         survey = self.checkpoint_survey
         start, out = time.perf_counter(), self.room / name
-        kept_to = constraints_of(CHECKPOINT, survey, keep=tuple(unplaced(CHECKPOINT, survey)))
+        kept_to = Constraints(target=EXPORTS[CHECKPOINT], keep=tuple(unplaced(CHECKPOINT, survey)))
         front = frontier(survey, "", kept_to)
         choice = front.at(max(CHECKPOINT_BITS, front.least)) if size is None else front.at_bytes(size)
         recipe = recipe_of(survey, choice, method=method, constraints=kept_to)

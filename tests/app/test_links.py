@@ -16,16 +16,16 @@ from tests.app.acting import did, plots_of, unchanged, visited
 
 def test_a_links_recipe() -> None:
     """The survey, its signal, the budget and what it is kept to; the usual ones for what is not said."""
-    query = {"survey": "all-MiniLM-L6-v2", "ranked": "fisher", "budget": "4.25", "for": "gguf"}
-    seen = visited(urlencode(query | {"keep": "layer.0.", "fuse": "true"})).kept
-    assert (seen.survey, seen.ranked, seen.budget["value"]) == ("all-MiniLM-L6-v2", "fisher", 4.25)
+    query = {"survey": "all-MiniLM-L6-v2", "budget": "4.25", "for": "gguf"}
+    seen = visited(urlencode(query | {"keep": "layer.0."})).kept
+    assert (seen.survey, seen.budget["value"]) == ("all-MiniLM-L6-v2", 4.25)
     assert (seen.budget["minimum"], seen.budget["maximum"]) == (0, 32), "not the ends of the recipe before"
-    assert (seen.target["value"], seen.keep, seen.fuse) == ("gguf", "layer.0.", True)
+    assert (seen.target["value"], seen.keep) == ("gguf", "layer.0.")
     assert seen.inputs == "none" and visited("inputs=int8_row").kept.inputs == "int8_row"
     assert visited("inputs=int8_row&for=gguf").kept.target["value"] == "compressed-tensors"
     back = visited("").kept
-    assert (back.survey, back.ranked, back.budget["value"]) == ("all-MiniLM-L6-v2", None, 4.5)
-    assert (back.target["value"], back.keep, back.fuse) == ("compressed-tensors", "", False)
+    assert (back.survey, back.budget["value"]) == ("all-MiniLM-L6-v2", 4.5)
+    assert (back.target["value"], back.keep) == ("compressed-tensors", "")
     assert (back.by, back.batch) == ("bits", 1) and visited("for=any").kept.target["value"] == "any"
     timed = visited("by=time&batch=16&budget=150.5&for=any").kept
     assert (timed.by, timed.batch, timed.budget["value"]) == ("time", 16, 150.5)
@@ -55,7 +55,7 @@ LINKS: list[tuple[dict[str, str], list[str]]] = [
     ({"range": "0.31", "shape": "1x8192x8192", "k": "640"}, []),
     ({"range": "7", "shape": "<b>", "m": "-3"}, ["range '7'", "shape '<b>'", "m '-3'"]),
     ({"row": "x", "column": "4"}, ["row 'x'"]),
-    ({"budget": "4.5", "for": "awq", "ranked": "weight"}, []),
+    ({"budget": "4.5", "for": "awq", "ranked": "weight", "fuse": "true"}, []),
     ({"budget": "1e3", "for": "tar", "survey": "x"}, ["budget '1e3'", "survey 'x'", "for 'tar'"]),
     ({"inputs": "int4_row"}, ["inputs 'int4_row'"]),
     ({"by": "time", "batch": "16", "budget": "150", "for": "any"}, []),

@@ -39,7 +39,7 @@ def record(view: Any) -> dict[str, Any]:
 
 
 def of_survey(run: Any = None, which: str = RECORDED, kinds: Sequence[str] = ("page",)) -> Any:
-    asked = (which, None, None, "any", "", False, 4.0, "none", "bits", 1)
+    asked = (which, None, "any", "", 4.0, "none", "bits", 1)
     return last(survey.report(*asked, run, list(kinds)))
 
 

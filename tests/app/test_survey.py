@@ -30,12 +30,11 @@ def bought(
     bits: float | None,
     target: str = "any",
     keep: str = "",
-    fuse: bool = False,
     inputs: str = "none",
     by: str = "bits",
     batch: int = 1,
 ) -> Any:
-    return survey.budget(RECORDED, None, None, target, keep, fuse, bits, inputs, by, batch)
+    return survey.budget(RECORDED, None, target, keep, bits, inputs, by, batch)
 
 
 def test_the_recipe_is_a_file_of_this_budget() -> None:
@@ -56,7 +55,7 @@ def test_the_recipe_shows_each_layers_method(tmp_path: Path) -> None:
     head = dataclasses.replace(FOUND.head, methods=("gptq",))
     path = tmp_path / "own.jsonl"
     path.write_text("".join(map(line_of, (head, *rows))))
-    out = survey.budget(survey.OWN, str(path), None, "any", "", False, 4.0, "none", "bits", 1)
+    out = survey.budget(survey.OWN, str(path), "any", "", 4.0, "none", "bits", 1)
     recipe = ModelRecipe.load(out.recipe["value"])
     by = {x.name: "gptq" if x.depth else "" for x in FOUND.linear}
     assert {name: one.method for name, one in recipe.layers.items()} == by
@@ -98,13 +97,13 @@ TYPED = [
 
 def test_a_budget_is_typed_in_bits_or_as_a_size(said: list[str]) -> None:
     """A size is of the whole model. The shown recipe keeps to it, as does what Check and Export get."""
-    asked = (RECORDED, None, None, "any", "", False, 6.0, "none", "bits", 1)
+    asked = (RECORDED, None, "any", "", 6.0, "none", "bits", 1)
     for text, bits, most in TYPED:
         out = survey.typed(*asked, text)
         recipe = ModelRecipe.load(out.recipe["value"])
         assert not said and recipe.bits is not None
         assert bits is None or (out.bits["value"] == bits and recipe.bits <= bits)
-        one = survey.Budget(*asked[:6], out.bits["value"], *asked[7:]).bought()
+        one = survey.Budget(*asked[:4], out.bits["value"], *asked[5:]).bought()
         assert one.recipe.layers == recipe.layers
         size = one.front.kept_bytes + one.choice.bytes
         assert most is None or size <= most
@@ -113,17 +112,17 @@ def test_a_budget_is_typed_in_bits_or_as_a_size(said: list[str]) -> None:
 
 def test_the_printed_command_gives_the_recipe_that_is_shown() -> None:
     """Its bits are rounded up: of a recipe that just fits, a little less has another scheme for a layer."""
-    asked = (RECORDED, None, None, "compressed-tensors", "", False, 6.0, "none", "bits", 1)
+    asked = (RECORDED, None, "compressed-tensors", "", 6.0, "none", "bits", 1)
     for text in ("99 bits", "4.51 bits", "55 MB"):
         out = survey.typed(*asked, text)
         bits = float(out.command.partition("--bits ")[2].split()[0])
-        again = survey.Budget(*asked[:6], bits, *asked[7:]).bought()
+        again = survey.Budget(*asked[:4], bits, *asked[5:]).bought()
         assert again.recipe.layers == ModelRecipe.load(out.recipe["value"]).layers
 
 
 def test_what_is_no_budget_is_said(said: list[str]) -> None:
     """Below the field; the recipe before it stays. More than can be used is the most, which is said too."""
-    asked = (RECORDED, None, None, "any", "", False, 6.0, "none", "bits", 1)
+    asked = (RECORDED, None, "any", "", 6.0, "none", "bits", 1)
     for text, words in (
         ("much", "4.5 bits"),
         (" 4,5 bits", "4.5 bits"),
@@ -135,14 +134,14 @@ def test_what_is_no_budget_is_said(said: list[str]) -> None:
     assert "8.07" in survey.typed(*asked, "99 bits").told
     assert survey.typed(*asked, "5 bits").told == survey.dragged(*asked).told == ""
     assert survey.typed(*asked, " ").sentence == gr.skip() and not said
-    timed = survey.typed(*asked[:8], "time", 16, "300us")
+    timed = survey.typed(*asked[:6], "time", 16, "300us")
     assert timed.bits["minimum"] <= timed.bits["value"] <= timed.bits["maximum"] and not said
     assert survey.dragged(*asked).typed == ""
 
 
 def test_the_budget_is_of_bits_or_of_time(said: list[str]) -> None:
     """The switch changes slider, curve, recipe and command; no recipe is slower than its slider says."""
-    asked = (RECORDED, None, None, "any", "", False, 4.5, "none")
+    asked = (RECORDED, None, "any", "", 4.5, "none")
     timed = survey.switched(*asked, "time", 16)
     low, high, value = (timed.bits[key] for key in ("minimum", "maximum", "value"))
     assert low < value < high and "µs" in timed.bits["label"] and not said
@@ -231,7 +230,7 @@ def test_a_stopped_survey_goes_on(minilm: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_kept_and_fused_layers() -> None:
     """What is kept is not in the recipe; query, key and value of a block have one scheme."""
-    out = bought(4.5, keep="layer.0.", fuse=True)
+    out = bought(4.5, "vllm", keep="layer.0.")
     layers = ModelRecipe.load(out.recipe["value"]).layers
     assert not any(".0." in name for name in layers)
     groups: dict[str, set[str]] = {}
@@ -257,11 +256,11 @@ def test_a_file_that_is_no_survey_is_refused(tmp_path: Path, said: list[str]) ->
 @pytest.mark.thorough
 def test_the_recipe_is_checked_and_exported(minilm: Path, said: list[str]) -> None:
     """4.16 bits by the recipe lose a quarter less than INT4 asymmetric on sentences that it did not see."""
-    asked = (RECORDED, None, None, "any", "", False, 4.16, "none", "bits", 1, str(minilm))
+    asked = (RECORDED, None, "any", "", 4.16, "none", "bits", 1, str(minilm))
     *_, end = survey.check(*asked)
     rows = {line[1]: line for line in end.table}
     true = list(survey.COLUMNS).index("true loss")
     assert end.table[0][0] == "recipe"
     assert end.table[0][true] < 0.75 * rows["INT4 group 128, asymmetric"][true]
-    *_, done = survey.export(RECORDED, None, None, "gguf", "", False, 8.5, "none", "bits", 1, str(minilm))
+    *_, done = survey.export(RECORDED, None, "gguf", "", 8.5, "none", "bits", 1, str(minilm))
     assert Path(done.archive["value"]).stat().st_size > 1e6 and not said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from explorer.checkpoints import EXPORTS
+from explorer.checkpoints.target import Export
 from explorer.cli import main
 from explorer.models.capture import Model, load_model
 from explorer.survey import Head, Layer, Role, Survey, depth_of, kind_of, load_survey
@@ -34,7 +37,23 @@ HELD_OUT = ("she counts the ships", "the lamp was late", "the cat counts water a
 UP, DOWN, QUERY = (f"model.layers.{one}_proj" for one in ("0.mlp.up", "0.mlp.down", "1.self_attn.q"))
 """Layers of ``tiny_llama``."""
 SURVEYED = ("int3_group64_asym", "int4_group64", "nvfp4", "int8_row", "fp8_e4m3_row")
-SCHEMES = ("int2_group64_asym", "int3_group64_asym", "int4_group128_asym", "nvfp4", "mxfp6_e2m3", "int8_row")
+SIZES = {
+    "int2_group64_asym": 2.28,
+    "int3_group64_asym": 3.3,
+    "int4_group128_asym": 4.16,
+    "nvfp4": 4.5,
+    "mxfp6_e2m3": 6.25,
+    "int8_row": 8.04,
+}
+"""Bits per weight of the schemes of ``made_up``."""
+SCHEMES = tuple(SIZES)
+
+
+def target(**rows: Any) -> Export:
+    """A checkpoint format that carries the layers of ``made_up`` as ``rows`` of ``Export`` say."""
+    plain = {"refuses": lambda scheme, shape: "", "family": lambda scheme: "", "around": None, "fused": False}
+    bits = {"bits": lambda scheme, shape, dtype: SIZES[str(scheme)], "usual": ()}
+    return dataclasses.replace(EXPORTS["onnx"], **(plain | bits | rows))
 
 
 @pytest.fixture
@@ -42,28 +61,27 @@ def made_up() -> Survey:
     """Three blocks of seven layers, each with costs that fall about fourfold a bit, and not quite
     convexly."""
     draw = random.Random(0)
-    sizes = dict(zip(SCHEMES, (2.28, 3.3, 4.16, 4.5, 6.25, 8.04), strict=True))
     layers = [Layer("model.embed_tokens", (1000, 64), "BF16", Role.EMBEDDING, "other", None)]
     for block in range(3):
         for part in PARTS:
             name, shape = f"model.layers.{block}.{part}", (draw.choice((64, 128)), 64)
             worth = 10 ** draw.uniform(-4, -1)
-            fisher = {s: worth * 4**-b * draw.uniform(0.6, 1.6) for s, b in sizes.items()}
-            weight = {s: 4**-b * shape[0] for s, b in sizes.items()}
-            costs = {"weight": weight, "fisher": fisher}
+            fisher = {s: worth * 4**-b * draw.uniform(0.6, 1.6) for s, b in SIZES.items()}
+            weight = {s: 4**-b * shape[0] for s, b in SIZES.items()}
+            costs = {"weight": weight, "fisher_diagonal": fisher}
             kind = kind_of(name)
             layers.append(
-                Layer(name, shape, "BF16", Role.LINEAR, kind, depth_of(name), 10.0, sizes, costs, worth)
+                Layer(name, shape, "BF16", Role.LINEAR, kind, depth_of(name), 10.0, SIZES, costs, worth)
             )
-    costs = {"weight": dict.fromkeys(SCHEMES, 1.0), "fisher": dict.fromkeys(SCHEMES, 5.0)}
-    layers.append(Layer("lm_head", (1000, 64), "BF16", Role.HEAD, "other", None, 10.0, sizes, costs, 1.0))
+    costs = {"weight": dict.fromkeys(SCHEMES, 1.0), "fisher_diagonal": dict.fromkeys(SCHEMES, 5.0)}
+    layers.append(Layer("lm_head", (1000, 64), "BF16", Role.HEAD, "other", None, 10.0, SIZES, costs, 1.0))
     head = Head(
         "made/up",
         None,
         "ab" * 32,
         SCHEMES,
-        ("weight", "fisher"),
-        "fisher",
+        ("weight", "fisher_diagonal"),
+        "fisher_diagonal",
         len(layers),
         300_000,
         128_000,

@@ -11,14 +11,15 @@ import torch
 import transformers
 
 from explorer import SCHEMES as SCHEMES_BY_NAME
+from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import load_model
 from explorer.models.files import Role
 from explorer.models.skeleton import is_expert
-from explorer.survey.apply import constraints_of, unplaced
 from explorer.survey.assemble import assemble
-from explorer.survey.budget import frontier, recipe_of
+from explorer.survey.budget import Constraints, frontier, recipe_of
+from explorer.survey.carried import unplaced
 from explorer.survey.check import check_recipe
 from explorer.survey.evidence import weights_of
 from explorer.survey.loss import reference_for
@@ -54,7 +55,7 @@ def test_a_recipe_of_each_opens(name: str, tmp_path: Path) -> None:
         assert set(left) == {layer.name for layer in found.linear if not layer.is_table}
         assert all("T5" in why for why in left.values())
         return
-    constraints = constraints_of("compressed-tensors", fuse=True, keep=tuple(left))
+    constraints = Constraints(target=EXPORTS["compressed-tensors"], fuse=True, keep=tuple(left))
     recipe = recipe_of(found, frontier(found, constraints=constraints).at(5), constraints=constraints)
     model = ModelFolder(folder)
     out = write_checkpoint("compressed-tensors", folder, recipe.layers, tmp_path / "out").folder

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from explorer import SCHEMES, SourceError, quantize
+from explorer.checkpoints import EXPORTS
 from explorer.methods import apply as by_method
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, capture, load_model
@@ -21,7 +22,7 @@ from explorer.products.shape_times import ShapeTime
 from explorer.schemes import Scheme
 from explorer.survey import Constraints, ModelRecipe, Survey, frontier, recipe_of
 from explorer.survey import check as checking
-from explorer.survey.apply import codes_of, constraints_of
+from explorer.survey.apply import codes_of
 from explorer.survey.assemble import assemble
 from explorer.survey.check import BY_SIGNAL, ONE_SCHEME, RECIPE, Checked, check_recipe, other_texts
 from explorer.survey.export import Wanted, request_of
@@ -137,7 +138,7 @@ def test_fused_layers_share_the_scale_of_the_tensor(llama: Model, tiny_llama: Pa
 
 def test_a_check_stands_beside_what_the_recipe_could_be(llama: Model, survey: Survey) -> None:
     """Schemes that it was not allowed prove nothing about it; what another signal chooses is fused too."""
-    kept_to = constraints_of("compressed-tensors", schemes=("int4_group64", "int8_row"), fuse=True)
+    kept_to = Constraints(("int4_group64", "int8_row"), EXPORTS["compressed-tensors"], fuse=True)
     recipe = recipe_of(survey, frontier(survey, "weight", kept_to).at(6), "weight", constraints=kept_to)
     check = check_recipe(recipe, llama, HELD_OUT, survey)
     single = [row.name for row in check.rows if row.what == ONE_SCHEME]
@@ -168,8 +169,8 @@ def test_a_check_stands_beside_what_it_must(llama: Model, survey: Survey) -> Non
 
 
 def test_another_signal_has_the_same_time(survey: Survey, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a recipe for a budget of time stands what another signal gives within that time and its bits;
-    nothing, where the times are not recorded here."""
+    """Beside a recipe for a budget of time stands what another signal gives within that time; nothing, where
+    the times are not recorded here."""
 
     def product(scheme: Scheme, shape: tuple[int, int], inputs: Scheme | None) -> ShapeTime:
         return ShapeTime((8, *shape), "measured", seconds=1e-9 * scheme.format.bits * math.prod(shape))
@@ -178,7 +179,7 @@ def test_another_signal_has_the_same_time(survey: Survey, monkeypatch: pytest.Mo
     kept_to = Constraints(times=times, keep=("o_proj",))
     front = frontier(survey, constraints=kept_to)
     assert front.by_time is not None
-    choice = front.at_time((front.by_time.least + front.by_time.most) / 2, 6)
+    choice = front.at_time((front.by_time.least + front.by_time.most) / 2)
     recipe = recipe_of(survey, choice, constraints=kept_to)
     assert recipe.predicted_time is not None and recipe.bits is not None
     monkeypatch.setattr(checking, "recorded_times", lambda machine, batch: times)
@@ -211,7 +212,7 @@ def test_a_verdict_names_what_contradicts_it(llama: Model, survey: Survey) -> No
 def test_bits_of_a_check_are_those_of_the_file(llama: Model, survey: Survey, tiny_llama: Path) -> None:
     """Float16 scales are float32 in the file of a model in float32: a single scheme within the budget by its
     own count is not within it there."""
-    kept_to = constraints_of("compressed-tensors", survey, schemes=("nvfp4", "int8_row"))
+    kept_to = Constraints(("nvfp4", "int8_row"), EXPORTS["compressed-tensors"])
     recipe = recipe_of(survey, frontier(survey, "", kept_to).at(5.5), constraints=kept_to)
     check = check_recipe(recipe, llama, HELD_OUT, survey)
     assert check.rows[0].bits == pytest.approx(recipe.bits) and check.target == "compressed-tensors"

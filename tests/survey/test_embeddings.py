@@ -20,12 +20,13 @@ from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, load_model
 from explorer.sources import open_source
 from explorer.survey import Role, Survey, frontier
-from explorer.survey.apply import constraints_of
 from explorer.survey.assemble import assemble
-from explorer.survey.budget import Constraints, kept_words, recipe_of
-from explorer.survey.evidence import MOST_UNSEEN, gather, row_shares, weights_of
+from explorer.survey.budget import Constraints, recipe_of
+from explorer.survey.carried import target_of
+from explorer.survey.evidence import gather, weights_of
 from explorer.survey.loss import each_objective, reference_for
 from explorer.survey.run import SurveyPlan, survey_model
+from explorer.survey.sentences import kept_words
 from tests.survey.conftest import TEXTS, random_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,68 +118,34 @@ def squared_gradients(model: Model, parameter: str) -> Tensor:
 def test_the_diagonal_is_that_of_the_rows_that_texts_look_up(
     model: str, request: pytest.FixtureRequest
 ) -> None:
-    """Rows that no text has get what Good and Turing leave them, and the whole stays the same; of a tied
-    table every row has the head's gradient too, and nothing is dealt."""
+    """Other rows cost nothing, except in a tied table, where every row has the head's gradient too."""
     loaded = load_model(str(request.getfixturevalue(model)), head=True)
     name = BERTS if model == "tiny_bert" else TABLE
     held = weights_of(loaded.network, {name: None})
     assert held[name].table and not held[name].module
-    found = gather(loaded, reference := reference_for(loaded, TEXTS), held, ["fisher_diagonal"])[name]
+    found = gather(loaded, reference_for(loaded, TEXTS), held)[name]
     exact = squared_gradients(loaded, held[name].parameter)
-    assert found.fisher_diagonal is not None
     assert found.fisher == pytest.approx(float(exact.mean()), rel=1e-5)
-    counts = torch.bincount(torch.tensor([i for s in reference.sequences for i in s.ids]), minlength=64)
-    looked_up, shares = exact.any(1), row_shares(reference, 64)
-    assert float(shares.sum()) == pytest.approx(1, abs=1e-6) and shares.min() > 0
-    unseen = min(float((counts == 1).sum() / counts.sum()), MOST_UNSEEN)
-    assert float(shares[counts == 0].sum()) == pytest.approx(unseen, abs=1e-6)
-    if model == "tied":
-        assert looked_up.all()
-        torch.testing.assert_close(found.fisher_diagonal.double(), exact, rtol=1e-4, atol=1e-12)
-        return
-    assert not looked_up.all()
-    own = float(shares[~looked_up].sum())
-    torch.testing.assert_close(
-        found.fisher_diagonal[looked_up].double(), exact[looked_up] * (1 - own), rtol=1e-4, atol=1e-12
-    )
-    rest = (shares[:, None].double() * exact.sum(0))[~looked_up]
-    torch.testing.assert_close(found.fisher_diagonal[~looked_up].double(), rest, rtol=1e-4, atol=1e-12)
+    torch.testing.assert_close(found.fisher_diagonal.double(), exact, rtol=1e-4, atol=1e-12)
+    assert bool(exact.any(1).all()) == (model == "tied")
     assert not loaded.network.get_submodule(held[name].parameter.removesuffix(".weight")).sparse
 
 
 @pytest.mark.parametrize("model", ["tiny_llama", "tied"])
-def test_the_output_error_is_of_rows_and_of_products(
-    model: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    """Of looked-up rows as often as tokens look them up, of a tied table the head's products besides; and
-    the measured loss is that of a model with the table in both places."""
+def test_a_tied_table_is_the_head_too(model: str, request: pytest.FixtureRequest) -> None:
+    """Its codes are in both places."""
     folder = request.getfixturevalue(model)
-    plan = SurveyPlan(str(folder), None, (COARSE,), ("output", "measured"), TEXTS)
-    layer = survey_model(plan, tmp_path / "s.jsonl").layer(TABLE)
     weight = open_source(str(folder)).matrix(f"{TABLE}.weight").values.float()
-    error = weight - quantize(weight, SCHEMES[COARSE]).dequantize()
-    loaded = load_model(str(folder), head=True)
-    reference = reference_for(loaded, TEXTS)
-    want = float(row_shares(reference, 64).double() @ error.double().square().sum(1))
-    if model == "tied":
-        with torch.no_grad():
-            states = [
-                loaded.network.model(input_ids=torch.tensor([s.ids])).last_hidden_state[0]
-                for s in reference.sequences
-            ]
-        want += float((torch.cat(states) @ error.t()).square().sum(1).mean())
-    assert layer.costs["output"][COARSE] == pytest.approx(want, rel=1e-3)
-    made = assemble(loaded, {TABLE: Recipe(SCHEMES[COARSE])}, TEXTS)
-    assert made.network.get_parameter(f"{TABLE}.weight").equal(weight - error)
-    assert (made.network.lm_head.weight is made.network.model.embed_tokens.weight) == (model == "tied")
-    assert layer.costs["measured"][COARSE] == pytest.approx(reference.measure(made.network).value, rel=1e-5)
+    made = assemble(load_model(str(folder), head=True), {TABLE: Recipe(SCHEMES[COARSE])}, TEXTS).network
+    assert made.get_parameter(f"{TABLE}.weight").equal(quantize(weight, SCHEMES[COARSE]).dequantize())
+    assert (made.lm_head.weight is made.model.embed_tokens.weight) == (model == "tied")
 
 
 def test_a_method_leaves_the_table_to_rounding(tiny_llama: Path, tmp_path: Path) -> None:
     """A lookup has no inputs that codes could be chosen by; one that asks for it anyway is told so."""
     plan = SurveyPlan(str(tiny_llama), None, (COARSE, "int8_row"), ("weight",))
     survey = survey_model(plan, tmp_path / "s.jsonl")
-    constraints = Constraints(head=True, embeddings=True)
+    constraints = Constraints(only=tuple(x.name for x in survey.linear))
     choice = frontier(survey, "", constraints).at(8.5)
     assert {TABLE, "lm_head"} < set(choice.schemes)
     recipe = recipe_of(survey, choice, method="gptq", constraints=constraints)
@@ -197,18 +164,13 @@ def by_weight(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Sur
 
 @pytest.mark.parametrize("target", ["", *EXPORTS])
 def test_a_recipe_says_what_becomes_of_the_table(target: str, by_weight: Survey) -> None:
-    """Chosen where the target holds its codes and where it was asked for; kept with the reason elsewhere,
-    whatever is asked."""
-    holds = not target or EXPORTS[target].tables
-    for asked in (None, True, False):
-        front = frontier(by_weight, "", constraints_of(target, by_weight, embeddings=asked))
-        chosen = holds and (asked or (asked is None and bool(target)))
-        assert (TABLE in front.at(front.most).schemes) == chosen
-        assert (TABLE in front.left) == (not holds and asked is not False)
-        kept = [line for line in kept_words(front.left) if TABLE in line]
-        assert all(line.endswith("has codes of linear layers alone") for line in kept)
-        assert front.weights == sum(
-            x.weights
-            for x in by_weight.linear
-            if x.role is Role.LINEAR or (target == "gguf" and not x.is_table) or (x.is_table and chosen)
-        )
+    """Chosen where the target holds its codes, and kept with the reason elsewhere."""
+    holds = bool(target) and EXPORTS[target].tables
+    front = frontier(by_weight, "", Constraints(target=target_of(target)))
+    assert (TABLE in front.at(front.most).schemes) == holds
+    assert (TABLE in front.left) == (bool(target) and not holds)
+    kept = [line for line in kept_words(front.left) if TABLE in line]
+    assert all(line.endswith("has codes of linear layers alone") for line in kept)
+    assert front.weights == sum(x.weights for x in by_weight.linear if holds or x.role is Role.LINEAR)
+    asked = Constraints(target=target_of(target), keep=(TABLE,))
+    assert TABLE not in frontier(by_weight, "", asked).left

@@ -62,7 +62,7 @@ def test_what_is_no_survey_is_said(made_up: Survey, tmp_path: Path, text: str, w
     head, _, layer, *_ = write(made_up, path)
     odd = json.loads(layer)
     lacks = {**odd, "costs": {"weight": odd["costs"]["weight"]}}
-    odd["costs"]["fisher"]["nvfp4"] = float("nan")
+    odd["costs"]["fisher_diagonal"]["nvfp4"] = float("nan")
     for word, line in (
         ("HEAD", head),
         ("DEFAULT", json.dumps({**json.loads(head), "default": "<b>"})),

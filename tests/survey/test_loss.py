@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from explorer import SCHEMES, quantize
 from explorer.models.capture import Model, capture, load_model
 from explorer.models.texts import Texts
 from explorer.survey import ModelRecipe, Survey, frontier, load_survey, recipe_of
@@ -122,23 +121,6 @@ def test_each_kind_has_its_loss(llama: Model) -> None:
     assert not reference_for(llama, Texts(TEXTS, ("code",) * 3)).measure(llama.network).kinds
 
 
-def test_the_measured_loss_is_against_the_original(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of texts whose logits are not kept the original is run again: it has to be the original then, not the
-    network with the other weight in it, against itself."""
-    model = load_model(str(tiny_llama), head=True)
-    names = [name for name, m in model.network.named_modules() if hasattr(m, "in_features")]
-    weights = weights_of(model.network, dict.fromkeys(names))
-    layer = "model.layers.0.mlp.up_proj"
-    other = quantize(model.network.get_submodule(layer).weight.detach(), SCHEMES["int2_group64_asym"])
-    measured = []
-    for most in (losses.MOST_LOGITS, 0):
-        monkeypatch.setattr(losses, "MOST_LOGITS", most)
-        found = gather(model, reference_for(model, TEXTS), weights, ["measured"])[layer].loss_with
-        assert found is not None
-        measured.append(found(other.dequantize()))
-    assert measured[0] > 1e-4 and measured[1] == pytest.approx(measured[0], rel=1e-5)
-
-
 def with_folds(survey: Survey, *shares: float) -> Survey:
     """Every layer's fisher in folds of these shares of it."""
     layers = (replace(x, folds=tuple((x.fisher or 0) * s for s in shares)) for x in survey.layers)
@@ -148,9 +130,15 @@ def with_folds(survey: Survey, *shares: float) -> Survey:
 def test_the_interval_is_that_of_the_formula(made_up: Survey) -> None:
     """Three folds that predict .5, 1 and 1.5 of the loss: L ± 4.303 × .5 L / √3, not below 0."""
     choice = frontier(made_up).at(4.5)
-    low, high = predicted_interval(with_folds(made_up, 0.5, 1.0, 1.5), "fisher", choice.schemes) or (0, 0)
+    low, high = predicted_interval(with_folds(made_up, 0.5, 1.0, 1.5), "fisher_diagonal", choice.schemes) or (
+        0,
+        0,
+    )
     assert low == 0 and high == pytest.approx(choice.loss * (1 + 4.302653 * 0.5 / 3**0.5), rel=1e-6)
-    low, high = predicted_interval(with_folds(made_up, 0.98, 1.02), "fisher", choice.schemes) or (0, 0)
+    low, high = predicted_interval(with_folds(made_up, 0.98, 1.02), "fisher_diagonal", choice.schemes) or (
+        0,
+        0,
+    )
     half = 12.706205 * 0.04 / 2**0.5 / 2**0.5
     assert (low, high) == pytest.approx((choice.loss * (1 - half), choice.loss * (1 + half)), rel=1e-6)
     recipe = recipe_of(with_folds(made_up, 1.0, 1.0, 1.0), choice)
@@ -164,7 +152,7 @@ def test_layers_that_differ_in_opposite_ways_cancel(made_up: Survey) -> None:
     """Folds are those of texts: what one text says of all layers is summed before it is compared."""
     names = [layer.name for layer in made_up.linear[:2]]
     schemes = dict.fromkeys(names, "nvfp4")
-    costs = [made_up.layer(name).costs["fisher"]["nvfp4"] for name in names]
+    costs = [made_up.layer(name).costs["fisher_diagonal"]["nvfp4"] for name in names]
     move = (0.3 / costs[0], -0.3 / costs[1])
     layers = tuple(
         replace(x, folds=tuple((x.fisher or 0) * (1 + sign * move[names.index(x.name)]) for sign in (-1, 1)))
@@ -172,7 +160,7 @@ def test_layers_that_differ_in_opposite_ways_cancel(made_up: Survey) -> None:
         else x
         for x in made_up.layers
     )
-    found = predicted_interval(replace(made_up, layers=layers), "fisher", schemes)
+    found = predicted_interval(replace(made_up, layers=layers), "fisher_diagonal", schemes)
     assert found == pytest.approx((sum(costs), sum(costs)), rel=1e-6)
 
 
@@ -181,9 +169,9 @@ def test_there_is_none_where_nothing_gives_it(made_up: Survey, tmp_path: Path) -
     sample."""
     choice = frontier(made_up).at(4.5)
     for survey, signal in (
-        (made_up, "fisher"),
+        (made_up, "fisher_diagonal"),
         (with_folds(made_up, 1.0, 1.1), "weight"),
-        (with_folds(made_up, 1.0), "fisher"),
+        (with_folds(made_up, 1.0), "fisher_diagonal"),
     ):
         assert predicted_interval(survey, signal, choice.schemes) is None
     lines = [line_of(made_up.head), *(line_of(x).replace('"folds":[],', "") for x in made_up.layers)]
@@ -200,10 +188,9 @@ def test_folds_are_shares_of_the_whole(kind: str, request: pytest.FixtureRequest
         model.network, dict.fromkeys(n for n, m in model.network.named_modules() if hasattr(m, "in_features"))
     )
     tokens = [len(one.ids) if model.causal else 1 for one in reference.sequences]
-    for signals in (["fisher_diagonal"], ["fisher"]):
-        for found in gather(model, reference, modules, signals).values():
-            mean = sum(n * f for n, f in zip(tokens, found.folds, strict=True)) / sum(tokens)
-            assert found.fisher == pytest.approx(mean, rel=1e-5) and len(set(found.folds)) == 3
+    for found in gather(model, reference, modules).values():
+        mean = sum(n * f for n, f in zip(tokens, found.folds, strict=True)) / sum(tokens)
+        assert found.fisher == pytest.approx(mean, rel=1e-5) and len(set(found.folds)) == 3
     assert [fold_count(n) for n in (1, 3, 8, 100)] == [1, 3, 8, 8]
 
 

@@ -13,8 +13,7 @@ import pytest
 from explorer.checkpoints import EXPORTS
 from explorer.cli import main
 from explorer.schemes import Scheme
-from explorer.survey import ModelRecipe, frontier, load_survey
-from explorer.survey.apply import constraints_of
+from explorer.survey import Constraints, ModelRecipe, frontier, load_survey
 from tests.survey.conftest import random_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,7 +42,7 @@ def test_ragged_layers_are_left_for_every_target(target: str, survey: Path) -> N
         refused = {name for name, reason in why.items() if reason}
         if not 0 < len(refused) < len(why):
             continue
-        front = frontier(found, constraints=constraints_of(target, found, schemes=(text,)))
+        front = frontier(found, constraints=Constraints((text,), EXPORTS[target]))
         assert set(front.left) >= refused and all(front.left.values())
         assert set(front.at(20).schemes) == set(why) - set(front.left)
         tried += 1

@@ -39,38 +39,35 @@ def drawn(survey: Survey, seed: int) -> Frontier:
     for index, layer in enumerate(survey.linear[:4]):
         shape = (64 * (index + 1), 64)
         losses = {s: draw.uniform(0.1, 1) * 4 ** -layer.bits[s] for s in layer.bits}
-        layers.append(dataclasses.replace(layer, shape=shape, costs={"fisher": losses, "weight": losses}))
+        layers.append(
+            dataclasses.replace(layer, shape=shape, costs={"fisher_diagonal": losses, "weight": losses})
+        )
         times |= {(Scheme.parse(name), shape): draw.uniform(1e-6, 5e-6) for name in FEW}
 
     def product(scheme: Scheme, shape: tuple[int, int], inputs: Scheme | None) -> ShapeTime:
         return ShapeTime((1, *shape), "measured", seconds=times[scheme, shape])
 
     found = Survey(dataclasses.replace(survey.head, layers=4, kept_bytes=0), tuple(layers))
-    return frontier(found, "fisher", Constraints(schemes=FEW, times=StepTimes("a GPU", 1, product)))
+    return frontier(found, "fisher_diagonal", Constraints(schemes=FEW, times=StepTimes("a GPU", 1, product)))
 
 
-@pytest.mark.parametrize("share", [1.01, 1.1, 1.3])
-def test_many_layers_have_a_bound(share: float) -> None:
-    """Where not every choice can be followed, what is given keeps to both budgets, and its gap is small."""
+def test_many_layers_have_a_bound() -> None:
+    """Where not every choice can be followed, what is given keeps to the budget, and its gap is small."""
     rng = np.random.default_rng(7)
-    units, schemes = 300, 8
-    costs = (
-        rng.uniform(0.5, 2, (units, 1)) * 4.0 ** -np.arange(2, 2 + schemes) * rng.uniform(0.5, 2, (units, 8))
-    )
-    bits = np.arange(2.0, 2 + schemes) * rng.uniform(1, 4, (units, 1))
-    seconds = rng.uniform(1, 3, (units, schemes))
-    limits = [(seconds, seconds.min(1).sum() * (1.2 + share)), (bits, bits.min(1).sum() * 2 * share)]
-    found = least_within([(HullPath.of(sizes, costs), budget) for sizes, budget in limits])
-    assert found is not None and found.cost == pytest.approx(costs[np.arange(units), found.chosen].sum())
-    for sizes, budget in limits:
-        assert sizes[np.arange(units), found.chosen].sum() <= budget * (1 + 1e-9)
-    assert found.bound <= found.cost <= 1.01 * found.bound
+    costs = rng.uniform(0.5, 2, (300, 1)) * 4.0 ** -np.arange(2, 10) * rng.uniform(0.5, 2, (300, 8))
+    seconds = rng.uniform(1, 3, (300, 8))
     path = HullPath.of(seconds, costs)
-    assert least_within([(path, path.least * 0.999)]) is None and least_within([(path, 0.0)]) is None
-    steps = [least_within([(path, path.least * (1 + more / 8))]) for more in range(9)]
-    costs_of, bounds = zip(*((one.cost, one.bound) for one in steps if one is not None), strict=True)
-    assert len(costs_of) == 9 and list(costs_of) == sorted(costs_of, reverse=True)
-    assert all(bound <= cost <= 1.001 * bound for cost, bound in zip(costs_of, bounds, strict=True))
+    assert least_within(path, path.least * 0.999) is None and least_within(path, 0.0) is None
+    found = [
+        (path.least * (1 + more / 8), least_within(path, path.least * (1 + more / 8))) for more in range(9)
+    ]
+    solved = [(budget, one) for budget, one in found if one is not None]
+    for budget, one in solved:
+        assert one.cost == pytest.approx(costs[np.arange(300), one.chosen].sum())
+        assert seconds[np.arange(300), one.chosen].sum() <= budget * (1 + 1e-9)
+        assert one.bound <= one.cost <= 1.001 * one.bound
+    losses = [one.cost for _, one in solved]
+    assert len(losses) == 9 and losses == sorted(losses, reverse=True)
 
 
 def test_the_least_time_that_is_named_can_be_had(made_up: Survey) -> None:
@@ -80,8 +77,6 @@ def test_the_least_time_that_is_named_can_be_had(made_up: Survey) -> None:
         front.at_time(1e-6)
     named = str(error.value).partition("schemes: ")[2].partition(" at least")[0]
     assert front.at_time(seconds_of(named)).time is not None
-    with pytest.raises(ValueError, match="at least"):
-        front.at_time(1.0, 1.0)
     with pytest.raises(ValueError, match="times"):
         frontier(made_up).at_time(1.0)
 
@@ -143,7 +138,6 @@ def test_a_recipe_says_its_time(made_up: Survey) -> None:
     assert "int2_group64_asym" not in recipe.schemes and set(choice.schemes.values()) <= set(recipe.schemes)
     again = ModelRecipe.from_json(recipe.to_json())
     assert again == recipe and ModelRecipe.from_json(recipe_of(survey, choice).to_json()) is not None
-    assert front.of(choice.schemes).time == time
     for point in front.uniform:
         assert point.seconds is not None and point.seconds >= front.by_time.least * (1 - 1e-9)
     shortest = frontier(survey, constraints=kept_to).at_time(front.by_time.least * (1 + 1e-9)).time

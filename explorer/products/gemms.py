@@ -22,8 +22,6 @@ from explorer.products.operands import Operands
 from explorer.products.variants import (
     ADD_SUBTRACT,
     BF16_HALF_ULP,
-    BINARY_MMA,
-    BINARY_WGMMA,
     DP4A,
     FAKE_QUANTIZE,
     NAIVE,
@@ -241,7 +239,7 @@ ROWS = [
          (NAIVE, ADD_SUBTRACT, in_registers(), swap_ab(), widen_then_wgmma("s8", False)), baselines.INT_MM,
          "s8", None),
     Gemm("binary", "Binary × binary", S["binary_row"], S["binary_row"], EPILOGUE, "int32",
-         (NAIVE, POPC, BINARY_MMA, BINARY_WGMMA), baselines.INT_MM, "b1", "binary"),
+         (NAIVE, POPC, mma("b1"), wgmma("b1")), baselines.INT_MM, "b1", "binary"),
     Gemm("fake_int8", "Fake-quantized forward (QAT), INT8", S["int8_row"], S["int8_row"], BEFORE,
          "float32", (TILED, FAKE_QUANTIZE), baselines.FAKE, "bf16", None, dynamic=True),
 ]  # fmt: skip

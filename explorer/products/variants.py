@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,22 +94,42 @@ NAIVE = _decoding("naive", False)
 TILED = _decoding("tiled", True)
 
 
-def _simt32_builds(op: kernel.WordOp) -> Builds:
-    return lambda _x, _w, out: (kernel.simt32_build(op, out),)
+def _on_rows(
+    name: str,
+    file: str,
+    launch: Callable[..., Tensor],
+    builds: Callable[[torch.dtype], tuple[Build, ...]],
+    epilogue: Callable[[Operands], kernel.Epilogue] = epilogues.scaled,
+    scales: Callable[[Operands], tuple[Tensor, ...]] = lambda _: (),
+    **facts: Any,
+) -> Variant:
+    """A kernel that takes the bytes of both sides as they are stored, ``launch(x, w, epilogue, *scales)``;
+    ``facts`` are further fields of the variant."""
+
+    def prepare(ops: Operands) -> Call:
+        operands = *_rows(ops), epilogue(ops), *scales(ops)
+        return lambda: launch(*operands)
+
+    return Variant(name, file, prepare, lambda _x, _w, out: builds(out), **facts)
 
 
-def _add_subtract_builds(_x: Scheme, _w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
-    return (kernel.addsub_build(out),)
+def _rows(ops: Operands) -> tuple[Tensor, Tensor]:
+    return layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q)
 
 
-def _dp4a(ops: Operands) -> Call:
-    x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.scaled(ops)
-    return lambda: kernel.gemm_simt32(x, w, kernel.WordOp.DP4A, epilogue)
+def _block_scales(ops: Operands) -> tuple[Tensor, Tensor]:
+    return layouts.x_block_scales(ops.x.q), layouts.w_block_scales(ops.w.q)
 
 
-def _popc(ops: Operands) -> Call:
-    x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.bits_xor(ops)
-    return lambda: kernel.gemm_simt32(x, w, kernel.WordOp.POPC, epilogue)
+def _words(op: kernel.WordOp, epilogue: Callable[[Operands], kernel.Epilogue]) -> Variant:
+    """32-bit words of both sides, by one instruction of the CUDA cores."""
+    return _on_rows(
+        op.value,
+        "gemm_simt32.cu",
+        lambda x, w, last: kernel.gemm_simt32(x, w, op, last),
+        lambda out: (kernel.simt32_build(op, out),),
+        epilogue,
+    )
 
 
 def _add_subtract(ops: Operands) -> Call:
@@ -116,82 +138,58 @@ def _add_subtract(ops: Operands) -> Call:
     return lambda: kernel.gemm_addsub(x, w, epilogue)
 
 
-DP4A = Variant("dp4a", "gemm_simt32.cu", _dp4a, _simt32_builds(kernel.WordOp.DP4A))
-POPC = Variant("popc", "gemm_simt32.cu", _popc, _simt32_builds(kernel.WordOp.POPC))
-ADD_SUBTRACT = Variant("add/subtract", "gemm_addsub.cu", _add_subtract, _add_subtract_builds)
+DP4A = _words(kernel.WordOp.DP4A, epilogues.scaled)
+POPC = _words(kernel.WordOp.POPC, epilogues.bits_xor)
+ADD_SUBTRACT = Variant(
+    "add/subtract", "gemm_addsub.cu", _add_subtract, lambda _x, _w, out: (kernel.addsub_build(out),)
+)
 
 
 # --- tensor cores on operands as they are ------------------------------------------------------------
 
 
-def _mma_builds(kind: str) -> Builds:
-    return lambda _x, _w, out: (kernel.mma_build(kind, out),)
-
-
-def _wgmma_builds(kind: str, scale_k: kernel.ScaleK = kernel.ScaleK.NONE) -> Builds:
-    return lambda _x, _w, out: tuple(
-        kernel.wgmma_build(kind, out, tile) for tile in kernel.wgmma_tiles(scale_k)
-    )
+def _wgmma_builds(
+    kind: str, out: torch.dtype, scale_k: kernel.ScaleK = kernel.ScaleK.NONE
+) -> tuple[Build, ...]:
+    return tuple(kernel.wgmma_build(kind, out, tile) for tile in kernel.wgmma_tiles(scale_k))
 
 
 def mma(kind: str) -> Variant:
     """mma.sync on operands of one type: from Ampere on, FP8 from Ada on."""
-
-    def prepare(ops: Operands) -> Call:
-        x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.scaled(ops)
-        return lambda: kernel.gemm_mma(x, w, kind, epilogue)
-
-    capability = (8, 9) if kind in FP8_KINDS else (8, 0)
-    return Variant("mma.sync", "gemm_mma.cu", prepare, _mma_builds(kind), capability)
+    return _on_rows(
+        "mma.sync",
+        "gemm_mma.cu",
+        lambda x, w, last: kernel.gemm_mma(x, w, kind, last),
+        lambda out: (kernel.mma_build(kind, out),),
+        epilogues.bits_and if kind == "b1" else epilogues.scaled,
+        capability=(8, 9) if kind in FP8_KINDS else (8, 0),
+    )
 
 
 def wgmma(kind: str) -> Variant:
     """Hopper's asynchronous tensor cores on operands of one type."""
-
-    def prepare(ops: Operands) -> Call:
-        x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.scaled(ops)
-        return lambda: kernel.gemm_wgmma(x, w, kind, epilogue)
-
-    accumulated = ALL_OF_K if kind in FP8_KINDS else 0
-    return Variant(
+    return _on_rows(
         "wgmma",
         "gemm_wgmma.cu",
-        prepare,
-        _wgmma_builds(kind),
+        lambda x, w, last: kernel.gemm_wgmma(x, w, kind, last),
+        lambda out: _wgmma_builds(kind, out),
+        epilogues.bits_and if kind == "b1" else epilogues.scaled,
         only_major=HOPPER,
-        fp8_accumulate_k=accumulated,
+        fp8_accumulate_k=ALL_OF_K if kind in FP8_KINDS else 0,
     )
 
 
-def _wgmma_blockwise(ops: Operands) -> Call:
-    x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.unscaled(ops)
-    x_scales, w_scales = layouts.x_block_scales(ops.x.q), layouts.w_block_scales(ops.w.q)
-    return lambda: kernel.gemm_wgmma(x, w, "e4m3", epilogue, kernel.ScaleK.BLOCK, x_scales, w_scales)
-
-
-WGMMA_BLOCKWISE = Variant(
+WGMMA_BLOCKWISE = _on_rows(
     "wgmma",
     "gemm_wgmma.cu",
-    _wgmma_blockwise,
-    _wgmma_builds("e4m3", scale_k=kernel.ScaleK.BLOCK),
+    lambda x, w, last, *scales: kernel.gemm_wgmma(x, w, "e4m3", last, kernel.ScaleK.BLOCK, *scales),
+    lambda out: _wgmma_builds("e4m3", out, kernel.ScaleK.BLOCK),
+    epilogues.unscaled,
+    _block_scales,
     only_major=HOPPER,
     fp8_accumulate_k=128,
 )
 """FP8 with scales of 1×128 and 128×128, applied to the sums of every 128 of K."""
-
-
-def _binary_mma(ops: Operands) -> Call:
-    x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.bits_and(ops)
-    return lambda: kernel.gemm_mma(x, w, "b1", epilogue)
-
-
-def _binary_wgmma(ops: Operands) -> Call:
-    x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.bits_and(ops)
-    return lambda: kernel.gemm_wgmma(x, w, "b1", epilogue)
-
-
-BINARY_MMA = Variant("mma.sync", "gemm_mma.cu", _binary_mma, _mma_builds("b1"), (8, 0))
-BINARY_WGMMA = Variant("wgmma", "gemm_wgmma.cu", _binary_wgmma, _wgmma_builds("b1"), only_major=HOPPER)
 
 
 def block_scaled(element: str) -> Variant:
@@ -202,15 +200,11 @@ def block_scaled(element: str) -> Variant:
         x_scales, w_scales = layouts.scale_bytes(ops.x.q), layouts.scale_bytes(ops.w.q)
         return lambda: kernel.gemm_block_scaled(x, w, x_scales, w_scales, element, epilogue)
 
-    return Variant(
-        "block-scaled mma",
-        "gemm_block_scaled.cu",
-        prepare,
-        lambda _x, _w, out: (kernel.block_scaled_build(element, out),),
-        (12, 0),
-        BLACKWELL_RTX,
-        tested=False,
-    )
+    def builds(_x: Scheme, _w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
+        return (kernel.block_scaled_build(element, out),)
+
+    file = "gemm_block_scaled.cu"
+    return Variant("block-scaled mma", file, prepare, builds, (12, 0), BLACKWELL_RTX, tested=False)
 
 
 # --- operands that are converted in the call ---------------------------------------------------------
@@ -249,10 +243,6 @@ def _in_registers(ops: Operands) -> Call:
     return lambda: kernel.gemm_dequant_in_registers(x, rows, scales, zeros, how, group, epilogue)
 
 
-def _in_registers_builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
-    return tuple(weight_of(w).builds(_x_type(x), out))
-
-
 def _x_type(x: Scheme) -> kernel.OperandType:
     """Operand type of X for kernels that decode W in registers."""
     if x.format.bits == 16:
@@ -262,14 +252,12 @@ def _x_type(x: Scheme) -> kernel.OperandType:
 
 def in_registers(rounding: float = 0.0) -> Variant:
     """W is decoded in registers on its way to mma.sync: for few tokens."""
-    return Variant(
-        "registers",
-        "gemm_dequant_in_registers.cu",
-        _in_registers,
-        _in_registers_builds,
-        (8, 0),
-        rounding=rounding,
-    )
+
+    def builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
+        return tuple(weight_of(w).builds(_x_type(x), out))
+
+    file = "gemm_dequant_in_registers.cu"
+    return Variant("registers", file, _in_registers, builds, (8, 0), rounding=rounding)
 
 
 def _swapped(
@@ -310,13 +298,16 @@ def swap_ab(rounding: float = 0.0, fp8_accumulate_k: int = 0, on_weights: bool =
     )
 
 
-def swap_ab_dense(kind: str) -> Variant:
+def _swap_ab_rows(
+    tiles: kernel.Tiles,
+    epilogue: Callable[[Operands], kernel.Epilogue],
+    scales: Callable[[Operands], tuple[Tensor, ...]],
+    fp8_accumulate_k: int,
+) -> Variant:
     """Both sides as they are, rows of W as the 64-row side of wgmma: for few tokens."""
-    tiles = kernel.Tiles(kernel.OperandType(kind))
 
     def prepare(ops: Operands) -> Call:
-        x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.scaled(ops)
-        return _swapped(x, w, ops.shape[1], tiles, epilogue)
+        return _swapped(*_rows(ops), ops.shape[1], tiles, epilogue(ops), *scales(ops))
 
     return Variant(
         "swap A/B",
@@ -324,26 +315,22 @@ def swap_ab_dense(kind: str) -> Variant:
         prepare,
         lambda _x, _w, out: tuple(kernel.swap_ab_builds(tiles, out)),
         only_major=HOPPER,
-        fp8_accumulate_k=ALL_OF_K if kind in FP8_KINDS else 0,
+        fp8_accumulate_k=fp8_accumulate_k,
     )
 
 
-BLOCKWISE_TILES = kernel.Tiles(kernel.OperandType.E4M3, scales=kernel.ScalePlace.BLOCK)
+def swap_ab_dense(kind: str) -> Variant:
+    """``_swap_ab_rows`` for operands of one type, with scales that are constant along K."""
+    accumulated = ALL_OF_K if kind in FP8_KINDS else 0
+    tiles = kernel.Tiles(kernel.OperandType(kind))
+    return _swap_ab_rows(tiles, epilogues.scaled, lambda _: (), accumulated)
 
 
-def _swap_ab_blockwise(ops: Operands) -> Call:
-    x, w, epilogue = layouts.byte_rows(ops.x.q), layouts.byte_rows(ops.w.q), epilogues.unscaled(ops)
-    x_scales, w_scales = layouts.x_block_scales(ops.x.q), layouts.w_block_scales(ops.w.q)
-    return _swapped(x, w, ops.shape[1], BLOCKWISE_TILES, epilogue, x_scales, w_scales)
-
-
-SWAP_AB_BLOCKWISE = Variant(
-    "swap A/B",
-    "gemm_swap_ab.cu",
-    _swap_ab_blockwise,
-    lambda _x, _w, out: tuple(kernel.swap_ab_builds(BLOCKWISE_TILES, out)),
-    only_major=HOPPER,
-    fp8_accumulate_k=128,
+SWAP_AB_BLOCKWISE = _swap_ab_rows(
+    kernel.Tiles(kernel.OperandType.E4M3, scales=kernel.ScalePlace.BLOCK),
+    epilogues.unscaled,
+    _block_scales,
+    128,
 )
 
 
@@ -362,7 +349,7 @@ def dequantize_then_wgmma(both: bool, rounding: float) -> Variant:
 
     def builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
         restored = (x, w) if both else (w,)
-        return (*layouts.builds_of_dequantizing(*restored), *_wgmma_builds("bf16")(x, w, out))
+        return (*layouts.builds_of_dequantizing(*restored), *_wgmma_builds("bf16", out))
 
     return Variant(
         "dequantize + wgmma",
@@ -380,34 +367,14 @@ def widen_scaled_then_wgmma(kind: str) -> Variant:
     byte = kernel.OperandType(kind)
 
     def prepare(ops: Operands) -> Call:
-        how, packed = weight_of(ops.w.scheme), layouts.weight_rows(ops.w.q)
-        x = layouts.activation_rows(ops.x.q, packed.shape[1] * 8 // how.bits).view(torch.uint8)
+        x, widen, columns = _widening(ops, kind)
         ratios, of_row = layouts.folded_groups(ops.w.q, byte)
-        group = ops.w.scheme.block[1] or 1 << (packed.shape[1] * 8 // how.bits).bit_length()
-        epilogue = dataclasses.replace(
-            epilogues.unscaled(ops), row_scale=epilogues.scale_vector(ops.x.q), col_scale=of_row
-        )
+        group = ops.w.scheme.block[1] or 1 << columns.bit_length()
+        epilogue = dataclasses.replace(_by_row(ops), col_scale=of_row)
+        return lambda: kernel.gemm_wgmma(x, widen(ratios, group), kind, epilogue)
 
-        def call() -> Tensor:
-            rows = kernel.widen(packed, how.codec, how.bits, how.two_bit, kind == "e4m3", ratios, group)
-            return kernel.gemm_wgmma(x, rows, kind, epilogue)
-
-        return call
-
-    def builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
-        how = weight_of(w)
-        widening = kernel.widen_build(how.codec, how.bits, how.two_bit, kind == "e4m3", True)
-        return (widening, *_wgmma_builds(kind)(x, w, out))
-
-    return Variant(
-        "widen, scaled weights + wgmma",
-        "gemm_wgmma.cu",
-        prepare,
-        builds,
-        only_major=HOPPER,
-        folds=byte,
-        fp8_accumulate_k=ALL_OF_K if kind == "e4m3" else 0,
-    )
+    name, accumulated = "widen, scaled weights + wgmma", ALL_OF_K if kind == "e4m3" else 0
+    return _widened(name, kind, prepare, kernel.ScaleK.NONE, byte, accumulated)
 
 
 def widen_then_wgmma(kind: str, grouped: bool) -> Variant:
@@ -415,36 +382,51 @@ def widen_then_wgmma(kind: str, grouped: bool) -> Variant:
     K."""
 
     def prepare(ops: Operands) -> Call:
-        how, packed = weight_of(ops.w.scheme), layouts.weight_rows(ops.w.q)
-        elements = packed.shape[1] * 8 // how.bits
-        x = layouts.activation_rows(ops.x.q, elements).view(torch.uint8)
-        scales = layouts.w_group_scales(ops.w.q, -(-x.shape[1] // 128)) if grouped else None
-        by_row = dataclasses.replace(epilogues.unscaled(ops), row_scale=epilogues.scale_vector(ops.x.q))
-        epilogue = by_row if grouped else epilogues.scaled(ops)
+        x, widen, _ = _widening(ops, kind)
+        if not grouped:
+            scaled = epilogues.scaled(ops)
+            return lambda: kernel.gemm_wgmma(x, widen(), kind, scaled)
+        scales, epilogue = layouts.w_group_scales(ops.w.q, -(-x.shape[1] // 128)), _by_row(ops)
+        return lambda: kernel.gemm_wgmma(x, widen(), kind, epilogue, kernel.ScaleK.COLUMN, None, scales)
 
-        def call() -> Tensor:
-            rows = kernel.widen(packed, how.codec, how.bits, how.two_bit, kind == "e4m3")
-            if scales is None:
-                return kernel.gemm_wgmma(x, rows, kind, epilogue)
-            return kernel.gemm_wgmma(x, rows, kind, epilogue, kernel.ScaleK.COLUMN, None, scales)
+    scale_k = kernel.ScaleK.COLUMN if grouped else kernel.ScaleK.NONE
+    return _widened("widen + wgmma", kind, prepare, scale_k, None, 128 if kind == "e4m3" else 0)
 
-        return call
 
-    def builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
-        how = weight_of(w)
-        widening = kernel.widen_build(how.codec, how.bits, how.two_bit, kind == "e4m3")
-        return (
-            widening,
-            *_wgmma_builds(kind, kernel.ScaleK.COLUMN if grouped else kernel.ScaleK.NONE)(x, w, out),
-        )
+def _widening(ops: Operands, kind: str) -> tuple[Tensor, Callable[..., Tensor], int]:
+    """X in rows as wide as W's, what widens W (its arguments: ratios of groups and their width), and the
+    columns of both."""
+    how, packed = weight_of(ops.w.scheme), layouts.weight_rows(ops.w.q)
+    columns = packed.shape[1] * 8 // how.bits
+    x = layouts.activation_rows(ops.x.q, columns).view(torch.uint8)
+    return x, partial(kernel.widen, packed, how.codec, how.bits, how.two_bit, kind == "e4m3"), columns
+
+
+def _by_row(ops: Operands) -> kernel.Epilogue:
+    return dataclasses.replace(epilogues.unscaled(ops), row_scale=epilogues.scale_vector(ops.x.q))
+
+
+def _widened(
+    name: str,
+    kind: str,
+    prepare: Prepare,
+    scale_k: kernel.ScaleK,
+    folds: kernel.OperandType | None,
+    fp8_accumulate_k: int,
+) -> Variant:
+    def builds(_x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
+        how, scaled = weight_of(w), folds is not None
+        widening = kernel.widen_build(how.codec, how.bits, how.two_bit, kind == "e4m3", scaled)
+        return (widening, *_wgmma_builds(kind, out, scale_k))
 
     return Variant(
-        "widen + wgmma",
+        name,
         "gemm_wgmma.cu",
         prepare,
         builds,
         only_major=HOPPER,
-        fp8_accumulate_k=128 if kind == "e4m3" else 0,
+        folds=folds,
+        fp8_accumulate_k=fp8_accumulate_k,
     )
 
 
@@ -456,7 +438,7 @@ def _fake_quantized(ops: Operands) -> Call:
 
 
 def _fake_quantized_builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
-    return (*layouts.builds_of_fake_quantizing(x, w), *_wgmma_builds("bf16")(x, w, out))
+    return (*layouts.builds_of_fake_quantizing(x, w), *_wgmma_builds("bf16", out))
 
 
 FAKE_QUANTIZE = Variant(

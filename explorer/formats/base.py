@@ -85,7 +85,7 @@ class Format:
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """The dtype of stored scales, in memory and in files: ``torch_dtype``, else that of codes."""
+        """The dtype of stored scales, in memory and in files: ``torch_dtype``, else ``code_dtype``."""
         return self.torch_dtype or self.code_dtype
 
     @keeps_subnormals
@@ -268,7 +268,7 @@ class Format:
 
     @property
     def negative_saturation_threshold(self) -> float:
-        """The same at the most negative value, for formats that are symmetric there."""
+        """Half a spacing past ``min``, for formats that are symmetric there."""
         return -self.saturation_threshold
 
     @property

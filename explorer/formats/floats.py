@@ -32,9 +32,8 @@ class Specials(enum.Enum):
 class FloatFormat(Format):
     """Sign, exponent, mantissa: (-1)^S · 2^(E-bias) · 1.M, or (-1)^S · 2^(1-bias) · 0.M when E = 0.
 
-    Up to 8 bits, and FP16; wider formats are ``TruncatedFloat32``. Without a sign bit (``signed`` False) the
-    format is for scales only, and a number's code is that of its magnitude. Facts that contradict each other
-    raise ``ValueError``.
+    Up to 8 bits, and FP16; wider formats are ``TruncatedFloat32``. A format without a sign bit (``signed``
+    False) is for scales only, and encodes magnitudes. Facts that contradict each other raise ``ValueError``.
 
     >>> FORMATS["float8_e4m3fn"].value(0b0_1111_110)   # S=0 E=15 M=6 -> 2^8 · 1.75
     448.0
@@ -256,11 +255,6 @@ class TruncatedFloat32(FloatFormat):
         """Stored bits below the mantissa: 13 for TF32, none for the others."""
         return self.bits - 9 - self.mantissa
 
-    @property
-    def _stored_shift(self) -> int:
-        """Number of bits by which a float32 is shifted right for storage."""
-        return 32 - self.bits
-
     def value(self, code: int) -> float:
         return self._value_of_fields((code % 2**self.bits) >> self._unused_bits)
 
@@ -271,8 +265,10 @@ class TruncatedFloat32(FloatFormat):
         if dropped == 0:
             return x.contiguous().view(torch.int32).clone()
         bits = x.clamp(-self.max, self.max).view(torch.int32)
-        if rounding is Rounding.STOCHASTIC:
-            bits = _rounded_by_chance(bits, dropped, required(noise))
+        if rounding is Rounding.STOCHASTIC:  # up with the probability that the dropped bits give
+            kept = bits.bitwise_right_shift(dropped).bitwise_left_shift_(dropped)
+            fraction = (bits - kept).to(torch.float32).mul_(2.0**-dropped)
+            bits = kept.add_((required(noise) < fraction).to(torch.int32).bitwise_left_shift_(dropped))
         elif self.away or rounding is Rounding.AWAY:
             bits = bits.add(1 << (dropped - 1))
         else:
@@ -281,7 +277,7 @@ class TruncatedFloat32(FloatFormat):
         bits = bits.bitwise_right_shift(dropped).bitwise_left_shift_(dropped)
         canonical_nan = (MAGNITUDE_MASK >> dropped) << dropped
         bits.masked_fill_(torch.isnan(x), canonical_nan)
-        return bits.bitwise_right_shift_(self._stored_shift).to(self.code_dtype)
+        return bits.bitwise_right_shift_(32 - self.bits).to(self.code_dtype)
 
     def nearest(self, x: Tensor, rounding: Rounding = Rounding.NEAREST) -> Tensor:
         return Format.nearest(self, x, rounding)
@@ -290,18 +286,11 @@ class TruncatedFloat32(FloatFormat):
         return super()._double_in_float32(x) if self.mantissa < MANTISSA_BITS else x.to(torch.float32)
 
     def decode(self, codes: Tensor) -> Tensor:
-        return codes.to(torch.int32).bitwise_left_shift_(self._stored_shift).view(torch.float32)
+        return codes.to(torch.int32).bitwise_left_shift_(32 - self.bits).view(torch.float32)
 
     @property
     def nan_code(self) -> int | None:
         return self._magnitude_mask << self._unused_bits
-
-
-def _rounded_by_chance(bits: Tensor, dropped: int, noise: Tensor) -> Tensor:
-    """float32 ``bits``, rounded up at bit ``dropped`` with the probability that the bits below it give."""
-    kept = bits.bitwise_right_shift(dropped).bitwise_left_shift_(dropped)
-    fraction = (bits - kept).to(torch.float32).mul_(2.0**-dropped)
-    return kept.add_((noise < fraction).to(torch.int32).bitwise_left_shift_(dropped))
 
 
 @dataclass(frozen=True, kw_only=True)

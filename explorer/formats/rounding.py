@@ -62,7 +62,7 @@ def round_stochastic(x: Tensor, noise: Tensor | None) -> Tensor:
 def philox_uniform(seed: int, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
     """float32 [count], uniform in [0, 1) with 24 bits, for the elements start ... start + count - 1.
 
-    Element i takes word i % 4 of the Philox block whose counter is i // 4 and whose key is ``seed``.
+    Element i takes word i % 4 of the Philox block with counter i // 4 and key ``seed``.
     """
     first = start // 4
     blocks = torch.arange(first, (start + count + 3) // 4, dtype=torch.int64, device=device)

@@ -35,7 +35,7 @@ def load_matrix(
     """
     if where.startswith(SAMPLE_PREFIX):
         if tensor or revision:
-            raise SourceError(f"{where} is one tensor: no tensor of it can be named, nor a revision")
+            raise SourceError(f"{where} is one tensor and has no revisions: give its name alone")
         return load_sample(where.removeprefix(SAMPLE_PREFIX))
     source = open_source(where, revision)
     name = f"{source.info(tensor).name.removesuffix(STORED)}{STORED}" if codes else tensor

@@ -215,7 +215,7 @@ def refused(what: str, watched: Watched | None = None) -> Iterator[None]:
         why = first_line(error)
         if isinstance(error, MemoryError):
             why = "there is not enough memory"
-        elif isinstance(error, OSError):  # whose text ends in a path of this machine
+        elif isinstance(error, OSError):  # its text ends in a path of this machine
             why = error.strerror or type(error).__name__
         raise SourceError(f"{what}: {why}") from error
 

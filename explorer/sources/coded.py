@@ -41,7 +41,7 @@ _BITS = re.compile(r" · ([0-9.]+) bits$", re.ASCII)
 _CODES = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4", "I8", "U8")
 """Dtypes of codes, which mean nothing without their scales."""
 _WORDS = ("I32", "U32", "I16", "U16")
-"""Dtypes of words of codes, if the tensor's name is one that codes have."""
+"""Dtypes of words of codes, if ``_CODES_END`` matches the tensor's name."""
 _SCALES = re.compile(
     r"scale|scaling|a(bs)?max|scl$|delta$|step_size$|alpha$|exponent|_exp$|[._]scb$|\.s$", re.IGNORECASE
 )
@@ -108,7 +108,7 @@ class CodedWeight:
 
 
 class CodedSource(TensorSource):
-    """A source whose files may hold weights as codes: it lists and reads what they mean.
+    """A source that lists weights stored as codes by their meaning, and reads the codes' values.
 
     A subclass defines ``stored``, the tensors as the files have them, and ``read_stored``. Who opens it calls
     ``find_codes``.
@@ -158,7 +158,7 @@ class CodedSource(TensorSource):
         changes: Mapping[str, TensorInfo],
         settings: Mapping[str, Any],
     ) -> CodedWeight | None:
-        """The weight whose codes are the tensor ``info``; None for a tensor without codes of a known form."""
+        """The weight with the codes ``info``; None for a tensor that is not the codes of a known form."""
         of_bytes = any(f"{info.name}.{end}" in raw for end in ("absmax", "quant_map"))  # in any dtype
         if info.dtype not in (*_CODES, "I32") and not of_bytes:
             return None
@@ -268,7 +268,7 @@ def weights_of(source: TensorSource) -> tuple[TensorInfo, ...]:
 
 
 def stored_dtype(named: object, infos: Iterable[TensorInfo]) -> torch.dtype:
-    """The dtype that a configuration names ("bfloat16", "torch.bfloat16"), else that of the first
+    """The dtype that a configuration names ("bfloat16", "torch.bfloat16"), else the dtype of the first
     floating-point tensor, else float32."""
     dtype = getattr(torch, str(named or "").removeprefix("torch."), None)
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
@@ -321,7 +321,5 @@ def _bases(name: str, holding: re.Pattern[str] = _SCALES) -> Iterator[str]:
     for place in range(first, found.start() + 1):
         if name[place] in "._":
             yield name[:place].rstrip("._")
-    if name[: found.start()].rstrip("._") == "":
+    if not name[: found.start()].rstrip("._"):
         yield ""
-    elif name[found.start() - 1] in "._":
-        yield name[: found.start()].rstrip("._")

@@ -58,7 +58,7 @@ def open_csv(path: Path, origin: str, limits: SourceLimits) -> TensorSource:
 
 
 def _fault(rows: list[str], delimiter: str, before: int, columns: int) -> str:
-    """What is wrong with the first bad row, numbered from ``before`` + 1; empty if nothing is found."""
+    """Describe the fault of the first bad row, numbered from ``before`` + 1; empty if none is found."""
     for number, row in enumerate(rows, before + 1):
         cells = row.split(delimiter)
         if len(cells) != columns:

@@ -59,12 +59,12 @@ class GgufFile(TensorSource):
         return tuple(entry.info for entry in self._entries.values())
 
     def stored(self, name: str) -> bytearray:
-        """The bytes of a tensor; ``SourceError`` if there is none of that name, or the file has changed."""
+        """Read a tensor's bytes; ``SourceError`` for an unknown name, and if the file has changed."""
         entry = self._entries[self.info(name).name]
         return self._file.read(entry.start, entry.stop - entry.start)
 
     def stored_bytes(self, name: str) -> int:
-        """How many bytes a tensor takes in the file."""
+        """Bytes of a tensor in the file."""
         entry = self._entries[self.info(name).name]
         return entry.stop - entry.start
 
@@ -99,7 +99,7 @@ def _restored(data: np.ndarray, entry: GgufEntry, progress: Progress | None) -> 
     for first in range(0, len(blocks), together):
         checkpoint()
         part = blocks[first : first + together]
-        # One long row: the package works on sixteen rows at a time.
+        # One long row: the package is slow on many rows, which it takes sixteen at a time.
         restored = dequantize(part.reshape(1, -1), GGMLQuantizationType[kind.name])
         values[first * kind.block : (first + len(part)) * kind.block] = restored[0]
         if progress is not None:

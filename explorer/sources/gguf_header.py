@@ -23,7 +23,7 @@ from explorer.words import plain
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-"""Those that begin like this; version 1 had counts of 32 bits."""
+"""Versions with this header; version 1 had counts of 32 bits."""
 _ALIGNMENT = 32
 """Default alignment of tensor data."""
 _ALIGNMENT_KEY = b"general.alignment"
@@ -67,7 +67,7 @@ class GgufEntry:
 
 
 class GgufHeader:
-    """The header of a GGUF file of ``size`` bytes, at whose start ``file`` stands.
+    """The header of a GGUF file of ``size`` bytes, read from the start of ``file``.
 
     ``order`` is the byte order of numbers, "<" or ">". ``kinds`` are the types of tensors by their number.
     Every length and count is compared with the bytes that are left.

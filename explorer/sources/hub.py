@@ -105,7 +105,7 @@ class HubModel(ShardedSource):
         return f"{self._endpoint or constants.ENDPOINT} {self._id} {self.commit}"
 
     def visit(self) -> Visit:
-        """A use of the Hub, whose time begins now."""
+        """Begin a use of the Hub: its time is limited from now on."""
         return Visit(self._id, self.origin, self._endpoint, self._limits)
 
     def _all_entries(self, visit: Visit, names: list[str]) -> list[tuple[Entry, ...]]:

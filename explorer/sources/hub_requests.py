@@ -1,9 +1,9 @@
 """Requests to the Hub that end: each has a deadline for its answer to begin and one for its last byte.
 
-The client is that of huggingface_hub, with the proxies and certificates that its user has set; the requests
-are made here. ``HfApi`` and ``hf_hub_download`` accept an answer of any size, and their timeout starts anew
-with every byte that arrives (tests/sources/lying_hub.py: "endless info", "dripping head"). Here a watch
-closes the request's sockets when its time is up, however slowly the server talks.
+The HTTP client comes from huggingface_hub, with the proxies and certificates that its user has set. ``HfApi``
+and ``hf_hub_download`` accept an answer of any size, and their timeout starts anew with every byte that
+arrives (tests/sources/lying_hub.py: "endless info", "dripping head"). Here a watch closes the request's
+sockets when its time is up, however slowly the server sends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Visit:
         self._headers = build_hf_headers(token=None if limits.token else False)
 
     def about(self, revision: str | None) -> Any:
-        """The JSON that the Hub's API answers about the repository, at ``revision`` if there is one."""
+        """Ask the Hub's API about the repository, at ``revision`` if it is given; returns the parsed JSON."""
         at = f"/revision/{revision.replace('/', '%2F')}" if revision else ""
         body = self._get(
             f"{self._endpoint}/api/models/{self._repo}{at}", None, self._limits.header_bytes, None
@@ -102,7 +102,7 @@ class Visit:
             watch.end()
 
     def _not_here(self, why: str) -> str:
-        """That the Hub was needed; where else was looked is said only if it was."""
+        """A message that the Hub was needed; it mentions folders and caches only if they were searched."""
         if not self._limits.folders:
             return f"{self._origin}: {why}"
         return f"{self._origin} is neither a folder here nor in the local cache, and {why}"

@@ -31,8 +31,8 @@ class ShardedSource(CodedSource):
     ) -> None:
         """List the tensors of ``files``.
 
-        Left out, and named in ``broken``, are tensors that the index promises and no file holds, and those
-        whose name an earlier file has already.
+        Tensors with a name that an earlier file has are left out. ``broken`` names them, and tensors that
+        the index promises and no file holds.
         """
         self._promised, self.file_of, self.stored = promised, {}, ()
         for name, infos in files.items():

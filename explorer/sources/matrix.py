@@ -70,8 +70,8 @@ def to_float32(tensor: Tensor) -> Tensor:
             first = int(beyond.reshape(-1).to(torch.uint8).argmax())
             row, column = divmod(first, matrix_shape(tuple(tensor.shape))[1])
             raise ValueError(
-                f"{count} of {tensor.numel()} float64 values are beyond float32, whose largest value is "
-                f"3.4e38, the first at row {row}, column {column}; scale the tensor down first"
+                f"{count} of {tensor.numel()} float64 values are beyond float32 (largest value 3.4e38), the "
+                f"first at row {row}, column {column}; scale the tensor down first"
             )
     return values
 

@@ -70,12 +70,12 @@ def _existing(where: str, is_one: Callable[[Path], bool]) -> Path | None:
 
 
 def local_folder(where: str, limits: SourceLimits = LOCAL) -> Path | None:
-    """The folder of this machine that ``where`` names, if there is one and it may be opened."""
+    """The folder at the path ``where``; None if there is none, or ``limits`` allow no folders."""
     return _existing(where, Path.is_dir) if limits.folders else None
 
 
 def _gguf_file(where: str, limits: SourceLimits) -> Path | None:
-    """The GGUF file of this machine that ``where`` names, if there is one and it may be opened."""
+    """The GGUF file at the path ``where``; None if there is none, or ``limits`` allow no folders."""
     file = _existing(where, Path.is_file) if limits.folders else None
     return file if file is not None and file.suffix.lower() == GGUF else None
 
@@ -93,7 +93,7 @@ def folder_stamp(where: str, limits: SourceLimits = LOCAL) -> Hashable:
 
 
 def layers(source: TensorSource, containing: str = "", most: int | None = None) -> tuple[TensorInfo, ...]:
-    """The tensors whose name contains ``containing`` (any case); layer 2 comes before layer 10.
+    """The tensors with ``containing`` in their names (any case); layer 2 comes before layer 10.
 
     ``SourceError`` if there are more than ``most``.
     """

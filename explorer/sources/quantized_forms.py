@@ -92,11 +92,11 @@ class CodedLayer:
         return all(end in self.infos for end in ends)
 
     def is_in(self, end: str, *dtypes: str) -> bool:
-        """Whether the tensor with this ending exists, in one of these dtypes."""
+        """True if the tensor with this ending exists in one of these dtypes."""
         return end in self.infos and self.infos[end].dtype in dtypes
 
     def scaled(self, *dtypes: str) -> bool:
-        """Whether there are scales in one of ``dtypes``."""
+        """True if there are scales in one of ``dtypes``."""
         return any(self.is_in(end, *dtypes) for end in _SCALES)
 
     def stated(self) -> Iterator[Mapping[str, object]]:
@@ -168,7 +168,7 @@ class CodeForm(ABC):
 
     @abstractmethod
     def fits(self, layer: CodedLayer) -> bool:
-        """Whether header entries are of this form."""
+        """True if the header entries are of this form."""
 
     def label(self, layer: CodedLayer) -> str:
         """The kind of codes in the field's words."""
@@ -212,10 +212,7 @@ class CodeForm(ABC):
 
 
 def form_of(layer: CodedLayer) -> tuple[CodeForm, str] | None:
-    """The form that the tensors of a layer are of, and the ending of its codes.
-
-    None for a weight that is stored as it is, and for one of a form that no row knows.
-    """
+    """The form of a layer, and the ending of its codes; None for plain weights and unknown forms."""
     return next(
         (
             (form, main)
@@ -247,10 +244,10 @@ def mx_kind(fmt: FloatFormat) -> str:
 
 
 def _side(length: int, count: int, stated: Iterable[int]) -> int:
-    """How many of a line's ``length`` codes share one of its ``count`` scales.
+    """Number of codes that share a scale, in a line of ``length`` codes with ``count`` scales.
 
-    The one of ``stated`` that fits, else the only equal share or power of two that does. ``ValueError`` where
-    none or several do: a block that is cut at the edge may have several sizes.
+    The number of ``stated`` that fits, else the only equal share or power of two that fits. ``ValueError`` if
+    none or several fit: a block that is cut at the edge may have several sizes.
     """
     if count == 1:
         return max(length, 1)
@@ -330,7 +327,7 @@ def _groups_of(stored: Tensor, columns: int, count: int) -> Tensor:
 
 
 class _Gptq(CodeForm):
-    """GPTQ: codes in words [K · bits / 32, N] down each column."""
+    """GPTQ: codes in int32 words [K · bits / 32, N] down each column."""
 
     mains, others, along = (".qweight",), (".qzeros", ".scales", ".g_idx"), 1
 
@@ -371,18 +368,18 @@ class _Gptq(CodeForm):
         return _integers(codes, zeros.t(), scales.t(), bits, layer, groups)
 
     def is_second_version(self, words: Tensor, settings: Mapping[str, object]) -> bool:
-        """Whether zero points are stored themselves, not less one; ``ValueError`` where nothing says so."""
+        """True if zero points are stored as they are, False if less one; ``ValueError`` if nothing tells."""
         stated = settings.get("checkpoint_format") or settings.get("format")
         if stated or settings:
             return str(stated).lower() == "gptq_v2"
         first = int(words.reshape(-1)[0]) & 0xFFFFFFFF if words.numel() else 0
         if first in (0x77777777, 0x88888888) and bool((words == words.reshape(-1)[0]).all()):
             return first == 0x88888888
-        raise ValueError("no quantization_config says of which version of GPTQ's layout its zero points are")
+        raise ValueError("no quantization_config names the version of GPTQ's layout of its zero points")
 
 
 class _Awq(CodeForm):
-    """AWQ: codes of 4 bits in words [K, N / 8] along each row, in an order of their own."""
+    """AWQ: codes of 4 bits in int32 words [K, N / 8] along each row, in ``AWQ_ORDER``."""
 
     codes_label = "INT4"
     mains, others, along = (".qweight",), (".qzeros", ".scales"), 1
@@ -410,7 +407,7 @@ class _Awq(CodeForm):
 
 
 class _PackedIntegers(CodeForm):
-    """compressed-tensors' pack-quantized: codes in words [N, K · bits / 32] along each row."""
+    """compressed-tensors' pack-quantized: codes in int32 words [N, K · bits / 32] along each row."""
 
     mains = (".weight_packed",)
     others = (".weight_scale", ".weight_zero_point", _SHAPE, ".weight_g_idx")
@@ -474,7 +471,7 @@ class _Nvfp4(CodeForm):
         rows, columns = codes.shape[0], codes.shape[-1] * (1 if codes.dtype == "F4" else 2)
         above = layer.infos[self.above].shape
         if math.prod(above) != 1:
-            raise ValueError(f"its tensor scale has the shape {list(above)}; it is one number")
+            raise ValueError(f"its tensor scale has the shape {list(above)}; accepted is one number")
         if len(codes.shape) != 2 or len(scales) != 2 or scales[0] != rows or scales[1] * 16 != columns:
             raise ValueError(
                 f"its scales have the shape {list(scales)}; its codes need [{rows}, {columns // 16}]"
@@ -632,7 +629,7 @@ class _Bitsandbytes(CodeForm):
         return "FP4" if layer.has(f"{_STATE}fp4") else "NF4"
 
     def state(self, stored: Tensor) -> tuple[dict[str, object], tuple[int, int]]:
-        """What a layer says of its codes, JSON in a tensor of bytes, and the shape in it."""
+        """Parse a layer's description, JSON in a tensor of bytes; returns it and the shape in it."""
         state = json.loads(bytes(stored.tolist()))
         if not isinstance(state, dict):
             raise ValueError("its state is no JSON object")

@@ -29,7 +29,7 @@ _START_SECONDS = 30
 
 @dataclass(frozen=True)
 class _Strided:
-    """A tensor whose first element is at byte ``start`` of the file; ``stride`` counts elements."""
+    """A tensor with its first element at byte ``start`` of the file; ``stride`` counts elements."""
 
     info: TensorInfo
     dtype: torch.dtype

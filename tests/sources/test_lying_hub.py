@@ -13,16 +13,7 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
-from lying_hub import (
-    FLOODS,
-    ODD,
-    SLOW,
-    LyingHub,
-    info,
-    named,
-    repository,
-    serve,
-)
+from lying_hub import FLOODS, ODD, SLOW, LyingHub, body, info, named, repository, serve
 
 from explorer import SourceError
 from explorer.progress import StoppedError, stoppable
@@ -79,12 +70,16 @@ def test_an_odd_answer_is_a_refusal(name: str) -> None:
 
 
 def test_the_token_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a hosted page a visitor must not read what only its owner may."""
+    """On a hosted page a visitor must not read what only its owner may; a server that the Hub redirects to
+    gets no token."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     for token, sent in ((True, "Bearer hf_secret"), (False, None)):
-        with serve(repository()) as hub:
-            HubModel("a/b", endpoint=hub.url, limits=dataclasses.replace(PATIENT, token=token))
-            assert {asked.headers.get("authorization") for asked in hub.asked} == {sent}
+        with serve(repository()) as other:
+            moved = body(b"", 302, Location=f"{other.url}/model.safetensors")
+            with serve(repository(moved)) as hub:
+                HubModel("a/b", endpoint=hub.url, limits=dataclasses.replace(PATIENT, token=token))
+        for server, got in ((hub, sent), (other, None)):
+            assert {asked.headers.get("authorization") for asked in server.asked} == {got}
 
 
 NO_REVISIONS = ("../blobs/w", "..", "a/../b", "/etc", "a//b", ".hidden", "a/.b", "a\\b", "a\0b", "a b", "",

@@ -42,10 +42,11 @@ BATCH, LONGEST = 32, 128
 class EmbeddingDrift:
     """Drift of a model's embeddings under one scheme and method.
 
-    ``cosine`` of each embedding with its original: mean and least; ``rank``: Spearman correlation of all
-    similarities between sentences; ``neighbours``: share of sentences whose nearest other sentence is still
-    the same; ``bits`` of each weight of the linear layers; ``megabytes`` of those weights; ``sample``: which
-    of ``calibration_texts`` the method saw.
+    cosine           of each embedding with its original: the mean, and ``least_cosine``
+    rank             Spearman correlation of all similarities between sentences
+    neighbours       share of sentences that keep their nearest other sentence
+    bits, megabytes  of each weight of the linear layers, and of all
+    sample           number of the ``calibration_texts`` that the method saw
     """
 
     scheme: str
@@ -69,8 +70,7 @@ def sentences() -> tuple[str, ...]:
 
 @cache
 def calibration_texts(sample: int = 0) -> tuple[str, ...]:
-    """Other texts than ``sentences``, to capture layers' inputs from: ``SAMPLES`` of them, no two of which
-    share a sentence."""
+    """Texts to capture layers' inputs from; the ``SAMPLES`` samples and ``sentences`` share no sentence."""
     first, more = (
         tuple((SENTENCES.parent / name).read_text(encoding="utf-8").splitlines())
         for name in ("sentences.txt", "calibration.txt")
@@ -99,8 +99,8 @@ class OriginalModel:
     """The model that quantized copies are compared with.
 
     ``keep``: names or patterns of layers that stay as they are. Its embeddings of ``texts`` (``sentences``
-    if none are given) and the first ``tokens`` inputs of its other layers, for the calibration texts
-    ``sample``, are computed when first asked for, once.
+    if none are given), and the first ``tokens`` inputs of its other layers for the calibration texts
+    ``sample``, are computed once, when first used.
     """
 
     model: Model
@@ -126,7 +126,7 @@ class OriginalModel:
         return capture(self.model, calibration_texts(self.sample), self.names, self.tokens)
 
     def inputs_in(self, model: Model, name: str) -> Tensor:
-        """float32 [tokens, K]: what the layer ``name`` gets in another ``model``, for the same tokens."""
+        """float32 [tokens, K]: the inputs of the layer ``name`` in another ``model``, for the same tokens."""
         return capture(model, calibration_texts(self.sample), [name], self.tokens)[0].activations
 
 
@@ -143,7 +143,7 @@ def embed(model: Model, texts: AnyTexts, progress: Progress | None = None) -> Te
 def embed_sequences(
     model: Model, sequences: Sequence[TokenSequence], progress: Progress | None = None
 ) -> Tensor:
-    """float32 [sequences, width], on the CPU: ``embed`` of what the tokenizer gave."""
+    """float32 [sequences, width], on the CPU: the embeddings of ``embed``, of token sequences."""
     embeddings = []
     for start in range(0, len(sequences), BATCH):
         checkpoint()
@@ -216,25 +216,16 @@ def quantized_network(
 def embedding_scores(before: Tensor, after: Tensor) -> dict[str, float]:
     """``cosine``, ``least_cosine``, ``rank`` and ``neighbours`` of an ``EmbeddingDrift``, of embeddings
     [sentences, width] of length one."""
-    cosine = (before * after).sum(1)
-    nearest = [_similarities(e).fill_diagonal_(-2.0).argmax(1) for e in (before, after)]
+    cosine, similarities = (before * after).sum(1), [e @ e.t() for e in (before, after)]
+    rows, columns = torch.triu_indices(len(before), len(before), 1)
+    pairs = [one[rows, columns] for one in similarities]
+    nearest = [one.fill_diagonal_(-2.0).argmax(1) for one in similarities]
     return {
         "cosine": float(cosine.mean()),
         "least_cosine": float(cosine.min()),
-        "rank": _rank_correlation(_pairs(before), _pairs(after)),
+        "rank": _rank_correlation(*pairs),
         "neighbours": float((nearest[0] == nearest[1]).float().mean()),
     }
-
-
-def _similarities(e: Tensor) -> Tensor:
-    """[sentences, sentences]: cosines of embeddings of length one."""
-    return e @ e.t()
-
-
-def _pairs(e: Tensor) -> Tensor:
-    """The similarities of all pairs of different sentences."""
-    rows, columns = torch.triu_indices(len(e), len(e), 1)
-    return _similarities(e)[rows, columns]
 
 
 def _rank_correlation(a: Tensor, b: Tensor) -> float:

@@ -1,17 +1,18 @@
-"""Which layer of a network can take in a factor of the input channels of others: found by running it.
+"""Factors of input channels, folded into the layers before; which layer takes one in is found by running the
+network.
 
-A factor s multiplies the columns of a layer's weight, and its inputs are divided by it: by the norm whose
-output they are, or by the rows of a linear layer before. Nothing is told by names. A run says which norm
-gives a layer its inputs and which layers ran before it; a fold is accepted if the network's output stays what
-it is with a random factor.
+A factor s multiplies the columns of a layer's weight, and its inputs are divided by it: by the norm that
+outputs them, or by the rows of a linear layer before. Names decide nothing. A run shows which norm gives a
+layer its inputs and which layers ran before it; a fold is accepted if the network's output stays the same
+with a random factor.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from explorer.progress import checkpoint
 SAME = 1e-4
 """The largest accepted difference of the network's outputs, relative to the largest output."""
 BEFORE = 4
-"""Linear layers run before a layer that are tried for it, the nearest first."""
+"""Number of linear layers run before a layer that are tried, the nearest first."""
 
 Run = Callable[[nn.Module], Tensor]
 """The output of a network for a fixed input."""
@@ -33,10 +34,10 @@ Run = Callable[[nn.Module], Tensor]
 class Fold:
     """A layer that takes in a factor of the input channels of others.
 
-    writer   the module whose outputs are divided: a norm, or a linear layer
-    readers  the linear layers that read them, all of them
-    rows     int64 [K]: the output of ``writer`` that each input channel of the readers is made of
-    offset   what the norm adds to its weight: 1 in Gemma, else 0
+    writer   a norm or a linear layer; its outputs are divided
+    readers  all linear layers that read these outputs
+    rows     int64 [K]: the output of ``writer`` behind each input channel of the readers
+    offset   constant that the norm adds to its weight: 1 in Gemma, else 0
     """
 
     writer: str
@@ -45,10 +46,10 @@ class Fold:
     offset: float = 0.0
 
     def apply(self, network: nn.Module, factor: Tensor, stored: torch.dtype | None = None) -> Tensor:
-        """Fold ``factor`` [K] into ``network`` in place; float32 [K]: what inputs are divided by.
+        """Fold ``factor`` [K] into ``network`` in place; the divisor of the inputs, float32 [K].
 
-        Channels of one row get the mean of their factors. A norm whose weight is ``stored`` in a dtype is
-        rounded to it, and the readers are multiplied by what it was really divided by.
+        Channels of one row get the mean of their factors. If a norm's weight is ``stored`` in a dtype, it is
+        rounded to it, and the readers are multiplied by the divisor after rounding.
         """
         writer = network.get_submodule(self.writer)
         factor = tied(factor.to(self.rows.device), self.rows)
@@ -87,9 +88,10 @@ class Fold:
 
 
 def find_folds(network: nn.Module, run: Run, layers: Collection[str]) -> tuple[list[Fold], dict[str, str]]:
-    """The folds for the linear ``layers`` of ``network``, and why others can have none, by layer.
+    """Find the folds for the linear ``layers`` of ``network``; the folds, and the reason of each layer
+    without.
 
-    Each candidate is tried with a random factor; the network is as before when this returns.
+    Each candidate is tried with a random factor; the network is unchanged when this returns.
     """
     seen = _observe(network, run)
     expected, found, refused = run(network), list[Fold](), dict[str, str]()
@@ -115,7 +117,7 @@ def find_folds(network: nn.Module, run: Run, layers: Collection[str]) -> tuple[l
 
 @dataclass
 class _Seen:
-    """One run: what each linear layer read, in their order, and which module wrote each tensor."""
+    """One run: the tensors that each linear layer read, in the order of the run, and their writers."""
 
     inputs: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
     writers: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -127,36 +129,25 @@ class _Seen:
         return x.data_ptr(), x.numel()
 
     def writer(self, layer: str) -> str:
-        """The module whose output is the input of ``layer``; empty if there is none, or several."""
+        """The module that outputs the input of ``layer``; empty if there is none, or several."""
         found = {self.writers.get(key, "") for key in self.inputs[layer]}
         return found.pop() if len(found) == 1 else ""
 
-    def readers(self, writer: str) -> tuple[str, ...]:
-        """The linear layers whose input is the output of ``writer``."""
-        return tuple(layer for layer in self.inputs if self.writer(layer) == writer)
-
-    def before(self, layer: str) -> list[str]:
-        """Linear layers that ran before ``layer``, the nearest first."""
-        order = list(self.inputs)
-        return order[: order.index(layer)][: -BEFORE - 1 : -1]
+    def add(self, module: nn.Module, inputs: tuple[Any, ...], output: Any, *, name: str) -> None:
+        """A forward hook of the module ``name``."""
+        if isinstance(module, nn.Linear) and inputs and isinstance(inputs[0], Tensor):
+            self.inputs.setdefault(name, set()).add(self.key(inputs[0]))
+        if isinstance(output, Tensor):
+            self.writers[self.key(output)] = name
 
 
 def _observe(network: nn.Module, run: Run) -> _Seen:
     seen = _Seen()
-    hooks = []
-
-    def after(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            if isinstance(module, nn.Linear) and inputs and isinstance(inputs[0], Tensor):
-                seen.inputs.setdefault(name, set()).add(seen.key(inputs[0]))
-            if isinstance(output, Tensor):
-                seen.writers[seen.key(output)] = name
-
-        return hook
-
-    for name, module in network.named_modules():
-        if isinstance(module, nn.Linear) or _is_norm(module):
-            hooks.append(module.register_forward_hook(after(name)))
+    hooks = [
+        module.register_forward_hook(partial(seen.add, name=name))
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) or _is_norm(module)
+    ]
     try:
         run(network)
     finally:
@@ -171,24 +162,25 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _candidates(network: nn.Module, seen: _Seen, layer: str) -> Iterator[Fold]:
-    """Folds that may be right for ``layer``."""
+    """Folds to try for ``layer``."""
     columns = _tensor(network.get_submodule(layer), "weight").shape[1]
     if writer := seen.writer(layer):
         weight = _tensor(network.get_submodule(writer), "weight")
         if len(weight) == columns:
-            rows, readers = torch.arange(columns), seen.readers(writer)
+            rows, readers = torch.arange(columns), tuple(n for n in seen.inputs if seen.writer(n) == writer)
             for offset in (0.0, 1.0) if weight.dim() == 1 else (0.0,):
                 yield Fold(writer, readers, rows, offset)
         return
-    for writer in seen.before(layer):
+    order = list(seen.inputs)
+    for writer in order[: order.index(layer)][: -BEFORE - 1 : -1]:
         outputs = len(_tensor(network.get_submodule(writer), "weight"))
         for rows in _rows(outputs, columns, _head_width(network)):
             yield Fold(writer, (layer,), rows)
 
 
 def _rows(outputs: int, columns: int, head: int) -> Iterator[Tensor]:
-    """Ways in which ``columns`` inputs may be made of the rows of a layer before: one of each; heads that
-    several query heads read; the last rows of a layer that is query, key and value, or gate and up."""
+    """Mappings of ``columns`` inputs to the ``outputs`` rows of a layer before: each its own, the last rows
+    of a layer that is query, key and value, or gate and up; and heads that several query heads read."""
     if outputs >= columns:
         yield torch.arange(columns) + outputs - columns
     heads = columns // head if head and columns % head == 0 else 0
@@ -201,7 +193,7 @@ def _rows(outputs: int, columns: int, head: int) -> Iterator[Tensor]:
 
 
 def _head_width(network: nn.Module) -> int:
-    """Channels of an attention head by the configuration; 0 where it does not say."""
+    """Channels of an attention head by the configuration; 0 if unknown."""
     config = getattr(network, "config", None)
     text = config.get_text_config() if config is not None else None
     if width := getattr(text, "head_dim", None):
@@ -211,8 +203,8 @@ def _head_width(network: nn.Module) -> int:
 
 
 def _unchanged(network: nn.Module, run: Run, expected: Tensor, fold: Fold, whole: bool = True) -> bool:
-    """True if the network's output is ``expected`` with a random factor from 1/2 to 2 folded. Unless
-    ``whole``, the readers stay as they are: a fold that matters does not leave the output as it is then."""
+    """True if the network's output stays ``expected`` with a random factor from 1/2 to 2 folded. Unless
+    ``whole``, the readers are left alone, which changes the output if the fold matters."""
     draw = torch.Generator().manual_seed(len(fold.rows))
     factor = (torch.rand(len(fold.rows), generator=draw) * 2 - 1).exp2()
     tried = fold if whole else replace(fold, readers=())
@@ -225,7 +217,7 @@ def _unchanged(network: nn.Module, run: Run, expected: Tensor, fold: Fold, whole
 
 @contextmanager
 def _kept(network: nn.Module, fold: Fold) -> Iterator[None]:
-    """What is done to the parameters of ``fold`` inside is undone."""
+    """Restore the parameters of ``fold`` on leaving."""
     changed = [network.get_parameter(name) for name in fold.parameters(network)]
     before = [parameter.detach().clone() for parameter in changed]
     try:
@@ -237,7 +229,7 @@ def _kept(network: nn.Module, fold: Fold) -> Iterator[None]:
 
 
 def _why(seen: _Seen, layer: str, candidates: list[Fold]) -> str:
-    """Why none of ``candidates`` is right, in words."""
+    """The reason why no candidate was accepted, in words."""
     if writer := seen.writer(layer):
         return f"{writer} gives its inputs, and what else reads those would change"
     tried = ", ".join(dict.fromkeys(fold.writer for fold in candidates))
@@ -251,12 +243,12 @@ def _tensor(module: nn.Module, name: str) -> Tensor:
 
 
 def run_of(inputs: Mapping[str, Any]) -> Run:
-    """What runs a network on ``inputs``, by the names of its arguments."""
+    """A run of a network on ``inputs``, by the names of its arguments."""
 
     def run(network: nn.Module) -> Tensor:
         with torch.no_grad():
             output = network(**inputs)
-        first = next(itertools.chain(output.values() if isinstance(output, Mapping) else output))
+        first = next(iter(output.values() if isinstance(output, Mapping) else output))
         return torch.as_tensor(first).float()
 
     return run

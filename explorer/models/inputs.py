@@ -1,9 +1,10 @@
-"""Layers whose inputs are quantized when the model runs: by scales found as they come, or by fixed ones that
-calibration texts are run for."""
+"""Quantization of layers' inputs when the model runs: by scales of each batch, or by fixed scales from
+calibration texts; and the sums of their squares, which importance files of llama.cpp hold.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,15 +23,15 @@ from explorer.schemes.observer import Observer
 
 @dataclass(frozen=True)
 class QuantizedInputs:
-    """``scheme`` of a layer's inputs; ``scale``: the fixed one, if it has one."""
+    """``scheme`` of a layer's inputs, and their fixed ``scale``, if they have one."""
 
     scheme: Scheme
     scale: float | None = None
 
 
 def quantized_inputs(x: Tensor, scheme: Scheme, scale: float | None = None) -> Tensor:
-    """Inputs [..., K] as a layer sees them: rounded to the codes of ``scheme``, in float32, by the fixed
-    ``scale`` if given, beyond which values saturate. NVFP4's is that of its block scales."""
+    """Round inputs [..., K] to the codes of ``scheme``; float32. A fixed ``scale`` saturates values beyond
+    its range; NVFP4's is the scale of its block scales."""
     if scale is None:
         return quantize(x.reshape(-1, x.shape[-1]), scheme).dequantize().reshape(x.shape)
     codes = scheme.format
@@ -46,11 +47,11 @@ def quantized_inputs(x: Tensor, scheme: Scheme, scale: float | None = None) -> T
 def quantize_inputs(
     network: nn.Module, modules: Mapping[str, str], inputs: Mapping[str, QuantizedInputs]
 ) -> None:
-    """From now on those of the layers ``modules`` (name -> module of ``network``) that ``inputs`` names see
-    quantized inputs.
+    """Let the layers ``modules`` (name -> module of ``network``) that ``inputs`` names see quantized inputs
+    from now on.
 
     A layer by a method that transforms its inputs rounds them after that. ``ValueError`` for such a layer
-    with a fixed scale, which would be one of the untransformed inputs.
+    with a fixed scale, which is known for untransformed inputs only.
     """
     for name, path in modules.items():
         if name not in inputs:
@@ -80,10 +81,10 @@ def find_input_scales(
     texts: AnyTexts,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """The fixed scale of the inputs of each layer (name -> module), by the range that the calibrator of its
-    scheme finds in all that ``texts`` give it. ``progress`` counts texts.
+    """The fixed scale of each layer's inputs (name -> module): by the range that its scheme's calibrator
+    finds in all inputs from ``texts``. ``progress`` counts texts.
 
-    ``SourceError`` for a layer that no text reaches, and where there is no text; ``ValueError`` for inputs
+    ``SourceError`` where there is no text; ``ValueError`` for a layer that no text reaches, and for inputs
     that are NaN or Inf.
     """
     found = {}
@@ -100,17 +101,41 @@ def find_input_scales(
 def observed_inputs(
     model: Model, modules: Mapping[str, str], texts: AnyTexts, progress: Progress | None = None
 ) -> dict[str, Observer]:
-    """What ``texts`` give each layer (name -> module) as inputs; ``progress`` counts texts. Errors as
-    ``find_input_scales``, but for layers that no text reaches: their observers saw nothing."""
+    """Observe the inputs that ``texts`` give each layer (name -> module); ``progress`` counts texts. Errors
+    as ``find_input_scales``, except that a layer may be reached by no text: its observer saw nothing then."""
     observers = {name: Observer() for name in modules}
     watch(model, texts, {path: observers[name].add for name, path in modules.items()}, progress)
     return observers
 
 
 def fixed_scale(observer: Observer, scheme: Scheme) -> float:
-    """The scale that ``scheme`` has fixed, by the range that its calibrator finds in all that ``observer``
-    saw: that of the whole tensor, or of NVFP4's block scales."""
+    """The fixed scale of ``scheme``, by the range that its calibrator finds in all that ``observer`` saw: the
+    scale of the whole tensor, or of NVFP4's block scales."""
     clip = observer.clip_range(scheme.calibrator.name, 1 << (scheme.format.bits - 1))
     if scheme.block != (None, None):
         return float(tensor_scale_for(clip.amax, scheme))
     return float(scale_for(clip, scheme).scale.to(torch.float32))
+
+
+class SquaredInputs:
+    """A watcher: ``sums`` float64 [K] of the squares of a layer's inputs, and the number of ``tokens``."""
+
+    def __init__(self) -> None:
+        self.sums: Tensor | None = None
+        self.tokens = 0
+
+    def __call__(self, inputs: Tensor) -> None:
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        squares = rows.double().square_().sum(0).cpu()
+        self.sums = squares if self.sums is None else self.sums + squares
+        self.tokens += len(rows)
+
+
+def squared_inputs(
+    model: Model, texts: AnyTexts, modules: Sequence[str], progress: Progress | None = None
+) -> dict[str, SquaredInputs]:
+    """Sum the squared inputs of the linear layers ``modules`` over all tokens of ``texts``, where a text
+    reached them. ``progress`` counts texts. ``SourceError`` where there is no text."""
+    found = {name: SquaredInputs() for name in modules}
+    watch(model, texts, found, progress)
+    return {name: one for name, one in found.items() if one.sums is not None and torch.any(one.sums > 0)}

@@ -1,4 +1,4 @@
-"""The kind and depth of a layer, told by its name, and which layers engines multiply as one: they need one
+"""Kind and depth of a layer by its name, and the layers that serving engines multiply as one: they need one
 scheme, and one scale of the whole tensor.
 
 Names are those of transformers' checkpoints and of GGUF files.
@@ -7,7 +7,7 @@ Names are those of transformers' checkpoints and of GGUF files.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import is_expert
@@ -26,16 +26,16 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "embeddings": ("embed_tokens", "word_embeddings", "wte", "token_embd", "tok_embeddings"),
     "head": ("lm_head", "embed_out"),
 }
-"""Of each kind of layer the last parts of its names; the longest that matches counts."""
+"""Last parts of the names of each kind of layer; the longest that matches counts."""
 FUSED = (("query", "key", "value"), ("gate", "up"))
-"""Kinds that serving engines multiply as one matrix: parts of one must share a scheme."""
+"""Kinds that serving engines multiply as one matrix."""
 _ENDINGS = sorted(
     ((ending, kind) for kind, endings in _KINDS.items() for ending in endings), key=lambda e: -len(e[0])
 )
 
 
 def kind_of(layer: str) -> str:
-    """The kind of a layer ("query", "up", ...), "other" where its name says none."""
+    """The kind of a layer ("query", "up", ...); "other" for unknown names."""
     for ending, kind in _ENDINGS:
         if layer == ending or layer.endswith(f".{ending}"):
             return kind
@@ -43,25 +43,23 @@ def kind_of(layer: str) -> str:
 
 
 def depth_of(layer: str) -> int | None:
-    """Which of the model's blocks the layer is in, from 0; None outside of them."""
+    """The index of the model's block that the layer is in, from 0; None outside of them."""
     number = re.search(r"\.(\d+)\.", f".{layer}.")
     return int(number[1]) if number else None
 
 
 def fused_groups(layers: Iterable[str]) -> list[tuple[str, ...]]:
-    """``layers`` in groups that serving engines fuse, each other one by itself; the order is kept."""
-    groups: dict[tuple[str, Sequence[str]], list[str]] = {}
+    """Group ``layers`` that serving engines fuse, each other layer by itself; the order is kept."""
+    groups: dict[object, list[str]] = {}
     for layer in layers:
-        kind = kind_of(layer)
-        fused = next((kinds for kinds in FUSED if kind in kinds), None)
-        key = (layer.rpartition(".")[0], fused) if fused else (layer, ())
-        groups.setdefault(key, []).append(layer)
+        fused = next((kinds for kinds in FUSED if kind_of(layer) in kinds), None)
+        groups.setdefault((layer.rpartition(".")[0], fused) if fused else layer, []).append(layer)
     return [tuple(group) for group in groups.values()]
 
 
 def scheme_groups(layers: Iterable[str], fuse: bool = True) -> list[tuple[str, ...]]:
-    """``layers`` in groups that must have one scheme: those of ``fused_groups`` if ``fuse``, and all experts
-    of a model, which engines and transformers read by one scheme; the order of the first of each is kept."""
+    """Group ``layers`` that must have one scheme: the ``fused_groups`` if ``fuse``, and all experts of a
+    model, which engines and transformers read by one scheme; the order of each first layer is kept."""
     groups: dict[object, list[str]] = {}
     for group in fused_groups(layers) if fuse else ((layer,) for layer in layers):
         model = group[0].partition(".layers.")[0]
@@ -76,12 +74,12 @@ def has_one_scale(scheme: Scheme) -> bool:
 
 
 def sharing(recipes: Mapping[str, Recipe]) -> list[tuple[str, ...]]:
-    """Of the groups of fused layers those with a scale of the whole tensor, which has to be the same for all
-    of a group: two levels, as NVFP4, or one scale a tensor. Layers by methods are left out."""
+    """The groups of fused layers with a scale of the whole tensor, which has to be the same for a group;
+    layers by methods are left out."""
     shared = []
     for group in fused_groups(recipes):
-        same = {str(recipes[name]) for name in group}
-        one = recipes[group[0]]
-        if len(group) > 1 and len(same) == 1 and not one.method and has_one_scale(one.scheme):
+        one, *others = (recipes[name] for name in group)
+        alike = others and all(str(other) == str(one) for other in others)
+        if alike and not one.method and has_one_scale(one.scheme):
             shared.append(group)
     return shared

@@ -19,8 +19,8 @@ from explorer.schemes import Scheme
 
 
 class MethodLinear(nn.Module):
-    """``nn.Linear`` as a method left it, in float32: it transforms its inputs, quantizes them if
-    ``activations`` is set, multiplies by the dequantized weight, and adds the residues' terms."""
+    """A linear layer by a method, in float32: it transforms its inputs, quantizes them if ``activations`` is
+    set, multiplies by the dequantized weight, and adds the residues' terms."""
 
     dequantized: Tensor
     bias: Tensor | None
@@ -96,9 +96,10 @@ def rounding(
     read: Callable[[str], Tensor],
     importances: Mapping[str, Tensor] | None = None,
 ) -> Callable[[str], QuantizedTensor]:
-    """What rounds a layer to nearest by its recipe: ``read`` gives its weight [N, K], float32. With ``fused``
-    a group of layers that shares a scale of the whole tensor is rounded when its first is asked for, each of
-    them once. ``importances`` [K] of columns, by layer (``quantize_weight``)."""
+    """A function that rounds a layer, by its name, to nearest by its recipe. ``read`` gives weights [N, K] in
+    float32. With ``fused`` a group of layers that shares a scale of the whole tensor is rounded at the first
+    call for one of them, and each result is given once. ``importances`` [K] of columns, by layer
+    (``quantize_weight``)."""
     weighed = importances or {}
     shared = {name: group for group in (sharing(recipes) if fused else ()) for name in group}
     ready: dict[str, QuantizedTensor] = {}

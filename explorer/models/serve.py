@@ -18,7 +18,7 @@ from explorer.schemes import Scheme
 
 
 class RecipeOfLayers(Protocol):
-    """What ``explorer.survey.recipe.ModelRecipe`` has of a recipe's file."""
+    """The fields of ``explorer.survey.recipe.ModelRecipe`` that quantize a model."""
 
     @property
     def layers(self) -> Mapping[str, Recipe]: ...
@@ -39,15 +39,15 @@ def quantize_model(
 ) -> nn.Module:
     """Replace linear layers of ``model`` in place by ``QuantizedLinear``, rounded to nearest; ``model``.
 
-    ``recipe``: what ``explorer.survey.ModelRecipe.load`` reads from a file, a scheme (or its text) for each
-    layer by its name (without ".weight"), or one scheme (or its text) for every ``nn.Linear`` but the output
-    head; a warning says how many other weights stay, as those of stacked experts do. ``x_scheme`` quantizes
-    inputs; without it, by the recipe's own. Where layers that engines multiply as one share a scale of the
-    whole tensor (a recipe's ``fused``), they do here. Layers not named stay as they are.
+    ``recipe``: a recipe file read by ``explorer.survey.ModelRecipe.load``; a scheme (or its text) for each
+    layer by its name (without ".weight"); or one scheme (or its text) for every ``nn.Linear`` but the output
+    head. In the last case a warning says how many other weights stay, such as stacked experts. ``x_scheme``
+    quantizes inputs; without it, the recipe's own schemes do. Where a recipe is ``fused``, layers that
+    engines multiply as one share a scale of the whole tensor. Layers not named stay as they are.
 
     ``ValueError``, before anything is changed, for a name that is no linear layer of the model or is done
-    already, and for a layer whose codes a method chooses (``explorer apply`` writes those); for NaN or Inf in
-    a weight, after the layers before it were replaced.
+    already, and for a layer with codes that a method chooses (``explorer apply`` writes those); for NaN or
+    Inf in a weight, after the layers before it were replaced.
     """
     chosen, inputs, fused = _chosen(model, recipe)
     _check(model, chosen)
@@ -94,19 +94,24 @@ def _recipe(one: Scheme | Recipe | str) -> Recipe:
 
 def linear_but_head(model: nn.Module) -> list[str]:
     """The names of a model's ``nn.Linear`` modules but its output head."""
-    find = getattr(model, "get_output_embeddings", None)
-    head = find() if find is not None else None
+    head = _embeddings(model, "output")
     return [n for n, m in model.named_modules() if type(m) is nn.Linear and m is not head]
 
 
+def _embeddings(model: nn.Module, side: str) -> nn.Module | None:
+    """transformers' "input" or "output" embeddings of a model; None without."""
+    find = getattr(model, f"get_{side}_embeddings", None)
+    found: nn.Module | None = None if find is None else find()
+    return found
+
+
 def _warn_of_others(model: nn.Module, chosen: Iterable[str]) -> None:
-    """Say how many weights stay as they are, beside those of ``chosen`` layers, of embeddings and of the
-    head, and vectors, where they are more than a hundredth of all."""
-    accounted = {id(model.get_submodule(name).weight) for name in chosen}
-    for find in ("get_input_embeddings", "get_output_embeddings"):
-        module = getattr(model, find)() if hasattr(model, find) else None
-        accounted.add(id(getattr(module, "weight", None)))
-    accounted |= {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    """Warn of weights that stay as they are, beside ``chosen`` layers, embeddings, the head and vectors,
+    where they are more than a hundredth of all."""
+    modules = [model.get_submodule(name) for name in chosen]
+    modules += [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    ends = [_embeddings(model, side) for side in ("input", "output")]
+    accounted = {id(getattr(m, "weight", None)) for m in (*modules, *ends)}
     sizes = {
         name: parameter.numel()
         for name, parameter in model.named_parameters()

@@ -1,11 +1,12 @@
-"""Texts from files as users have them: .txt, .jsonl, .json, .csv and .parquet.
+"""Texts from files: .txt, .jsonl, .json, .csv and .parquet.
 
 A row of a table is a document: its column "text"; or a dialogue in "messages" or "conversations", or one of
-two turns in "prompt" and "completion" (or "response"). A column "kind" says what a document is.
+two turns in "prompt" and "completion" (or "response"). A column "kind" names the document's kind.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,14 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from explorer.models.texts import Chat, Document, Texts, texts_of
+from explorer.models.texts import Document, Texts, texts_of
 from explorer.paths import ASSETS
 
 FOLDER = ASSETS / "texts"
 COLUMNS = ("text", "messages", "conversations")
 ANSWERS = ("completion", "response")
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}
-"""Of ShareGPT's dialogues, in the words of chat templates."""
+"""ShareGPT's roles in the words of chat templates."""
 _NEEDED = ", ".join((*COLUMNS, "prompt with completion or response"))
 Row = Mapping[str, Any]
 
@@ -31,11 +32,11 @@ def read_texts(
     sequence_length: int | None = None,
     samples: int | None = None,
 ) -> Texts:
-    """The documents of a file, by its suffix; any other than those above is text, a document a line.
+    """Read the documents of a file, by its suffix; a file with any other suffix is text, a document a line.
 
-    ``column``: which one holds text or dialogues, of a file that has columns. ``sequence_length``,
-    ``samples``: see ``Texts``. ``ValueError`` names what is wrong: no UTF-8 or no table, no such column (with
-    those there are), a cell that is neither text nor a dialogue, no text at all.
+    ``column`` of a table holds the text or dialogues. ``sequence_length``, ``samples``: see ``Texts``.
+    ``ValueError`` for no UTF-8 or no table, no such column (with the names of the columns), a cell that is
+    neither text nor a dialogue, and no text at all.
     """
     path = Path(path)
     rows_of = _TABLES.get(path.suffix.lower())
@@ -64,26 +65,24 @@ def built_in(name: str) -> Texts:
 def _of_json(path: Path) -> list[Row]:
     """An array of objects, or an object a line."""
     text = path.read_text(encoding="utf-8")
-    if text.lstrip().startswith("["):
-        found = _parsed(text, "it")
-    else:
-        lines = enumerate(text.split("\n"), 1)  # splitlines() would cut within strings
-        found = [_parsed(line, f"line {number}") for number, line in lines if line.strip()]
+    pieces = [("it", text)]
+    if not text.lstrip().startswith("["):  # splitlines() would cut within strings
+        pieces = [(f"line {n}", line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    found: list[Row] = []
+    for where, piece in pieces:
+        try:
+            parsed = json.loads(piece)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is no JSON: {where}: {str(error)[:100]}") from error
+        found += parsed if where == "it" else [parsed]
     for number, row in enumerate(found, 1):
         if not isinstance(row, dict):
             raise ValueError(f"holds no table: row {number} is no JSON object")
     return found
 
 
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is no JSON: {where}: {str(error)[:100]}") from error
-
-
 def _of_frame(read: str, **options: Any) -> Callable[[Path], list[Row]]:
-    """Rows by the reader of pandas called ``read``."""
+    """Read rows by pandas' function ``read``."""
 
     def rows(path: Path) -> list[Row]:
         try:
@@ -111,28 +110,25 @@ _TABLES: dict[str, Callable[[Path], list[Row]]] = {
     ".csv": _of_frame("read_csv", dtype=str, keep_default_na=False, encoding="utf-8"),
     ".parquet": _of_frame("read_parquet"),
 }
-"""Suffix -> what reads its rows."""
+"""Suffix -> reader of rows."""
 
 
 def _of_rows(rows: Sequence[Row], column: str | None) -> Texts:
     if not rows:
         raise ValueError("has no row")
     names = list(dict.fromkeys(name for row in rows for name in row))
-    document = _reader(names, column)
-    documents = tuple(_in_row(document, row, number) for number, row in enumerate(rows, 1))
+    document, documents = _reader(names, column), list[Document]()
+    for number, row in enumerate(rows, 1):
+        try:
+            documents.append(document(row))
+        except ValueError as error:
+            raise ValueError(f"row {number}: {error}") from error
     kinds = tuple(str(row.get("kind") or "") for row in rows) if "kind" in names else ()
-    return Texts(documents, kinds)
-
-
-def _in_row(document: Callable[[Row], Document], row: Row, number: int) -> Document:
-    try:
-        return document(row)
-    except ValueError as error:
-        raise ValueError(f"row {number}: {error}") from error
+    return Texts(tuple(documents), kinds)
 
 
 def _reader(names: Sequence[str], column: str | None) -> Callable[[Row], Document]:
-    """What makes a document of a row with columns ``names``."""
+    """A function from a row with columns ``names`` to its document."""
     there = f"it has {', '.join(map(str, names))}"
     if column is not None:
         if column not in names:
@@ -149,14 +145,11 @@ def _reader(names: Sequence[str], column: str | None) -> Callable[[Row], Documen
             return _cell(row, name)
         if answer is None or row.get("prompt") is None:
             return ""
-        return (*_turns(_cell(row, "prompt"), "user"), *_turns(_cell(row, answer), "assistant"))
+        said = (("user", _cell(row, "prompt")), ("assistant", _cell(row, answer)))
+        turns = (((role, cell),) if isinstance(cell, str) else cell for role, cell in said)
+        return tuple(itertools.chain(*turns))
 
     return first_filled
-
-
-def _turns(cell: Document, role: str) -> Chat:
-    """A cell as turns: text is what ``role`` says."""
-    return ((role, cell),) if isinstance(cell, str) else cell
 
 
 def _cell(row: Row, name: str) -> Document:

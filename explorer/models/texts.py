@@ -1,9 +1,8 @@
-"""Texts that models are run on: documents, and how they become sequences of tokens.
+"""Texts that models are run on, and their sequences of tokens.
 
     Texts (documents, kinds, sequence_length, samples)  ->  token_sequences  ->  TokenSequence
 
-Surveys, checks, methods and captured inputs all get their tokens from ``token_sequences``: the one place
-where a tokenizer is called.
+Surveys, checks, methods and captured inputs all get their tokens from ``token_sequences``.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from itertools import compress, islice
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from explorer.models.capture import Model
 
 Chat = tuple[tuple[str, str], ...]
-"""Turns of a dialogue: (role, what is said)."""
+"""Turns of a dialogue: (role, text)."""
 Document = str | Chat
 SEED = 42
-"""Of the order in which ``samples`` are drawn."""
+"""Seed of the order in which ``samples`` are drawn."""
 _POSITIONS = ("max_position_embeddings", "max_seq_len")
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Documents, and how they are read.
+    """Documents, and how they become sequences.
 
-    ``kinds``: what each document is (prose, code, chat), or none. With ``sequence_length`` N, documents of a
+    ``kinds`` of the documents (prose, code, chat), or none. With ``sequence_length`` N, documents of a
     kind are joined by the tokenizer's end token and cut into sequences of N tokens; without it each document
-    is a sequence, cut where a model's positions end. ``samples``: so many sequences, of documents in random
+    is a sequence, cut where a model's positions end. ``samples``: number of sequences, of documents in random
     order (seed ``SEED``); None for all, in their own order.
     """
 
@@ -59,13 +59,13 @@ class Texts:
 
     @property
     def plain(self) -> bool:
-        """Whether they are documents of text that are run as they are, all of them."""
+        """True if all documents are texts that are run as they are."""
         as_they_are = self.sequence_length is None and self.samples is None
         return as_they_are and all(isinstance(one, str) for one in self.documents)
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of what is run: of ``plain`` texts a line each; else of all as JSON. Kinds do not count."""
+        """SHA-256 of the texts: of ``plain`` ones as lines, of others as JSON; kinds do not count."""
         if self.plain:
             found = "\n".join(one for one in self.documents if isinstance(one, str))
         else:
@@ -88,23 +88,17 @@ AnyTexts = Texts | Sequence[str]
 def texts_of(given: AnyTexts) -> Texts:
     """``given`` as ``Texts`` without blank documents."""
     texts = given if isinstance(given, Texts) else Texts(tuple(given))
-    kept = [index for index, one in enumerate(texts.documents) if not _blank(one)]
-    if len(kept) == len(texts):
+    said = (one if isinstance(one, str) else "".join(text for _, text in one) for one in texts.documents)
+    filled = [bool(text.strip()) for text in said]
+    if all(filled):
         return texts
-    documents = tuple(texts.documents[index] for index in kept)
-    kinds = tuple(texts.kinds[index] for index in kept) if texts.kinds else ()
-    return replace(texts, documents=documents, kinds=kinds)
-
-
-def _blank(document: Document) -> bool:
-    if isinstance(document, str):
-        return not document.strip()
-    return not any(said.strip() for _, said in document)
+    documents, kinds = compress(texts.documents, filled), compress(texts.kinds, filled)
+    return replace(texts, documents=tuple(documents), kinds=tuple(kinds))
 
 
 @dataclass(frozen=True, eq=False)
 class TokenSequence:
-    """``inputs``: what the tokenizer gives the network by name, of one sequence; ``kind`` of its text."""
+    """The network's ``inputs`` for one sequence, by name, from the tokenizer; ``kind`` of its text."""
 
     inputs: Mapping[str, list[int]]
     kind: str = ""
@@ -115,8 +109,8 @@ class TokenSequence:
 
 
 def token_sequences(model: Model, texts: AnyTexts, longest: int) -> list[TokenSequence]:
-    """``texts`` as ``model`` runs them: of at most ``longest`` tokens where they have no sequence length of
-    their own, and never of more than the model has positions.
+    """The sequences of ``texts`` for ``model``: of at most ``longest`` tokens where the texts have no
+    sequence length of their own, and never of more than the model has positions.
 
     ``SourceError`` for sequences longer than that, for a tokenizer without an end token where documents are
     joined, and for a dialogue that its chat template refuses.
@@ -125,22 +119,29 @@ def token_sequences(model: Model, texts: AnyTexts, longest: int) -> list[TokenSe
     wanted = texts.sequence_length
     if wanted is None:
         cut = min(longest, most or longest)
-        found = (_of_document(model, one, kind, cut) for one, kind in texts.sampled())
-        return list(_first(found, texts.samples))
-    if most is not None and wanted > most:
+        found: Iterator[TokenSequence] = (
+            _of_document(model, one, kind, cut) for one, kind in texts.sampled()
+        )
+    elif most is not None and wanted > most:
         raise SourceError(
             f"sequences of {wanted:,} tokens are longer than the {most:,} positions of {model.name}"
         )
-    return list(_first(_packed(model, texts, wanted), texts.samples))
+    else:
+        found = _packed(model, texts, wanted)
+    sequences = []
+    for sequence in islice(found, texts.samples):
+        checkpoint()
+        sequences.append(sequence)
+    return sequences
 
 
 def positions(network: nn.Module) -> int | None:
-    """How many positions ``network`` has, by its config; None where that says nothing.
+    """The number of positions of ``network``, by its config; None if unknown.
 
-    Networks of RoBERTa's kind count positions from behind the padding token's index, and have so many fewer.
+    RoBERTa's networks count positions from behind the padding token's index, and have so many fewer.
     """
     for name, module in network.named_modules():
-        own = name.rpartition(".")[2] == "position_embeddings" and isinstance(module, nn.Embedding)
+        own = name.rpartition(".")[2] == "position_embeddings"
         if own and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             return module.num_embeddings - module.padding_idx - 1
     config = getattr(network, "config", None)
@@ -150,14 +151,6 @@ def positions(network: nn.Module) -> int | None:
     return next((number for number in said if isinstance(number, int) and number > 0), None)
 
 
-def _first(sequences: Iterable[TokenSequence], count: int | None) -> Iterator[TokenSequence]:
-    for index, sequence in enumerate(sequences):
-        checkpoint()
-        yield sequence
-        if index + 1 == count:
-            return
-
-
 def _of_document(model: Model, document: Document, kind: str, longest: int) -> TokenSequence:
     text, special = _text_of(model, document)
     inputs = model.tokenizer(text, truncation=True, max_length=longest, add_special_tokens=special)
@@ -165,8 +158,8 @@ def _of_document(model: Model, document: Document, kind: str, longest: int) -> T
 
 
 def _text_of(model: Model, document: Document) -> tuple[str, bool]:
-    """A document as text, and whether the tokenizer adds its special tokens to it: a chat template holds
-    them. Without a template a dialogue is text, a paragraph a turn, which begins with the role."""
+    """A document as text, and whether the tokenizer adds its special tokens: a chat template holds them.
+    Without a template a dialogue is text, a paragraph a turn, which begins with the role."""
     if isinstance(document, str):
         return document, True
     if not getattr(model.tokenizer, "chat_template", None):
@@ -179,15 +172,17 @@ def _text_of(model: Model, document: Document) -> tuple[str, bool]:
 
 
 def _packed(model: Model, texts: Texts, length: int) -> Iterator[TokenSequence]:
-    """Documents of each kind, joined and cut to ``length``; what is left at the end counts only of a kind
-    that has not filled a sequence."""
+    """Documents of each kind, joined and cut to ``length``; a rest at the end is given only for a kind that
+    filled no sequence."""
     tokenizer, end = model.tokenizer, model.tokenizer.eos_token_id
     if end is None:
         raise SourceError(
             f"the tokenizer of {model.name} has no end token to join documents by: leave the "
             "sequence length out"
         )
-    begin = _begin(tokenizer)
+    begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    if tokenizer("a")["input_ids"][:1] != begin:  # only models whose tokenizer puts it before a text need it
+        begin = []
     open_: dict[str, list[int]] = {}
     filled = set()
     for document, kind in texts.sampled():
@@ -203,12 +198,6 @@ def _packed(model: Model, texts: Texts, length: int) -> Iterator[TokenSequence]:
     for kind, rest in open_.items():
         if kind not in filled:
             yield _joined([*begin, *rest], kind)
-
-
-def _begin(tokenizer: Any) -> list[int]:
-    """The begin token, where the tokenizer puts one before a text by itself: such models need it."""
-    begin = tokenizer.bos_token_id
-    return [begin] if begin is not None and tokenizer("a")["input_ids"][:1] == [begin] else []
 
 
 def _joined(ids: list[int], kind: str) -> TokenSequence:

@@ -20,7 +20,7 @@ from explorer.core.importances import takes_importance
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model
-from explorer.models.importances import squared_inputs
+from explorer.models.inputs import squared_inputs
 from explorer.models.skeleton import WEIGHT, Skeleton
 from explorer.models.texts import AnyTexts
 from explorer.progress import Progress

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from explorer.cli import bench, models, page, report, run, survey, tensors
+from explorer.cli import bench, models, page, recipe, report, run, survey, tensors
 from explorer.cli.commands import naming_rows
 from explorer.cli.options import COMMAND
 from explorer.cli.output import hide_words_of_torchao, say
@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (page.app, tensors.app, report.app, models.app, survey.app, run.app, bench.top):
+for group in (page.app, tensors.app, report.app, models.app, survey.app, recipe.app, run.app, bench.top):
     app.add_typer(group)
 app.add_typer(bench.app, name="bench", rich_help_panel="Measuring")
 

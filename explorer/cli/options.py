@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from explorer.checkpoints.inputs import INPUTS
 from explorer.cli.output import reporting
 
 if TYPE_CHECKING:
@@ -98,6 +99,40 @@ class TextOptions:
         if not any(paths) and any(how):
             raise ValueError("--column, --sequence-length and --samples are of a file of texts: name one")
         return [read_texts(path, *how) if path else () for path in paths]
+
+
+@dataclass(frozen=True)
+class RecipeLimits:
+    """The budget of a recipe, and the layers and schemes that it is limited to."""
+
+    bits: float | None = typer.Option(None, help="The budget: mean bits per weight, scales counted.")
+    time: str | None = typer.Option(
+        None,
+        help="Or the time of all linear layers in one step, such as 12ms or 800us: measured on this "
+        "machine's GPU, or without one as recorded on a named GPU. Attention, norms and sampling are not "
+        "counted: they take the same time under every recipe.",
+    )
+    batch: int | None = typer.Option(
+        None, min=1, help="With --time: tokens of the step, one of each text.", show_default="1"
+    )
+    target: str = typer.Option(
+        "", "--for", help="Only schemes that a checkpoint format carries together: {EXPORTS}."
+    )
+    keep: str | None = typer.Option(
+        None, help="Layers left as they are: parts of names or patterns, comma-separated."
+    )
+    inputs: str = typer.Option(
+        "",
+        help=f"Also quantize the layers' inputs, by {', '.join(INPUTS)}: then only schemes that are "
+        "multiplied with such inputs are chosen. The last three have one fixed scale a layer, which texts "
+        "are run for.",
+        show_default="not quantized",
+    )
+
+    def __post_init__(self) -> None:
+        """``ValueError`` before any work for options that do not go together."""
+        if self.batch is not None and self.time is None:
+            raise ValueError("--batch is of a budget of time: give --time")
 
 
 COMMAND = ExitStack()

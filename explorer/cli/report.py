@@ -11,13 +11,13 @@ import typer
 from typer.core import TyperGroup
 
 from explorer import words
-from explorer.checkpoints.inputs import INPUTS
 from explorer.cli.commands import add_command, examples_of
 from explorer.cli.options import (
     TENSORS,
     Activations,
     Device,
     Json,
+    RecipeLimits,
     Source,
     check_suffix,
     listed,
@@ -168,7 +168,7 @@ def tensor(
 
 
 @dataclass(frozen=True)
-class AskedRecipe:
+class AskedRecipe(RecipeLimits):
     """The recipe that a survey's report is about."""
 
     bits: float | None = typer.Option(
@@ -177,29 +177,22 @@ class AskedRecipe:
     time: str | None = typer.Option(
         None, help="Or the time of all linear layers in one step, such as 12ms, as recorded."
     )
-    batch: int | None = typer.Option(None, min=1, help="With --time: tokens of the step.", show_default="1")
-    target: str = typer.Option("", "--for", help="Only schemes that a checkpoint format carries together.")
-    keep: str | None = typer.Option(
-        None, help="Layers left as they are: parts of names or patterns, comma-separated."
-    )
-    inputs: str = typer.Option(
-        "", help=f"Also quantize the layers' inputs, by {', '.join(INPUTS)}.", show_default="not quantized"
-    )
 
     def asked(self) -> Asked:
-        """Return the request; ``ValueError`` for options that do not go together."""
+        """Return the request; ``ValueError`` for two budgets."""
         from explorer.reports.survey import USUAL_BITS, Asked
         from explorer.survey.times import seconds_of
 
         if self.bits is not None and self.time is not None:
             raise ValueError("name one budget: --bits or --time")
-        if self.batch is not None and self.time is None:
-            raise ValueError("--batch is of a budget of time: give --time")
-        seconds = seconds_of(self.time) if self.time is not None else None
-        batch = self.batch or 1 if self.time is not None else None
-        bits = USUAL_BITS if self.bits is None else self.bits
-        keep = listed(self.keep)
-        return Asked(bits, self.target, keep, self.inputs, seconds, batch)
+        return Asked(
+            USUAL_BITS if self.bits is None else self.bits,
+            self.target,
+            listed(self.keep),
+            self.inputs,
+            seconds_of(self.time) if self.time is not None else None,
+            self.batch or 1 if self.time is not None else None,
+        )
 
 
 @command(

@@ -109,7 +109,7 @@ REFUSED = [
     ("survey MODEL --text SEEN --column a", "seen.txt"),
     ("survey MODEL --text SEEN --sequence-length 8 --signal fisher_diagonal --out NEW", "end token"),
     ("survey MODEL --text BLANK", "blank.txt"),
-    ("survey MODEL --out FOLDER", "regular file"),
+    ("survey MODEL --out FOLDER", "is a folder"),
     ("survey MODEL --out SEEN", "seen.txt"),
     ("survey MODEL --schemes nvfp4 --out SURVEY", "the schemes"),
     ("survey MODEL --methods gptq,awq --out NEW", "--method awq"),

@@ -32,7 +32,7 @@ from app.state.record import Record, goal_now, listing, shape_of
 from app.state.selection import file_source, matrix_of, tensor_key
 from app.theme import plot_data
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
-from explorer.analysis.answer import Answer, Phrase, answer, footnote, sample_words, short, signed
+from explorer.analysis.answer import Answer, Phrase, answer, differences, footnote, sample_words, short
 from explorer.analysis.estimate import Estimate
 from explorer.analysis.goals import GOALS, Goal
 from explorer.analysis.grids import grid_words
@@ -345,8 +345,9 @@ def _of_outputs(own: Sequence[Candidate], outputs: Sequence[float]) -> Answer:
     if len(own) < 2:
         return Answer((first, Phrase(f": {outputs[0]:.1f} dB in the layer's output, on held-out inputs.")))
     gain, more = outputs[1] - outputs[0], own[1].report.bits.total - own[0].report.bits.total
-    middle = f" has {signed(gain, 1)} dB in the layer's output for {signed(more, 2)} bits against "
-    return Answer((Phrase(short(own[1].label), "b"), Phrase(middle), first, Phrase(".")))
+    sqnr, size = differences(gain, more, "output SQNR")
+    second = Phrase(short(own[1].label), "b")
+    return Answer((second, Phrase(f" has {sqnr} "), first, Phrase(f", {size}.")))
 
 
 def _suggestions(goal: Goal, rows: Sequence[Candidate | Pending]) -> list[html.Suggestion]:

@@ -1,4 +1,4 @@
-"""The answer in one sentence: what B keeps and costs against A, or where A stands among the others."""
+"""The answer in one sentence: the differences between B and A, or the rank of A among other schemes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from explorer.analysis.goals import Goal
 from explorer.analysis.report import Report
 from explorer.analysis.schemes import ComparisonRow
 from explorer.analysis.shortlist import TOKENS, Candidate, RowTime
-from explorer.analysis.verdict import band_of
+from explorer.analysis.verdict import MOSTLY_ZERO, SAME_BITS, SAME_DB, band_of, measured_elsewhere
 from explorer.analysis.why import percent
 
-SAME_DB, SAME_BITS = 0.05, 0.005
-"""Differences below these vanish in the digits that are shown."""
 SAME_TIME = 1.03
-"""A ratio of times below this is none."""
+"""A smaller ratio of times is not reported."""
 
 
 @dataclass(frozen=True)
 class Phrase:
-    """A piece of the sentence; ``side`` is "a" or "b" where it names a scheme."""
+    """A piece of the sentence; ``side`` is "a" or "b" if it names a scheme."""
 
     text: str
     side: Literal["", "a", "b"] = ""
@@ -32,8 +30,8 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Answer:
-    """The sentence in pieces, a ``footnote`` on what was measured elsewhere, and in ``better`` a scheme that
-    beats A and B; empty if there is none."""
+    """The sentence in pieces, a ``footnote`` on measurements of another model, and ``better``, a sentence on
+    a scheme that is better than A and B; empty if there is none."""
 
     parts: tuple[Phrase, ...]
     footnote: str = ""
@@ -46,107 +44,87 @@ class Answer:
 def answer(
     a: Candidate, b: Candidate | None = None, rows: Sequence[ComparisonRow] = (), goal: Goal | None = None
 ) -> Answer:
-    """The sentence on A and B, or on A alone among ``rows``, of which the ``goal`` takes a part."""
+    """Compare B with A, or rank A alone among those of ``rows`` that fit the ``goal``."""
+    first = Phrase(short(a.label), "a")
     if b is None or b.text == a.text:
-        return Answer((*_alone(a, rows, goal), Phrase(".")), footnote(a.report))
-    first, second = Phrase(short(a.label), "a"), Phrase(short(b.label), "b")
+        return Answer((first, Phrase(f": {_level(a)}{_rank(a, rows, goal)}.")), footnote(a.report))
+    second = Phrase(short(b.label), "b")
     if not (math.isfinite(a.report.sqnr_db) and math.isfinite(b.report.sqnr_db)):
-        said = f": {_level(a)}; "
-        return Answer((first, Phrase(said), second, Phrase(f": {_level(b)}.")))
+        return Answer((first, Phrase(f": {_level(a)}; "), second, Phrase(f": {_level(b)}.")))
     gain, more = b.report.sqnr_db - a.report.sqnr_db, b.report.bits.total - a.report.bits.total
-    about = "≈ " if min(a.share, b.share) < 1 and abs(gain) >= SAME_DB else ""
-    middle = f" {_gain(gain, about)} {_cost(gain, more)} against "
-    parts = (second, Phrase(middle), first, Phrase(f"{_faster(a, b)}."))
+    sqnr, size = differences(gain, more, about=min(a.share, b.share) < 1)
+    parts = (second, Phrase(f" has {sqnr} "), first, Phrase(f", {size}{_faster(a, b)}."))
     return Answer(parts, footnote(a.report, b.report), _better_than_both(a, b, rows))
 
 
+def differences(gain: float, more: float, of: str = "SQNR", about: bool = False) -> tuple[str, str]:
+    """Phrases for ``gain`` dB and ``more`` bits: "an SQNR 1.0 dB higher than", "with 0.34 more bits per
+    element"."""
+    higher = f"an {of} {'≈ ' if about else ''}{abs(gain):.1f} dB {'higher' if gain > 0 else 'lower'} than"
+    sqnr = f"the same {of} as" if abs(gain) < SAME_DB else higher
+    bits = f"with {abs(more):.2f} {'more' if more > 0 else 'fewer'} bits per element"
+    return sqnr, "at the same size" if abs(more) < SAME_BITS else bits
+
+
 def sample_words(sides: Sequence[Estimate | None]) -> str:
-    """What the numbers of A and B are of, while those of the whole tensor are computed: the part, and how far
-    they may be off; None for one whose whole is known."""
+    """Describe the sample of which A's and B's numbers are, and their accuracy, while those of the whole
+    tensor are computed; None for a side that is known."""
     found = {letter: one for letter, one in zip("AB", sides, strict=False) if one is not None}
     shares = " and ".join(dict.fromkeys(percent(one.share) for one in found.values()))
     named = {letter: f"{letter} " if len(sides) > 1 else "" for letter in found}
     off = [f"{named[letter]}± {one.half_db:.2g}" for letter, one in found.items() if one.half_db is not None]
-    own = [f"{named[letter]}by the sample’s own range" for letter, one in found.items() if one.own_range]
-    own += [f"{named[letter]}most of it in few rows" for letter, one in found.items() if one.uneven]
-    sure = f"{', '.join(off)} dB ({100 * CONFIDENCE:.0f} %)" if off else ""
-    return f"≈ {shares} of the tensor{''.join(f', {one}' for one in (sure, *own) if one)}"
+    sure = [f"{', '.join(off)} dB ({100 * CONFIDENCE:.0f} %)"] if off else []
+    own = [f"{named[letter]}with the sample’s own range" for letter, one in found.items() if one.own_range]
+    own += [f"{named[letter]}most of the error in few rows" for letter, one in found.items() if one.uneven]
+    return f"Estimated (≈) from {', '.join([f'{shares} of the tensor', *sure, *own])}"
 
 
 def footnote(a: Report, b: Report | None = None) -> str:
-    """What such decibels left of another model, which is named; empty for what has none."""
+    """Cosines that such SQNRs gave in another model, which is named; empty if there are none."""
     reports = {side: r for side, r in (("A", a), ("B", b)) if r is not None and math.isfinite(r.sqnr_db)}
     told = {side: band_of(report).cosine for side, report in reports.items()}
-    if not told or any(report.zeroed > 0.75 for report in reports.values()):
+    if not told or any(report.zeroed > MOSTLY_ZERO for report in reports.values()):
         return ""
-    several = len(set(told.values())) > 1
-    kept = " and ".join(
-        [f"{cosine} ({side})" for side, cosine in told.items()] if several else [*told.values()][:1]
-    )
-    return (
-        "Elsewhere: in the sentence encoder all-MiniLM-L6-v2, with all linear layers at about this SQNR, "
-        f"embeddings keep a cosine similarity of {kept} to the original's. Other models and layers differ."
-    )
-
-
-def signed(value: float, digits: int) -> str:
-    """ "+1.0", "−0.34": with its sign, as plus or minus says what it means."""
-    return f"{value:+.{digits}f}".replace("-", "−")
+    cosines = [f"{cosine} ({side})" for side, cosine in told.items()]
+    kept = cosines if len(set(told.values())) > 1 else [*told.values()][:1]
+    return f"{measured_elsewhere(' and '.join(kept))} Other models and layers differ."
 
 
 def short(label: str) -> str:
-    """A scheme's label without what stands in brackets."""
+    """Return a scheme's label without the part in brackets."""
     return label.partition(" (")[0]
 
 
-def level(report: Report) -> str:
-    """The error of one scheme, and its bits."""
+def _level(one: Candidate) -> str:
+    """The error of one scheme and its bits; ≈ of a sample."""
+    report, about = one.report, "≈ " if one.share < 1 else ""
     bits = f"{report.bits.total:.2f} bits"
     if report.sqnr_db == math.inf:
-        return f"exact, at {bits}"
+        return f"{about}exact, at {bits}"
     if math.isnan(report.sqnr_db):
-        return f"changes zeros by up to {words.number(report.max_error)}, at {bits}"
-    return f"{report.sqnr_db:.1f} dB at {bits}"
-
-
-def _level(one: Candidate) -> str:
-    """``level``, as of a part of the tensor where the candidate's report is of one."""
-    return f"{'≈ ' if one.share < 1 else ''}{level(one.report)}"
-
-
-def _gain(gain: float, about: str) -> str:
-    if abs(gain) < SAME_DB:
-        return "has the same error"
-    return f"{'gains' if gain > 0 else 'has'} {about}{signed(gain, 1)} dB"
+        return f"{about}changes zeros by up to {words.number(report.max_error)}, at {bits}"
+    return f"{about}{report.sqnr_db:.1f} dB at {bits}"
 
 
 def _better_than_both(a: Candidate, b: Candidate, rows: Sequence[ComparisonRow]) -> str:
-    """A sentence on the scheme with the most decibels among ``rows`` that has more than A and B in no more
-    bits than either; empty if there is none."""
+    """A sentence on the scheme with the highest SQNR of ``rows`` that is higher than those of A and B in no
+    more bits than either; empty if there is none."""
     most = max(a.report.sqnr_db, b.report.sqnr_db)
     bits = min(a.report.bits.total, b.report.bits.total)
     over = [r for r in rows if r.report.bits.total < bits + SAME_BITS and r.report.sqnr_db > most + SAME_DB]
     best = max((r for r in over if r.report.sqnr_db < math.inf), key=lambda r: r.report.sqnr_db, default=None)
     if best is None:
         return ""
-    more = signed(best.report.sqnr_db - most, 1)
-    return f"Better than both in no more bits: {short(best.label)}, {more} dB."
-
-
-def _cost(gain: float, more: float) -> str:
-    if abs(more) < SAME_BITS:
-        return "at the same size"
-    return f"{'for' if gain < SAME_DB or more > 0 else 'with'} {signed(more, 2)} bits"
+    more = best.report.sqnr_db - most
+    return f"{short(best.label)} is better than both: {more:.1f} dB higher SQNR in no more bits."
 
 
 def _faster(a: Candidate, b: Candidate) -> str:
-    """How B's times compare, where both have them; the first and the last number of tokens."""
+    """Compare B's times, if both have them, at the first and the last number of tokens."""
     pairs = [(n, a.time_at(n), b.time_at(n)) for n in (TOKENS[0], TOKENS[-1])]
     both = [(n, one, other) for n, one, other in pairs if one and other and one.seconds and other.seconds]
-    if not both:
-        return ""
     said = [f"{_ratio(o, p)} at {words.count(n)} token{'s' if n > 1 else ''}" for n, o, p in both]
-    return f"; {', '.join(said)}"
+    return f"; {', '.join(said)}" if said else ""
 
 
 def _ratio(one: RowTime, other: RowTime) -> str:
@@ -156,19 +134,14 @@ def _ratio(one: RowTime, other: RowTime) -> str:
     return f"{max(times, 1 / times):.2g}× {'faster' if times > 1 else 'slower'}"
 
 
-def _alone(a: Candidate, rows: Sequence[ComparisonRow], goal: Goal | None) -> list[Phrase]:
-    name = Phrase(short(a.label), "a")
-    mine, bits = a.report.sqnr_db, a.report.bits.total
-    start = [name, Phrase(f": {_level(a)}")]
-    if not math.isfinite(mine):
-        return start
-    limit = goal.most_bits if goal is not None and goal.most_bits is not None else bits
+def _rank(a: Candidate, rows: Sequence[ComparisonRow], goal: Goal | None) -> str:
+    """Name the best scheme of A's size, or of the goal's; empty if there are no rows."""
+    limit = goal.most_bits if goal is not None and goal.most_bits is not None else a.report.bits.total
     fit = [r for r in rows if r.report.bits.total <= limit + SAME_BITS and r.report.sqnr_db < math.inf]
     best = max(fit, key=lambda r: (r.report.sqnr_db, -r.report.bits.total), default=None)
-    if best is None:
-        return start
-    gain = best.report.sqnr_db - mine
+    if best is None or not math.isfinite(a.report.sqnr_db):
+        return ""
+    gain, limited = best.report.sqnr_db - a.report.sqnr_db, f"of schemes with at most {limit:.2f} bits"
     if str(best.scheme) == a.text or gain < SAME_DB:
-        return [*start, Phrase(f", the best at ≤ {limit:.2f} bits")]
-    named = f"; the best at ≤ {limit:.2f} bits is {short(best.scheme.label)}, {signed(gain, 1)} dB"
-    return [*start, Phrase(named)]
+        return f", the highest SQNR {limited}"
+    return f"; the best {limited} is {short(best.scheme.label)}, {gain:.1f} dB higher"

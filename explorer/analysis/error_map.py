@@ -1,4 +1,4 @@
-"""Where the errors of one or two schemes lie: each cell's worst element, each row's and column's RMS."""
+"""Maps of the errors of one or two schemes: each cell's worst element, each row's and column's RMS."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from explorer.analysis.element import block_index
-from explorer.analysis.errors import errors_between
-from explorer.analysis.spread import Spread
+from explorer.analysis.spread import Spread, error_spread
 from explorer.analysis.tensor import MAP_LIMIT, Analysis
 from explorer.analysis.tiles import tile_size
 
 ROWS_AT_ONCE = 1 << 21
-"""Elements whose errors are held at a time."""
+"""Elements of the errors that are held at a time."""
 Part = tuple[int, int]
 """[start, stop) of rows or columns."""
 
@@ -25,12 +24,17 @@ Part = tuple[int, int]
 class ErrorMap:
     """The errors of one scheme by the cells of its error map, on the CPU.
 
-    Of the element with the largest error of each cell: ``error`` float32, |x̂ - x|; ``place`` int32, where in
-    its cell it lies (row · columns of a cell + column); ``value``, x; ``restored``, what each scheme made of
-    it, this one's among them in the schemes' order; ``in_scales``, the error by the scale of its block, None
-    where codes are cast without a scale, or a method changes the weight's basis. ``rows`` [rows] and
-    ``columns`` [columns], float32: the root mean squared error of each row and column. ``worst``: (row,
-    column) of the largest error of all.
+    For the element with the largest error of each cell:
+
+    error          float32, |x̂ - x|
+    place          int32, its place in the cell (row · columns of a cell + column)
+    value          x
+    restored       its restored value by each scheme, in the schemes' order
+    in_scales      the error divided by the scale of its block; None if codes are cast without a scale, or a
+                   method changes the weight's basis
+
+    rows, columns  float32 [rows] and [columns]: root mean squared error of each row and column
+    worst          (row, column) of the largest error of all
     """
 
     error: Tensor
@@ -44,7 +48,7 @@ class ErrorMap:
 
 
 def error_maps(x: Tensor, analyses: Sequence[Analysis]) -> list[ErrorMap]:
-    """The maps of one or two ``analyses`` of the float matrix ``x`` [rows, cols]."""
+    """Map the errors of one or two ``analyses`` of the float matrix ``x`` [rows, cols]."""
     restored = [analysis.restored() for analysis in analyses]
     found = []
     for analysis, own in zip(analyses, restored, strict=True):
@@ -67,13 +71,16 @@ def error_maps(x: Tensor, analyses: Sequence[Analysis]) -> list[ErrorMap]:
 
 
 def part_errors(x: Tensor, analysis: Analysis, rows: Part, columns: Part) -> tuple[Spread, float]:
-    """``errors_between`` of a part of the matrix: its histogram of errors, and the largest."""
+    """Count the errors of a part of the matrix, and find the largest."""
     restored = analysis.restored()[slice(*rows), slice(*columns)]
-    return errors_between(restored, x[slice(*rows), slice(*columns)].to(restored.device).float())
+    there = x[slice(*rows), slice(*columns)].to(restored.device).float()
+    errors = (restored - there).abs_()
+    largest = float(errors.max())
+    return error_spread(restored, there, float(errors.mean(dtype=torch.float64)), largest), largest
 
 
 def _elements(analysis: Analysis) -> tuple[Tensor, Tensor]:
-    """int64 [cells down, cells right]: rows and columns of the elements with the largest errors."""
+    """int64 [cells down, cells right]: row and column of the element with the largest error of each cell."""
     tall, wide = tile_size(analysis.q.shape, MAP_LIMIT)
     place = analysis.largest_at.long()
     down, right = torch.meshgrid(*(torch.arange(size) for size in place.shape), indexing="ij")
@@ -90,7 +97,7 @@ def _scales_at(analysis: Analysis, rows: Tensor, columns: Tensor) -> Tensor | No
 
 
 def _rms(x: Tensor, restored: Tensor) -> tuple[Tensor, Tensor]:
-    """The root mean squared error of each row and of each column."""
+    """Root mean squared error of each row and of each column."""
     rows, columns = [], torch.zeros(x.shape[1], dtype=torch.float64, device=restored.device)
     size = max(1, ROWS_AT_ONCE // max(x.shape[1], 1))
     for before, after in zip(x.split(size), restored.split(size), strict=True):
@@ -102,8 +109,8 @@ def _rms(x: Tensor, restored: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def clipped_part(ends: Sequence[float], size: int) -> Part:
-    """Whole rows or columns [start, stop) between two places of an axis whose elements lie at whole numbers:
-    at least one, and none outside ``size``."""
+    """Clip a range of an axis, with elements at whole numbers, to whole rows or columns [start, stop) within
+    ``size``: at least one."""
     low, high = sorted(ends)
     start = min(max(math.ceil(low), 0), size - 1)
     return start, min(max(math.floor(high) + 1, start + 1), size)

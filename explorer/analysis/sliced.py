@@ -1,4 +1,4 @@
-"""A tensor too large for the GPU's memory, or for a second of its size in the host's, in slices of rows.
+"""Analyse a tensor in slices of rows if it is too large for the memory of the GPU, or of the host.
 
 The tensor stays in host memory; one slice at a time is quantized and measured, on a GPU after it was copied
 there, and only its codes are kept. The result is that of ``analyse`` on the whole tensor: the range of a
@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator
 from functools import reduce
 from operator import add
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from explorer.analysis.errors import error_spread
-from explorer.analysis.histograms import Histogram, code_counts, finite_range, histogram
-from explorer.analysis.report import MOST_AT_ONCE, RUN_ELEMENTS, Report, Sums, measured_from
-from explorer.analysis.spread import Own, Spread, frame_of, own_part, spread
+from explorer.analysis.histograms import code_counts, finite_range, histogram
+from explorer.analysis.report import MOST_AT_ONCE, RUN_ELEMENTS, Sums, measured_from
+from explorer.analysis.spread import Own, error_spread, frame_of, own_part, spread
 from explorer.analysis.tensor import MAP_LIMIT, Analysis, analyse
 from explorer.analysis.tiles import largest_of_runs, merge_rows, tile_size
 from explorer.core.backend import BYTES_AN_ELEMENT, place
@@ -30,15 +28,15 @@ from explorer.schemes import Scales, Scheme, join_scales
 
 
 def rows_that_fit(shape: tuple[int, int], scheme: Scheme, free_bytes: int) -> int:
-    """Rows of a slice that fits ``free_bytes``: a whole number of the scheme's blocks, at least one."""
+    """Number of rows in a slice that fits ``free_bytes``: whole blocks of the scheme, at least one."""
     tall = scheme.block[0] or 1 if scheme.scale is not None else 1
     fit = free_bytes // (BYTES_AN_ELEMENT * max(shape[1], 1))
     return max(tall, fit // tall * tall)
 
 
 def analyse_anywhere(x: Tensor, scheme: Scheme, own: Callable[[], Own] | None = None) -> Analysis:
-    """``analyse`` where ``place`` puts ``x``: whole, or in slices where it is large for the memory there. A
-    GPU counts what is ``own`` again, and faster."""
+    """Analyse ``x`` on the device chosen by ``place``: whole, or in slices if it is large for the memory
+    there. A GPU counts ``own`` values again, which is faster than copying them."""
     where = place(x)
     own = own if where.device.type == "cpu" else None
     slice_bytes = where.slice_bytes
@@ -53,7 +51,7 @@ def analyse_anywhere(x: Tensor, scheme: Scheme, own: Callable[[], Own] | None = 
 def analyse_in_slices(
     x: Tensor, scheme: Scheme, device: torch.device, rows_each: int, own: Callable[[], Own] | None = None
 ) -> Analysis:
-    """``analyse`` of the float32 matrix ``x`` [rows, cols] in host memory, slice by slice on ``device``.
+    """Analyse the float32 matrix ``x`` [rows, cols] in host memory, slice by slice on ``device``.
 
     ``rows_each`` rows make a slice, a multiple of the block's height. Schemes with a least-squares scale,
     stochastic rounding or llama.cpp's search are quantized on the host first; those with blocks across rows
@@ -68,34 +66,39 @@ def analyse_in_slices(
     scales = _scales(x, scheme, device, rows_each) if known is None else known.scales
     packed = torch.empty(shape[0], packed_row_bytes(scheme.format, shape[1]), dtype=torch.uint8)
     known_own = None if own is None else own()
-    low, high = finite_range(x) if known_own is None else known_own.range
+    low, high = finite_range(x) if known_own is None else known_own.histogram.range
     frame = frame_of(x) if known_own is None else known_own.frame
-    sums, after = Sums(), np.zeros(256, np.int64)
-    tall, wide = tile_size(shape, MAP_LIMIT)
-    seen_parts, left_parts, runs = [], [], []
+    sums, (tall, wide) = Sums(), tile_size(shape, MAP_LIMIT)
+    seen_parts, left_counts, left_parts, runs = [], [], [], []
     for start, there, q in _slices(x, scheme, known or scales, device, rows_each):
         restored = q.dequantize()
         packed[start : start + len(there)] = q.packed.cpu()
         sums.add_part(there, restored, q, start)
         left = histogram(restored, low, high)
-        after = after + left.counts
+        left_counts.append(left)
         if known_own is None:
             seen_parts.append(own_part(there, low, high, frame))
         left_parts.append(spread(restored, frame, left if frame.whole else None))
         runs.append([part.cpu() for part in largest_of_runs(restored, there, wide)])
     whole = QuantizedTensor(packed, scales, scheme, shape)
     counted = known_own or reduce(add, seen_parts)
-    after_it = Histogram(counted.histogram.edges, after)
-    measured = measured_from(sums, whole, counted.histogram, after_it, code_counts(whole))
-    errors = _errors(whole, x, device, rows_each, measured.report)
+    measured = measured_from(sums, whole, counted.histogram, reduce(add, left_counts), code_counts(whole))
+    report = measured.report
+    errors = reduce(  # in a second pass: their bins depend on the errors
+        add,
+        (
+            error_spread(q.dequantize(), there, report.mae, report.max_error)
+            for _, there, q in _slices(x, scheme, whole, device, rows_each)
+        ),
+    )
     largest, columns = (torch.cat(part) for part in zip(*runs, strict=True))
     error_map, largest_at = merge_rows(largest, columns, tall, wide)
     return Analysis(whole, measured, errors, counted.spread, reduce(add, left_parts), error_map, largest_at)
 
 
 def _scales(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> Scales:
-    """Scales of the whole tensor, in host memory; on a GPU slice by slice if no block or tensor scale spans
-    slices."""
+    """Find the scales of the whole tensor, in host memory; slice by slice on a GPU if no block or tensor
+    scale spans slices."""
     rule = scheme.scale
     if device == x.device or rule is None or rule.spans_tensor or scheme.block[0] is None:
         check_finite(x)
@@ -106,7 +109,7 @@ def _scales(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> 
         ]
     except ValueError:
         check_finite(x)
-        find_scales(x, scheme)  # says where in the whole tensor, not in a slice
+        find_scales(x, scheme)  # its error names the place in the whole tensor, not in a slice
         raise
     return join_scales([part.map_grids(Tensor.cpu) for part in parts], 0)
 
@@ -114,8 +117,7 @@ def _scales(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> 
 def _slices(
     x: Tensor, scheme: Scheme, known: QuantizedTensor | Scales, device: torch.device, rows_each: int
 ) -> Iterator[tuple[int, Tensor, QuantizedTensor]]:
-    """(first row, the slice on the device, its quantization there), slice by slice: by the known scales, or
-    known as a whole."""
+    """Yield (first row, the slice on the device, its quantization there), from the known scales or codes."""
     for start in range(0, x.shape[0], rows_each):
         checkpoint()
         there = x[start : start + rows_each].to(device)
@@ -124,13 +126,3 @@ def _slices(
         else:
             scales = scales_of_rows(known, scheme, start, start + len(there)).to(device)
             yield start, there, quantize_with_scales(there, scheme, scales)
-
-
-def _errors(q: QuantizedTensor, x: Tensor, device: torch.device, rows_each: int, report: Report) -> Spread:
-    """``error_spread`` of the whole, in a second pass: its bins depend on the errors."""
-    parts = []
-    for start in range(0, x.shape[0], rows_each):
-        there = x[start : start + rows_each].to(device)
-        part = q.rows(start, start + len(there)).to(device)
-        parts.append(error_spread(part.dequantize(), there, report))
-    return reduce(add, parts)

@@ -1,12 +1,14 @@
-"""Distribution of a tensor's values: equal bins over its central range, and growing bins for the tails.
+"""Distribution of a tensor's values, and of its errors, in bins that two schemes share.
 
-With a single outlier a million times the usual size, equal bins over the whole range put everything else
-into one. Here the ``Frame`` of a tensor is the range of about its central 99.9 %, and every count is exact.
+With a single outlier a million times the usual size, equal bins over the whole range put everything else into
+one. The ``Frame`` of a tensor therefore has equal bins over about its central 99.9 %, and growing bins for
+the tails; every count is exact. Bins of errors have powers of 3 as widths, so that they nest in wider ones.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -17,12 +19,20 @@ from torch import Tensor
 from explorer.analysis.histograms import Histogram, around, finite_range, histogram
 
 OUTSIDE = 0.0005
-"""The share of a sample that lies beyond each end of the central range."""
+"""Share of a sample beyond each end of the central range."""
 SAMPLE = 1 << 17
-"""Elements of the sample, at even distances, that the central range is found from."""
+"""Elements of the evenly spaced sample from which the central range is found."""
 STRETCH = 2.0
 """An end is not cut off if its extreme value is at most this many times as far from the centre."""
 BINS, TAIL_BINS = 256, 24
+_RUN = 1 << 21
+"""Elements of a run of rows; temporary tensors take a fourth of its size."""
+ERROR_BINS = 255
+REACH = 12.0
+"""Extent of the bins of errors in multiples of the mean |error|, if the largest error is more than
+``STRETCH`` times farther out."""
+LEAST_POWER = -100
+"""Width of the only bin if there are no errors: narrower than any bin of float32 errors."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +71,8 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Counts of every finite value: in the central range, and in the tails (without bins where there is
-    none). What lies beyond the extremes of the frame counts in a tail's last bin."""
+    """Counts of every finite value in the central range and in the tails, which have no bins if they are
+    empty. Values beyond the extremes of the frame count in a tail's last bin."""
 
     middle: Histogram
     below: Histogram
@@ -73,56 +83,51 @@ class Spread:
         return max(sum(int(part.counts.sum()) for part in (self.middle, self.below, self.above)), 1)
 
     def share(self, part: Histogram) -> np.ndarray:
-        """float64: the share of all values that each bin of one of the three parts holds."""
+        """float64: the share of all values in each bin of one of the three parts."""
         return part.counts / self.total
 
     def __add__(self, other: Spread) -> Spread:
-        """Both tensors' values in the same bins."""
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Spread(*(Histogram(a.edges, a.counts + b.counts) for a, b in pairs))
+        """Add the counts of other values in the same bins."""
+        return Spread(self.middle + other.middle, self.below + other.below, self.above + other.above)
 
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """What is counted of a matrix alone, whatever scheme it is quantized by: its histogram in ``BINS`` bins
-    over its finite range, its frame, and its spread in that."""
+    """Counts of a matrix alone, for any scheme: its histogram in ``BINS`` bins over its finite range, its
+    frame, and its spread in that."""
 
     histogram: Histogram
     frame: Frame
     spread: Spread
 
-    @property
-    def range(self) -> tuple[float, float]:
-        """The ends of the histogram."""
-        return float(self.histogram.edges[0]), float(self.histogram.edges[-1])
-
     def __add__(self, other: Own) -> Own:
-        """Both parts of a matrix."""
-        counts = self.histogram.counts + other.histogram.counts
-        return Own(Histogram(self.histogram.edges, counts), self.frame, self.spread + other.spread)
+        """Add another part of the matrix."""
+        return Own(self.histogram + other.histogram, self.frame, self.spread + other.spread)
 
 
 def own_values(x: Tensor) -> Own:
-    """``Own`` of the float32 matrix ``x`` [rows, cols], counted a run of rows at a time."""
+    """Count the float32 matrix ``x`` [rows, cols], a run of rows at a time."""
     low, high = finite_range(x)
     frame, rows = frame_of(x), max(1, _RUN // max(x.shape[1], 1))
     return reduce(add, (own_part(part, low, high, frame) for part in x.split(rows)))
 
 
 def own_part(part: Tensor, low: float, high: float, frame: Frame) -> Own:
-    """``Own`` of some rows of a matrix whose finite range is [low, high] and whose frame is ``frame``."""
+    """Count some rows of a matrix with the finite range [low, high] and the given frame."""
     seen = histogram(part, low, high, BINS)
     return Own(seen, frame, spread(part, frame, seen if frame.whole else None))
 
 
-_RUN = 1 << 21
-"""Elements of a run: what is made of it beside it is a fourth of its size."""
-
-
 def frame_of(x: Tensor) -> Frame:
-    """The frame of a float32 tensor of any shape: of its finite values, [0, 1] if there are none."""
+    """Find the frame of the finite values of a float32 tensor of any shape; [0, 1] if there are none."""
     least, largest = finite_range(x)
-    sample = _sample(x)
+    # Even distances share no factor with the rows' length: else only a few columns would be seen.
+    flat = x.reshape(-1)
+    step = max(1, flat.numel() // SAMPLE)
+    while step > 1 and math.gcd(step, x.shape[-1]) > 1:
+        step += 1
+    sample = flat[::step]
+    sample = sample[sample.isfinite()]
     if not len(sample) or least == largest:
         low, high = around(least, largest)
         return Frame(low, high, least, largest)
@@ -136,21 +141,10 @@ def frame_of(x: Tensor) -> Frame:
     return Frame(low, high, least, largest)
 
 
-def _sample(x: Tensor) -> Tensor:
-    """About ``SAMPLE`` finite values at even distances, which share no factor with the rows' length: or only
-    a few columns would be seen."""
-    flat = x.reshape(-1)
-    step = max(1, flat.numel() // SAMPLE)
-    while step > 1 and math.gcd(step, x.shape[-1]) > 1:
-        step += 1
-    sample = flat[::step]
-    return sample[sample.isfinite()]
-
-
 def spread(x: Tensor, frame: Frame, known: Histogram | None = None) -> Spread:
     """Count float32 ``x``, of any shape, in the bins of ``frame``.
 
-    ``known`` is its ``histogram`` in ``BINS`` bins over the central range where the caller has it already.
+    ``known`` is its ``histogram`` in ``BINS`` bins over the central range if the caller has it.
     """
     middle = known or histogram(x, frame.low, frame.high, BINS)
     below, above = _tail(x, frame.below, x < frame.low), _tail(x, frame.above, x > frame.high)
@@ -161,8 +155,49 @@ def spread(x: Tensor, frame: Frame, known: Histogram | None = None) -> Spread:
 
 
 def _tail(x: Tensor, edges: np.ndarray, outside: Tensor) -> Histogram:
-    """Counts of the values of ``x`` that are ``outside``, in the bins of one tail."""
+    """Count the values of ``x`` that are ``outside`` in the bins of one tail."""
     if len(edges) < 2:
         return Histogram(edges, np.zeros(0, np.int64))
     values = x[outside].double().cpu().numpy()
     return Histogram(edges, np.histogram(np.clip(values, edges[0], edges[-1]), edges)[0])
+
+
+def error_spread(restored: Tensor, x: Tensor, mean: float, largest: float) -> Spread:
+    """Count signed errors restored - x in at most ``ERROR_BINS`` bins, one of them centred on zero, and one
+    bin per tail. ``mean`` and ``largest`` are those of |restored - x|."""
+    reach = REACH * mean if largest > STRETCH * REACH * mean else largest
+    power = LEAST_POWER
+    if 0 < reach < math.inf:
+        power = max(math.ceil(math.log(2 * reach / ERROR_BINS, 3)), LEAST_POWER)
+    width = 3.0**power
+    half = math.ceil(reach / width - 0.5) if power > LEAST_POWER else 0
+    end = (half + 0.5) * width
+    counts = histogram(restored, -end, end, 2 * half + 1, minus=x).counts.copy()
+    tails = (0, 0)
+    if largest > end:
+        errors = restored - x
+        tails = int((errors < -end).sum()), int((errors > end).sum())
+    counts[[0, -1]] -= tails
+    return Spread(
+        Histogram(np.arange(-half, half + 2) * width - width / 2, counts),
+        Histogram(np.array([-largest, -end]), np.array(tails[:1])),
+        Histogram(np.array([end, largest]), np.array(tails[1:])),
+    )
+
+
+def on_same_bins(errors: Sequence[Spread]) -> list[Histogram]:
+    """Merge the errors between the tails into the bins of the widest, out to the farthest end."""
+    powers = [round(math.log(e.middle.edges[1] - e.middle.edges[0], 3)) for e in errors]
+    widest = max(powers)
+    merged = [_merged(e.middle.counts, widest - power) for e, power in zip(errors, powers, strict=True)]
+    longest = max(map(len, merged))
+    edges = (np.arange(longest + 1) - longest / 2) * 3.0**widest
+    return [Histogram(edges, np.pad(counts, (longest - len(counts)) // 2)) for counts in merged]
+
+
+def _merged(counts: np.ndarray, times: int) -> np.ndarray:
+    """Merge three bins of an odd number into one, so many ``times``; the middle bin stays in the middle."""
+    for _ in range(times):
+        half = len(counts) // 2
+        counts = np.pad(counts, (1 - half) % 3).reshape(-1, 3).sum(1) if half else counts
+    return counts

@@ -1,4 +1,4 @@
-"""One scheme on one tensor, reduced to what a screen shows: a report, histograms and an error map."""
+"""Analyse one scheme on one tensor: a report, histograms and an error map, as a page shows them."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ import numpy as np
 from torch import Tensor
 
 from explorer.analysis.element import block_index
-from explorer.analysis.errors import error_spread
 from explorer.analysis.report import Measured, Report, measure
-from explorer.analysis.spread import Frame, Own, Spread, frame_of, spread
+from explorer.analysis.spread import Own, Spread, error_spread, frame_of, spread
 from explorer.analysis.tiles import largest_differences
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.schemes import Scheme
 
 MAP_LIMIT = 128
-"""The most rows and columns of an error map: 16,384 cells, three pixels each where three maps are side by
-side."""
+"""Most rows and columns of an error map: three maps side by side have three pixels per cell."""
 MOST_KEPT = 1 << 22
-"""Elements of a dequantized matrix that is kept for the views that read it: 16 MB."""
+"""Elements of the largest dequantized matrix that is kept: 16 MB."""
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The quantized tensor, its ``Measured`` error, the ``error_spread``, how the values spread before and
-    after in the same bins, and the error map.
+    """A quantized tensor ``q`` and the differences from its original.
 
-    ``error_map`` is float32, at most [MAP_LIMIT, MAP_LIMIT]: the largest |x̂ - x| of each tile;
-    ``largest_at``, int32 of the same shape, where in its tile that lies (``largest_differences``). ``kept``:
-    the dequantized matrix, of one that has at most ``MOST_KEPT`` elements.
+    errors         spread of signed errors
+    before, after  spread of the original and of the restored values, in the same bins
+    error_map      float32, at most [MAP_LIMIT, MAP_LIMIT]: the largest |x̂ - x| of each tile
+    largest_at     int32 of the same shape: its place in the tile (``largest_differences``)
+    kept           the dequantized matrix, if it has at most ``MOST_KEPT`` elements
     """
 
     q: QuantizedTensor
@@ -58,15 +57,15 @@ class Analysis:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two schemes that a figure compares: its name, and its effect on the tensor."""
+    """One of the schemes in a figure: its label and its analysis."""
 
     label: str
     analysis: Analysis
 
 
 def analyse(x: Tensor, scheme: Scheme, own: Callable[[], Own] | None = None) -> Analysis:
-    """Quantize the float32 matrix ``x`` [rows, cols] and measure the error. ``own`` gives
-    ``own_values(x)`` where the caller keeps it, because it analyses several schemes on one matrix."""
+    """Quantize the float32 matrix ``x`` [rows, cols] and measure the error. ``own`` returns ``own_values(x)``
+    for callers that keep it, because they analyse several schemes on one matrix."""
     q = quantize(x, scheme)
     restored = q.dequantize()
     known = None if own is None else own()
@@ -75,7 +74,7 @@ def analyse(x: Tensor, scheme: Scheme, own: Callable[[], Own] | None = None) -> 
 
 
 def small(restored: Tensor) -> Tensor | None:
-    """``restored``, if it is small enough to be kept."""
+    """Return ``restored`` if it is small enough to be kept."""
     return restored if restored.numel() <= MOST_KEPT else None
 
 
@@ -83,27 +82,17 @@ def differences(
     x: Tensor, restored: Tensor, measured: Measured, own: Own | None = None
 ) -> tuple[Measured, Spread, Spread, Spread, Tensor, Tensor]:
     """Compute the fields of ``Analysis`` other than the codes, in order, from ``x`` and the dequantized
-    tensor, both float32 [rows, cols]. ``own``: ``own_values(x)``, where it is known."""
-    errors = error_spread(restored, x, measured.report)
-    if own is None:
-        before, after = spreads(x, restored, frame_of(x), measured)
-    else:
-        before = own.spread
-        after = spread(restored, own.frame, measured.after if own.frame.whole else None)
+    tensor, both float32 [rows, cols]. ``own``: ``own_values(x)``, if it is known."""
+    errors = error_spread(restored, x, measured.report.mae, measured.report.max_error)
+    frame = frame_of(x) if own is None else own.frame
+    before = spread(x, frame, measured.before if frame.whole else None) if own is None else own.spread
+    after = spread(restored, frame, measured.after if frame.whole else None)
     error_map, largest_at = largest_differences(restored, x, MAP_LIMIT)
     return measured, errors, before, after, error_map.cpu(), largest_at.cpu()
 
 
-def spreads(x: Tensor, restored: Tensor, frame: Frame, measured: Measured) -> tuple[Spread, Spread]:
-    """The spread of a tensor and of what was restored; a frame of the whole range has been counted."""
-    if frame.whole:
-        return spread(x, frame, measured.before), spread(restored, frame, measured.after)
-    return spread(x, frame), spread(restored, frame)
-
-
 def block_levels(q: QuantizedTensor, row: int, column: int) -> np.ndarray:
-    """float64 [levels]: the values that the block of element (row, column) can represent; empty above 8
-    bits."""
+    """float64 [levels]: values that the block of element (row, column) can represent; empty above 8 bits."""
     fmt = q.scheme.format
     if fmt.bits > 8:
         return np.empty(0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from explorer.core.backend import backend_for
 
 ROWS_AT_ONCE = 1 << 21
-"""Elements whose differences are held at a time: they fit a CPU's cache, and add little to a GPU's memory."""
+"""Elements of the differences that are held at a time, which fit the fast memory of a CPU core."""
 
 
 def tile_size(shape: tuple[int, int], limit: int = 256) -> tuple[int, int]:
@@ -19,21 +19,15 @@ def tile_size(shape: tuple[int, int], limit: int = 256) -> tuple[int, int]:
 
 
 def tile_maximum(x: Tensor, limit: int = 256) -> Tensor:
-    """``x`` [rows, cols] reduced to at most [limit, limit] by the maximum of each tile.
-
-    A maximum rather than a mean, so that every outlier stays visible. Tiles are ceil(rows / limit) ×
-    ceil(cols / limit); the last ones may be smaller.
-    """
+    """Reduce ``x`` [rows, cols] to at most [limit, limit] by the maximum of each tile, so that every outlier
+    stays visible. Tiles are ceil(rows / limit) × ceil(cols / limit); the last ones may be smaller."""
     tall, wide = tile_size((x.shape[0], x.shape[1]), limit)
     return backend_for(x).tile_maximum(x, tall, wide)
 
 
 def largest_differences(x: Tensor, y: Tensor, limit: int = 256) -> tuple[Tensor, Tensor]:
-    """The largest |x - y| of each tile of ``tile_maximum``, float32, and where it lies in its tile.
-
-    Where: int32, row · (columns of a tile) + column, counted from the tile's first element; of equal
-    differences the first one's, and a NaN's before any number's.
-    """
+    """Find the largest |x - y| of each tile of ``tile_maximum``, float32, and its place in the tile, int32:
+    row · (columns of a tile) + column; of equal differences the first, and a NaN before any number."""
     tall, wide = tile_size((x.shape[0], x.shape[1]), limit)
     rows = max(1, ROWS_AT_ONCE // max(x.shape[1], 1))
     parts = [largest_of_runs(a, b, wide) for a, b in zip(x.split(rows), y.split(rows), strict=True)]
@@ -42,14 +36,15 @@ def largest_differences(x: Tensor, y: Tensor, limit: int = 256) -> tuple[Tensor,
 
 
 def largest_of_runs(x: Tensor, y: Tensor, wide: int) -> tuple[Tensor, Tensor]:
-    """The largest |x - y| in each run of ``wide`` columns of each row [rows, runs], and its column there."""
+    """Find the largest |x - y| in each run of ``wide`` columns of a row [rows, runs], and its column
+    there."""
     padded = torch.nn.functional.pad((x - y).abs_(), (0, -x.shape[1] % wide), value=-math.inf)
     values, columns = padded.view(x.shape[0], -1, wide).max(2)
     return values, columns.to(torch.int32)
 
 
 def merge_rows(values: Tensor, columns: Tensor, tall: int, wide: int) -> tuple[Tensor, Tensor]:
-    """``largest_of_runs`` of all rows [rows, runs] reduced over ``tall`` rows each: values and offsets."""
+    """Reduce ``largest_of_runs`` of all rows [rows, runs] over ``tall`` rows each: values and places."""
     padding = (0, 0, 0, -values.shape[0] % tall)
     values = torch.nn.functional.pad(values, padding, value=-math.inf).view(-1, tall, values.shape[1])
     columns = torch.nn.functional.pad(columns, padding).view(-1, tall, columns.shape[1])

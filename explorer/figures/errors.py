@@ -10,9 +10,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from explorer import words
-from explorer.analysis.errors import on_same_bins
 from explorer.analysis.histograms import Histogram
-from explorer.analysis.spread import Spread
+from explorer.analysis.spread import Spread, on_same_bins
 from explorer.analysis.tensor import Side
 from explorer.figures.style import (
     FEW_TICKS,

@@ -30,17 +30,17 @@ def candidate(name: str, sqnr_db: float, bits: float, *seconds: float) -> Candid
 
 INT4 = ("int4_group128_asym", 19.47, 4.156)
 PAIRS = [
-    (("nvfp4", 20.5, 4.5), ("NVFP4 gains +1.0 dB", "+0.34 bits")),
-    (("mxfp4", 18.6, 4.25), ("MXFP4 has −0.9 dB", "+0.09 bits")),
-    (("q3_k", 16.5, 3.46), ("GGUF Q3_K has −3.0 dB", "−0.70 bits")),
-    (("nf4_block64", 19.5, 4.5), ("NF4 block 64 has the same error", "+0.34 bits")),
-    (("nvfp4_four_over_six", 20.1, 4.156), ("gains +0.6 dB", "at the same size")),
+    (("nvfp4", 20.5, 4.5), ("NVFP4 has an SQNR 1.0 dB higher than", "with 0.34 more bits")),
+    (("mxfp4", 18.6, 4.25), ("MXFP4 has an SQNR 0.9 dB lower than", "with 0.09 more bits")),
+    (("q3_k", 16.5, 3.46), ("GGUF Q3_K has an SQNR 3.0 dB lower than", "with 0.70 fewer bits")),
+    (("nf4_block64", 19.5, 4.5), ("NF4 block 64 has the same SQNR as", "with 0.34 more bits")),
+    (("nvfp4_four_over_six", 20.1, 4.156), ("an SQNR 0.6 dB higher than", "at the same size")),
     (("fp32", math.inf, 32.0), ("19.5 dB at 4.16 bits", "FP32: exact, at 32.00 bits")),
 ]
 
 
 def test_b_against_a() -> None:
-    """Signed decibels and bits, and which scheme they are compared with."""
+    """Differences in decibels and bits, and the scheme that they are compared with."""
     for b, facts in PAIRS:
         said = str(answer(candidate(*INT4), candidate(*b)))
         assert [fact for fact in (*facts, "INT4 group 128, asymmetric") if fact not in said] == [], said
@@ -54,7 +54,7 @@ def test_what_beats_both_is_named() -> None:
     better, worse = ("nf4_block64_double", 20.6, 4.13), ("int4_group64", 20.57, 4.25)
     rows = [ComparisonRow(SCHEMES[n], report(db, bits)) for n, db, bits in (INT4, better, worse)]
     said = answer(candidate(*INT4), candidate("nvfp4", 20.5, 4.5), rows)
-    assert "doubly quantized" in said.better and "+0.1 dB" in said.better
+    assert "doubly quantized" in said.better and "0.1 dB higher" in said.better
     assert not answer(candidate(*INT4), candidate("nvfp4", 20.7, 4.5), rows).better
 
 
@@ -64,9 +64,9 @@ def test_a_alone_among_the_others() -> None:
         ComparisonRow(SCHEMES[n], report(db, bits)) for n, db, bits in (INT4, ("int4_group64", 20.57, 4.15))
     ]
     for others, goal, facts in (
-        (rows, "", ("≤ 4.16 bits is INT4 group 64, +1.1 dB",)),
-        (rows[:1], "", ("the best at ≤ 4.16 bits",)),
-        (rows, "at-most-4.25", ("≤ 4.25 bits is INT4 group 64, +1.1 dB",)),
+        (rows, "", ("at most 4.16 bits is INT4 group 64, 1.1 dB higher",)),
+        (rows[:1], "", ("the highest SQNR of schemes with at most 4.16 bits",)),
+        (rows, "at-most-4.25", ("at most 4.25 bits is INT4 group 64, 1.1 dB higher",)),
         ([], "", ("19.5 dB at 4.16 bits.",)),
     ):
         given = goal_of(goal, (1536, 384)) if goal else None

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from explorer import SCHEMES
-from explorer.analysis.errors import error_spread, on_same_bins
 from explorer.analysis.histograms import histogram
-from explorer.analysis.spread import Spread, frame_of, spread
+from explorer.analysis.spread import Spread, error_spread, frame_of, on_same_bins, spread
 from explorer.analysis.tensor import MAP_LIMIT, analyse
 from explorer.analysis.tiles import largest_differences, tile_size
 from tests.cells import largest_in_cell
@@ -103,14 +102,9 @@ def test_two_sides_are_counted_on_the_same_bins() -> None:
 def test_merged_bins_are_those_of_a_direct_count() -> None:
     """Three bins in one, with zero in the middle: as if counted on the wide bins from the start."""
     x = torch.randint(-300, 301, (50, 50), generator=torch.Generator().manual_seed(2)).float()
-    report = analyse(x, SCHEMES["int4_row"]).report
-    narrow = error_spread(
-        x, torch.zeros_like(x), report.__class__(**{**vars(report), "mae": 150.0, "max_error": 300.0})
-    )
+    narrow = error_spread(x, torch.zeros_like(x), 150.0, 300.0)
     x[0, 0] = 3000.0
-    wide = error_spread(
-        x, torch.zeros_like(x), report.__class__(**{**vars(report), "mae": 2000.0, "max_error": 3000.0})
-    )
+    wide = error_spread(x, torch.zeros_like(x), 2000.0, 3000.0)
     merged, same = on_same_bins([narrow, wide])
     difference = merged.counts - same.counts
     assert abs(difference).sum() == 2, "only the changed element may lie elsewhere"

@@ -23,8 +23,8 @@ def report(sqnr_db: float, bits: float, **changes: float) -> Report:
 
 
 ALONE: list[tuple[Report, tuple[str, ...]]] = [
-    (report(19.47, 4.156), ("19.5 dB at 4.16 bits", "usual for 4-bit weights", "0.96 to 0.97")),
-    (report(42.06, 8.083), ("42.1 dB at 8.08 bits", "usual for INT8", "0.9996")),
+    (report(19.47, 4.156), ("19.5 dB at 4.16 bits", "a typical error for 4-bit weights", "0.96 to 0.97")),
+    (report(42.06, 8.083), ("42.1 dB at 8.08 bits", "a typical error for INT8", "0.9996")),
     (report(4.18, 1.083), ("4.2 dB at 1.08 bits", "2 bits and fewer", "0.27 to 0.47")),
     (report(math.inf, 32), ("exactly", "32.00 bits")),
     (report(math.nan, 4, max_error=0.25), ("0.25",)),
@@ -36,21 +36,28 @@ def test_one_scheme() -> None:
     for a, facts in ALONE:
         text = verdict(a)
         assert [fact for fact in facts if fact not in text] == [], text
-        assert ("Elsewhere" in text) is math.isfinite(a.sqnr_db)
+        assert ("For comparison" in text) is math.isfinite(a.sqnr_db)
 
 
 PAIRS: list[tuple[Report, Report, tuple[str, ...]]] = [
     (report(19.47, 4.5), report(18.57, 4.16),
-     ("B saves 0.34 bits", "0.9 dB, less than the 2.0 dB", "Both are usual for 4-bit", "0.96 to 0.97")),
+     ("B saves 0.34 bits", "0.9 dB, less than the 2.0 dB", "Both have a typical error for 4-bit",
+      "0.96 to 0.97")),
     (report(19.47, 4.16), report(42.06, 8.08),
-     ("B needs 3.92 bits", "22.6 dB, less than the 23.6 dB", "A is usual for 4-bit", "B usual for INT8")),
-    (report(18.0, 4.0), report(18.02, 4.001), ("same error at the same size", "Both are low", "0.94")),
+     ("B needs 3.92 more bits", "22.6 dB, less than the 23.6 dB", "A has a typical error for 4-bit",
+      "B a typical error for INT8")),
+    (report(18.0, 4.0), report(18.02, 4.001),
+     ("same error at the same size", "Both have a large error", "0.94")),
     (report(18.0, 4.0), report(21.0, 4.0),
-     ("same size B has 3.0 dB more", "A's squared error is 2 times", "A is low, B good")),
+     ("same size the SQNR of B is 3.0 dB higher", "A's squared error is 2 times",
+      "A has a large error, B a small error for 4-bit weights")),
     (report(20.26, 4.5), report(20.42, 4.5),
-     ("same size B has 0.2 dB more", "A's squared error is 1.04 times", "Both are good", "0.97 to 0.98")),
-    (report(20.02, 4.5), report(20.0, 4.13), ("B has the same error", "0.37 bits less", "Both are good")),
-    (report(20.0, 4.13), report(18.0, 4.5), ("A beats B", "2.0 dB more with 0.37 bits less", "B low")),
+     ("same size the SQNR of B is 0.2 dB higher", "A's squared error is 1.04 times", "Both have a small",
+      "0.97 to 0.98")),
+    (report(20.02, 4.5), report(20.0, 4.13),
+     ("B has the same error", "0.37 fewer bits", "Both have a small")),
+    (report(20.0, 4.13), report(18.0, 4.5),
+     ("A is better than B", "2.0 dB higher SQNR with 0.37 fewer bits", "B a large")),
     (report(math.inf, 32), report(math.inf, 16), ("Both", "exactly", "B saves 16.00 bits")),
     (report(math.inf, 16), report(19.47, 4.16), ("A: ", "exactly, in 16.00 bits", "B: 19.5 dB at 4.16")),
 ]  # fmt: skip
@@ -67,14 +74,19 @@ def test_two_schemes() -> None:
 
 
 MEASURED = {
-    "bf16": "the error of a 16-bit float", "int8_row": "usual for INT8",
-    "fp8_e4m3_row": "usual for FP8 and 6-bit floats", "mxfp6_e2m3": "usual for FP8 and 6-bit floats",
-    "mxfp8_e4m3": "usual for FP8 and 6-bit floats", "nvfp4": "good for 4-bit weights",
-    "nf4_block64": "good for 4-bit weights", "mxfp4": "usual for 4-bit weights",
-    "int4_group128_asym": "usual for 4-bit weights", "int4_group128": "low for 4-bit weights",
-    "int3_group128_asym": "usual for 3-bit weights", "int2_group64_asym": "what 2 bits and fewer leave",
-    "ternary_absmean": "what 2 bits and fewer leave", "binary_row": "what 2 bits and fewer leave",
-}  # fmt: skip
+    scheme: words
+    for words, schemes in {
+        "an error as small as a 16-bit float's": "bf16",
+        "a typical error for INT8": "int8_row",
+        "a typical error for FP8 and 6-bit floats": "fp8_e4m3_row mxfp6_e2m3 mxfp8_e4m3",
+        "a small error for 4-bit weights": "nvfp4 nf4_block64",
+        "a typical error for 4-bit weights": "mxfp4 int4_group128_asym",
+        "a large error for 4-bit weights": "int4_group128",
+        "a typical error for 3-bit weights": "int3_group128_asym",
+        "a typical error for 2 bits and fewer": "int2_group64_asym ternary_absmean binary_row",
+    }.items()
+    for scheme in schemes.split()
+}
 
 
 def test_the_schemes_that_were_measured_lie_in_their_own_band() -> None:
@@ -88,8 +100,13 @@ def test_the_schemes_that_were_measured_lie_in_their_own_band() -> None:
 def test_the_cosines_are_those_that_were_recorded() -> None:
     """The numbers of a sentence are the least and the most of the recorded schemes of its band."""
     plain = [row for row in recorded_embeddings().rows if row.method == "rtn" and not row.activations]
-    four = ("low for 4-bit weights", "usual for 4-bit weights", "good for 4-bit weights")
-    kinds = {"between 4-bit weights and FP8": [four, ("usual for FP8 and 6-bit floats",)]}
+    four = tuple(f"a {size} error for 4-bit weights" for size in ("large", "typical", "small"))
+    kinds = {
+        "an error between those of 4-bit weights and FP8": [
+            four,
+            ("a typical error for FP8 and 6-bit floats",),
+        ]
+    }
     for band in BANDS:
         told = []
         for kind in kinds.get(band.words, [(band.words,)]):
@@ -109,7 +126,8 @@ DEGENERATE = [
 
 
 def test_tensors_of_one_value_have_no_decibels() -> None:
-    """One number under a scale of its own is no weight: 70 dB of it are not "the error of a 16-bit float"."""
+    """One number under a scale of its own is no weight: 70 dB of it are no "error as small as a 16-bit
+    float's"."""
     for x, name, facts in DEGENERATE:
         a, b = analyse(x, SCHEMES[name]), analyse(x, SCHEMES["int8_row"])
         alone, why = judged(a)
@@ -120,11 +138,11 @@ def test_tensors_of_one_value_have_no_decibels() -> None:
 
 
 def test_decibels_of_heavy_tails_are_told_to_be_theirs() -> None:
-    """Of a Cauchy tensor INT4 keeps 38 dB and loses two elements in three: it is not "usual for INT8"."""
+    """Of a Cauchy tensor INT4 keeps 38 dB and loses two elements in three: it is not "typical for INT8"."""
     heavy, light = torch.distributions.Cauchy(0.0, 1.0).sample((256, 512)), torch.randn(256, 512)
     for a, b in (("int4_group32", None), ("int4_group32", "nvfp4")):
         text, _ = judged(*(analyse(heavy, SCHEMES[name]) for name in (a, b) if name))
-        assert "hold 9" in text and "usual" not in text.replace("usually", "")
+        assert "hold 9" in text and "typical" not in text
     assert "tails" not in judged(analyse(light, SCHEMES["int4_group32"]))[0]
 
 

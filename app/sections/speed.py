@@ -77,7 +77,7 @@ from explorer.products.machine_words import ON_CPU, ON_GPU
 from explorer.products.shape_times import product_for
 from explorer.products.shapes import DECODE, LAYERS, SERVING, SQUARE
 from explorer.recordings.files import Recording, RecordingError, recording_json
-from explorer.recordings.gemm import GemmTiming, Shape, canonical_name, recorded_gemms
+from explorer.recordings.gemm import GemmTiming, Shape, recorded_gemms
 from explorer.recordings.grouped import GroupedTiming, recorded_grouped
 from explorer.recordings.machine import Machine
 from explorer.reports import speed_report
@@ -399,7 +399,6 @@ def _reason(scheme: Scheme, here: Sequence[GemmTiming]) -> str:
 
 def _product(wanted: str | None, names: Sequence[str]) -> str | None:
     """The product asked for if it is there, else BF16, else the first."""
-    wanted = canonical_name(wanted or "")
     return next((name for name in (wanted, "bf16", *names) if name in names), None)
 
 

@@ -35,7 +35,7 @@ from explorer.cpu.sentences import sentences
 from explorer.products.auto import tuned_elsewhere, variants_for
 from explorer.products.gemms import GEMMS
 from explorer.recordings.files import Recording
-from explorer.recordings.gemm import GemmTiming, Shape, canonical_name
+from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.recordings.machine import Machine, MachineLimits, this_machine
 
 Own = Recording[GemmTiming]
@@ -124,7 +124,7 @@ def _wanted(names: Sequence[str]) -> list[str]:
     if gpu_device() is None:
         known = [name for name in names if FORMER.get(name, name) in CPU_PRODUCTS]
         return [find_on_cpu(name).name for name in known or names]
-    wanted = [canonical_name(name) for name in names if canonical_name(name) in GEMMS]
+    wanted = [name for name in names if name in GEMMS]
     if not wanted:
         raise ValueError("choose at least one product")
     return wanted

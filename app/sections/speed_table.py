@@ -16,7 +16,7 @@ from explorer.paths import KERNELS
 from explorer.products.gemms import GEMMS, Product
 from explorer.products.variants import Variant
 from explorer.recordings.files import NOT_RECORDED
-from explorer.recordings.gemm import GemmTiming, canonical_name
+from explorer.recordings.gemm import GemmTiming
 
 COLUMNS = {
     "product": "str",
@@ -91,7 +91,7 @@ def source_of(
         kernels = CPU_PRODUCTS[product].kernels if product in CPU_PRODUCTS else ()
         packages = ", ".join(dict.fromkeys(kernel.library.label for kernel in kernels))
         return f"computed by {packages or 'other packages'}: their sources are theirs"
-    gemm = GEMMS.get(canonical_name(product or ""))
+    gemm = GEMMS.get(product or "")
     if gemm is None:
         return "choose a product"
     files = dict.fromkeys(variant.file for variant in gemm.variants)
@@ -106,7 +106,7 @@ def facts_of(
 ) -> str:
     """Facts of the product on the machine that ``view`` names: operands, where scales apply, accumulator
     type, and kernels, on a GPU with the chips that run them."""
-    gemm = GEMMS.get(canonical_name(product or ""))
+    gemm = GEMMS.get(product or "")
     if is_of_cpu(view, own, opened) or gemm is None:
         return _facts_on_cpu(product or "")
     return html.status(

@@ -41,7 +41,6 @@ from explorer.products.variants import (
     widen_scaled_then_wgmma,
     widen_then_wgmma,
 )
-from explorer.recordings.gemm import canonical_name
 from explorer.schemes import SCHEMES, Scheme
 
 
@@ -248,8 +247,7 @@ GEMMS: dict[str, Gemm] = {row.name: row for row in ROWS}
 
 
 def find(name: str) -> Gemm:
-    """The row called ``name``, or called so before; ``ValueError`` with the names there are."""
-    name = canonical_name(name)
+    """Return the row called ``name``; ``ValueError`` with the names there are."""
     if name not in GEMMS:
         raise ValueError(f"no product {name!r}; there are {', '.join(GEMMS)}")
     return GEMMS[name]

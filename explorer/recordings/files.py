@@ -80,8 +80,8 @@ def recorded(name: str, row: type[Row]) -> Recording[Row]:
 
 
 def machine_name(name: str, machine: Machine) -> str:
-    """Where the recording ``name`` of a machine lies beside those of others: by its chip, and of a CPU by the
-    threads that it may use, "machines/intel-xeon-2-threads/gemm"."""
+    """Return where a machine's recording ``name`` lies: "machines/intel-xeon-2-threads/gemm", by the chip, and
+    for a CPU also by its threads."""
     plain = re.sub(r"\((r|tm)\)|\b(cpu|processor)\b", " ", machine.chip.lower())
     words = re.findall(r"[a-z0-9]+", plain) or ["unnamed"]
     slug = "-".join([*words, str(machine.threads), "threads"] if machine.threads else words)
@@ -89,8 +89,7 @@ def machine_name(name: str, machine: Machine) -> str:
 
 
 def recorded_by_machine(name: str, row: type[Row]) -> dict[str, Recording[Row]]:
-    """What is recorded under ``name`` of single machines, by the names of their folders; that which lies in
-    ``assets/measurements`` itself, of the machine of all other recordings, is not among them."""
+    """Return the recordings ``name`` in the folders of single machines, by the names of those folders."""
     folders = sorted(path.parent.name for path in (FOLDER / MACHINES).glob(f"*/{name}.json"))
     every = {folder: recorded(f"{MACHINES}/{folder}/{name}", row) for folder in folders}
     return {folder: recording for folder, recording in every.items() if recording}
@@ -100,7 +99,7 @@ _report: Callable[[str], None] | None = None
 
 
 def leave_out_damaged(report: Callable[[str], None]) -> None:
-    """From now on, a damaged recording is left out, and the defect is passed to ``report``."""
+    """Leave damaged recordings out from now on, and pass each defect to ``report``."""
     global _report
     _report = report
 
@@ -110,19 +109,24 @@ def _load(path: Path, row: Any, _modified: int) -> Recording[Any]:
     try:
         recording: Recording[Any] = _adapter(Recording[row]).validate_json(path.read_bytes())
         return dataclasses.replace(recording, rows=tuple(map(_with_current_names, recording.rows)))
-    except (ValidationError, OSError) as error:
-        if isinstance(error, OSError):
-            raise RecordingError(f"{path.name} cannot be read: {error.strerror}") from error
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
+    except OSError as error:
+        raise RecordingError(f"{path.name} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
         raise RecordingError(
-            f"{path.name} is not a recording of {row.__name__}: {place}: {first['msg']}"
+            f"{path.name} is not a recording of {row.__name__}: {_first_defect(error, 'the file')}"
             f" ({error.error_count()} problems); record it again, or restore the file"
         ) from error
 
 
+def _first_defect(error: ValidationError, whole: str) -> str:
+    """Return the place of the first error, what is accepted there, and the number that is not."""
+    first = error.errors()[0]
+    number = f", got {str(first['input'])[:30]}" if isinstance(first["input"], int | float) else ""
+    return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}{number}"
+
+
 def _with_current_names(row: Row) -> Row:
-    """The row with schemes by the names they have now: recordings keep those of their time."""
+    """Return the row with today's names of schemes: recordings keep those of their time."""
     names = {
         field: ALIASES[getattr(row, field)]
         for field in ("scheme", "activations")
@@ -148,7 +152,7 @@ def record_each(name: str, machine: Machine, rows: Iterable[Any]) -> Path:
 
 
 def kept_each(rows: Iterable[Row], keep: Callable[[Sequence[Row]], object]) -> Iterator[Row]:
-    """``rows``; ``keep`` is given all so far before the next is asked for."""
+    """Yield ``rows``, and give ``keep`` all so far before the next is asked for."""
     found: list[Row] = []
     for row in rows:
         found.append(row)
@@ -169,14 +173,14 @@ def record_to(path: Path, recording: Recording[Any]) -> Path:
 
 
 def as_json(value: Any) -> Any:
-    """A timing or a machine as plain JSON values, with the keys of the files; empty fields of a machine
-    are left out."""
+    """Return a timing or a machine as plain JSON values with the keys of the files, without a machine's empty
+    fields."""
     adapter = _adapter(cast(Any, type(value)))
     return json.loads(adapter.dump_json(value, by_alias=True, exclude_defaults=isinstance(value, Machine)))
 
 
 def recording_json(machine: Machine, rows: Iterable[Any]) -> dict[str, Any]:
-    """JSON of ``--json`` and of the page's download, with the same keys as a recorded file."""
+    """Return the JSON of ``--json`` and of the page's download, with the keys of a recorded file."""
     return {"machine": _rounded(as_json(machine)), "rows": [_rounded(as_json(row)) for row in rows]}
 
 
@@ -186,15 +190,14 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def recording_of(value: Any, row: type[Row], named: str = "") -> Recording[Row]:
-    """The inverse of ``recording_json``; ``RecordingError`` names the first defect. ``named``: what the rows
-    are, in words."""
+    """Restore a recording from ``recording_json``; ``RecordingError`` names the first defect, and the rows as
+    ``named``."""
     try:
         return cast(Recording[Row], _adapter(cast(Any, Recording)[row]).validate_python(value))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
+        what = named or row.__name__
         raise RecordingError(
-            f"this is no recording of {named or row.__name__}: {place}: {first['msg']}"
+            f"this is no recording of {what}: {_first_defect(error, 'the whole')}"
         ) from error
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from explorer.paths import checkout
+from explorer.recordings.times import Positive
 from explorer.threads import usable_threads
 
 
@@ -24,8 +26,8 @@ class MachineLimits:
     """Bytes per second of a device-to-device copy, and operations per second of each tensor-core type (and of
     the instructions ``dp4a`` and ``popc``), measured in the same run as the timings."""
 
-    copy: float
-    rates: dict[str, float]
+    copy: Positive
+    rates: dict[str, Positive]
 
     def least_seconds(self, core: str, bytes_moved: float, operations: int) -> float | None:
         """Bytes at the copy's speed or operations at the core's rate, whichever takes longer; None where the
@@ -36,9 +38,12 @@ class MachineLimits:
 
 @dataclass(frozen=True)
 class Machine:
-    """Machine, date and commit of a recording. ``gpu``, ``driver``, ``cuda`` and ``pycuda`` are empty on a
-    CPU; ``cpu`` and ``threads`` are empty on a GPU. ``packages``: versions of other packages that affect
-    the result; ``conditions``: what else does, in words, such as the load of a shared machine."""
+    """Machine, date and commit of a recording.
+
+    ``gpu``, ``driver``, ``cuda`` and ``pycuda`` are empty on a CPU, ``cpu`` and ``threads`` on a GPU.
+    ``packages``: versions of other packages that affect the result. ``conditions``: what else affects it, in
+    words, such as the load of a shared machine.
+    """
 
     gpu: str = ""
     driver: str = ""
@@ -63,19 +68,16 @@ class Machine:
         """One line: chip, versions, date, commit; unknown parts are left out."""
         threads = f" ({self.threads} thread{'' if self.threads == 1 else 's'})" if self.threads else ""
         chip = self.gpu or self.cpu + threads
-        versions = [
-            f"{name} {version}"
-            for name, version in (
-                ("driver", self.driver),
-                ("CUDA", self.cuda),
-                ("torch", self.torch),
-                *self.packages.items(),
-                *self.conditions.items(),
-                ("commit", self.commit),
-            )
-            if version
-        ]
-        return ", ".join(part for part in (chip, self.date, *versions) if part)
+        versions = {
+            "driver": self.driver,
+            "CUDA": self.cuda,
+            "torch": self.torch,
+            **self.packages,
+            **self.conditions,
+            "commit": self.commit,
+        }
+        known = (f"{name} {version}" for name, version in versions.items() if version)
+        return ", ".join(filter(None, (chip, self.date, *known)))
 
 
 def this_machine(
@@ -83,23 +85,23 @@ def this_machine(
 ) -> Machine:
     """This machine as recordings name it, with the versions of ``packages`` and the chip's measured
     limits."""
-    machine = Machine(
+    named: dict[str, Any] = {"cpu": _cpu_name(), "threads": usable_threads()}
+    if device.type == "cuda":
+        index = f"--id={device.index or 0}"
+        named = {
+            "gpu": torch.cuda.get_device_name(device),
+            "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", index),
+            "cuda": torch.version.cuda or "",
+            "pycuda": _version("pycuda"),
+        }
+    return Machine(
         torch=torch.__version__,
         python=platform.python_version(),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         commit=os.environ.get("EXPLORER_COMMIT") or _commit(),
         packages={name: _version(name) for name in packages},
         limits=limits,
-    )
-    if device.type != "cuda":
-        return dataclasses.replace(machine, cpu=_cpu_name(), threads=usable_threads())
-    query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", f"--id={device.index or 0}")
-    return dataclasses.replace(
-        machine,
-        gpu=torch.cuda.get_device_name(device),
-        driver=_output(*query),
-        cuda=torch.version.cuda or "",
-        pycuda=_version("pycuda"),
+        **named,
     )
 
 
@@ -125,11 +127,8 @@ def _commit() -> str:
 def _cpu_name() -> str:
     """The processor's name as Linux tells it, or its architecture."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    named = re.search(r"^model name\s*: *(.*)$", info.read_text("utf-8") if info.exists() else "", re.M)
+    return named[1].strip() if named else platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str:

@@ -6,10 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated
 
 import torch
-from pydantic import BeforeValidator
 
 from explorer.paths import KERNELS
 from explorer.recordings.files import Recording, recorded, recorded_by_machine
@@ -22,19 +20,11 @@ SMALL = (256, 256)
 TWO_READS = ("tensor_range", "column_range", "block_range")
 """Kernels that read the whole matrix before another does, by how their names begin."""
 _DEFINITION = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(")
-_OLD_NAME = re.compile(r"(?<=quantize_tile)[124](?=_)|_(?:f32|bf16|f16)$")
-
-
-def kernel_today(kernel: str) -> str:
-    """Current name of a recorded kernel: recordings of earlier versions also contain the element type and
-    the number of runs per thread, and call ``scales_of_ranges`` ``settle_ranges_all``."""
-    name = _OLD_NAME.sub("", kernel)
-    return "scales_of_ranges" if name == "settle_ranges_all" else name
 
 
 @cache
 def kernel_file(kernel: str) -> str:
-    """The file of ``kernels/`` that defines a kernel; ``ValueError`` if none does."""
+    """Return the file of ``kernels/`` that defines a kernel; ``ValueError`` if none does."""
     for path in sorted(KERNELS.glob("*.cu")):
         if kernel in _DEFINITION.findall(path.read_text(encoding="utf-8")):
             return path.name
@@ -61,7 +51,7 @@ class QuantizeTiming:
     operation: str
     dtype: str
     shape: tuple[int, int]
-    kernels: tuple[Annotated[str, BeforeValidator(kernel_today)], ...]
+    kernels: tuple[str, ...]
     registers: int
     occupancy: float
     time: TimeSpread
@@ -112,8 +102,8 @@ def quantize_recordings() -> list[Recording[QuantizeTiming]]:
 def recorded_kernel(scheme: str) -> tuple[QuantizeTiming | None, str]:
     """The quantization of a float32 matrix by a scheme in the newest recording, if there is one, and where it
     was recorded."""
-    newest = next(iter(quantize_recordings()), None)
-    recording, text = newest or recorded_quantize(), Scheme.parse(scheme).text
+    recording = next(iter(quantize_recordings()), recorded_quantize())
+    text = Scheme.parse(scheme).text
     kernels = (t for t in recording.rows if (t.operation, t.dtype) == ("quantize", "float32"))
     timing = next((t for t in kernels if Scheme.parse(t.scheme).text == text), None)
     return timing, recording.source

@@ -1,17 +1,24 @@
-"""Times of one call and of its baseline, and the GPU's state after them."""
+"""Times of one call and of its baseline, and the state of the GPU after them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+Positive = Annotated[float, Field(gt=0, lt=1e30)]
+Seconds = Annotated[float, Field(ge=1e-12, le=1e6)]
+"""Seconds that a call can have taken."""
 
 
 @dataclass(frozen=True)
 class TimeSpread:
     """Seconds of one call: median of the repeats, and their 10th and 90th percentile."""
 
-    median_s: float
-    low_s: float
-    high_s: float
+    median_s: Seconds
+    low_s: Seconds
+    high_s: Seconds
 
 
 @dataclass(frozen=True)
@@ -38,13 +45,12 @@ class AgainstBaseline:
 
     @property
     def speedup(self) -> float | None:
-        """Times as fast as the baseline, by graph replay; None where that did not run."""
+        """Baseline's time over this one, by graph replay; None where the baseline did not run."""
         return self.baseline_graph.median_s / self.seconds if self.baseline_graph else None
 
     @property
     def flushed_speedup(self) -> float | None:
-        """Times as fast as the baseline, L2 overwritten before each launch; None where either was not timed
-        so."""
+        """The same with L2 overwritten before each launch; None where either was not timed so."""
         if self.flush is None or self.baseline_flush is None:
             return None
         return self.baseline_flush.median_s / self.flush.median_s

@@ -34,7 +34,6 @@ from explorer.recordings.files import (
     recording_json,
 )
 from explorer.recordings.gemm import (
-    RENAMED,
     GemmTiming,
     gemms_of_text,
     later_gemms,
@@ -44,7 +43,6 @@ from explorer.recordings.gemm import (
 from explorer.recordings.machine import Machine, MachineLimits, this_machine
 from explorer.recordings.quantize import (
     QuantizeTiming,
-    kernel_today,
     recorded_kernel,
     recorded_quantize,
 )
@@ -65,9 +63,7 @@ def loaders() -> list[Callable[[], Recording[Any]]]:
 
 def _name_today(key: str, value: Any) -> Any:
     """What a recorded name is called now; other values are kept."""
-    if key == "kernels":
-        return [kernel_today(kernel) for kernel in value]
-    renamed = {"row": RENAMED, "scheme": ALIASES, "activations": ALIASES}.get(key, {})
+    renamed = {"scheme": ALIASES, "activations": ALIASES}.get(key, {})
     return renamed.get(value, value) if renamed else value
 
 
@@ -195,18 +191,21 @@ def test_what_is_downloaded_or_recorded_is_opened(tmp_path: Path) -> None:
         (gemm_file(rows=[]), "rows is empty"),
         (gemm_file(machine={}), "machine: it names no GPU and no CPU"),
         (gemm_file(machine__gpu="A" * 3000), "machine: its words have more than 2000 characters"),
-        (gemm_file(machine__limits__copy=0), "machine.limits.copy: 0.0 is not above 0"),
+        (gemm_file(machine__limits__copy=0), "machine.limits.copy: Input should be greater than 0, got 0"),
         (gemm_file(rows__0={"scheme": "x"}), "rows.0.row: Field required"),
         (gemm_file(rows__0__shape=[1, 2]), "rows.0.shape.2: Field required"),
-        (gemm_file(rows__0__shape=[1, 2, -3]), "rows.0.shape: -3 is not above 0"),
-        (gemm_file(rows__0__shape=[1, 64, 10**10]), "rows.0.shape: a side has more than 999,999,999"),
-        (gemm_file(rows__0__graph__median_s=1e-320), "rows.0.graph.median_s: 9.99989e-321 s are no time"),
-        (gemm_file(rows__0__graph__median_s=0), "rows.0.graph.median_s: 0.0 is not above 0"),
-        (gemm_file(rows__0__graph__low_s=math.nan), "rows.0.graph.low_s: nan is not above 0, or not finite"),
-        (gemm_file(rows__0__peer_graph__high_s=math.inf), "rows.0.peer_graph.high_s: inf"),
-        (gemm_file(rows__0__share=-1), "rows.0.share: -1.0"),
-        (gemm_file(rows__0__activation_s=-1), "rows.0.activation_s: -1.0 are no seconds"),
-        (gemm_file(rows__0__label="A" * 501), "rows.0: the label has more than 500 characters"),
+        (gemm_file(rows__0__shape=[1, 2, -3]), "rows.0.shape.2: Input should be greater than 0, got -3"),
+        (
+            gemm_file(rows__0__shape=[1, 64, 10**10]),
+            "rows.0.shape.2: Input should be less than or equal to 999",
+        ),
+        (gemm_file(rows__0__graph__median_s=1e-320), "0.000000000001, got 1e-320"),
+        (gemm_file(rows__0__graph__median_s=0), "rows.0.graph.median_s: Input should be greater"),
+        (gemm_file(rows__0__graph__low_s=math.nan), "rows.0.graph.low_s: Input should be"),
+        (gemm_file(rows__0__peer_graph__high_s=math.inf), "rows.0.peer_graph.high_s: Input should be less"),
+        (gemm_file(rows__0__share=-1), "rows.0.share: Input should be greater than 0, got -1"),
+        (gemm_file(rows__0__activation_s=-1), "rows.0.activation_s: Input should be greater than or"),
+        (gemm_file(rows__0__label="A" * 501), "rows.0.label: String should have at most 500 characters"),
         (gemm_file(rows__0__how="modelled, ± 5 %"), "rows.0: it was not measured, but is modelled, ± 5 %"),
     ],
 )

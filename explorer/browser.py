@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 Browser = Any
-"""Of playwright, which is needed for few things and not imported before them."""
+"""A browser of playwright, which is imported only where one is needed."""
 
 FLAGS = (
     "--no-sandbox",
@@ -24,7 +24,7 @@ FLAGS = (
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless Chromium; ``ValueError`` that names what to install where there is none."""
+    """Open a headless Chromium; ``ValueError`` tells what to install if there is none."""
     api, path = playwright_api(), chromium_path()
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
@@ -35,7 +35,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def playwright_api() -> Any:
-    """playwright's synchronous interface; ``ValueError`` with installation instructions if it is missing."""
+    """Return playwright's synchronous interface; ``ValueError`` tells how to install it."""
     try:
         return importlib.import_module("playwright.sync_api")
     except ImportError as error:
@@ -43,7 +43,7 @@ def playwright_api() -> Any:
 
 
 def chromium_path() -> str:
-    """The browser's executable: ``CHROMIUM``, or the system's; ``ValueError`` if there is none."""
+    """Return the browser's executable, ``CHROMIUM`` or the system's; ``ValueError`` if there is none."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
         raise ValueError("this needs Chromium: install it, or set CHROMIUM to its path")

@@ -1,4 +1,4 @@
-"""Where the files that are not Python lie: beside the package in a checkout, inside it once installed."""
+"""Folders of files that are not Python: beside the package in a checkout, inside it once installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = _PACKAGE / "_page" if CHECKOUT is None else _DATA
 
 
 def checkout() -> Path:
-    """``CHECKOUT``; ``ValueError`` if this is an installed package, in which nothing is written."""
+    """Return ``CHECKOUT``; ``ValueError`` if this is an installed package, in which nothing is written."""
     if CHECKOUT is None:
         raise ValueError(f"documentation and recordings are written in a checkout, not in {_PACKAGE}")
     return CHECKOUT

@@ -1,4 +1,4 @@
-"""How long operations report how far they are, and how they are stopped."""
+"""Progress of long operations, and the way to stop them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 Progress = Callable[[int, int], None]
-"""Called with (done, total) while a long operation runs; an exception that it raises stops the operation."""
+"""A function that a long operation calls with (done, total); an exception that it raises stops the work."""
 
 
 class StoppedError(Exception):
-    """Work that was ended before it was done; the text says why.
+    """End of work before it was done; the text says why.
 
-    No ``ValueError``: nothing takes it for input that one of several methods refuses, and goes on.
+    It is no ``ValueError``, so that no caller takes it for refused input and goes on.
     """
 
 
@@ -21,7 +21,7 @@ _CHECK: ContextVar[Callable[[], None] | None] = ContextVar("check", default=None
 
 
 def checkpoint() -> None:
-    """Called in loops that may take long: raises what the ``check`` of ``stoppable`` raises."""
+    """Stop here if ``stoppable`` was told to; to be called in loops that may take long."""
     check = _CHECK.get()
     if check is not None:
         check()
@@ -29,7 +29,7 @@ def checkpoint() -> None:
 
 @contextmanager
 def stoppable(check: Callable[[], None]) -> Iterator[None]:
-    """Inside, ``checkpoint`` calls ``check``, which raises ``StoppedError`` to end the work."""
+    """Let ``checkpoint`` call ``check`` inside the block; it raises ``StoppedError`` to end the work."""
     before = _CHECK.set(check)
     try:
         yield

@@ -19,18 +19,20 @@ _SIZES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
 
 
 IN_PYTHON = ", or in Python pass allow_nonfinite=True"
-"""End of a message of the library that is of use only to a program."""
+"""End of an error message that is of use only to a program."""
 
 
 def without_python(message: str) -> str:
-    """``message`` for the command line and the page, without ``IN_PYTHON``."""
+    """Remove ``IN_PYTHON`` from a message for the command line or the page."""
     return message.replace(IN_PYTHON, "")
 
 
 def plain(text: str, most: int | None = None) -> str:
-    """``text`` on one line, as text and nothing else: control characters (escape sequences of a terminal,
-    line breaks), marks that turn the direction of writing, and other characters that are not seen are
-    written as Python escapes them. Of more than ``most`` characters the first, and "…"."""
+    """Return ``text`` on one line with every invisible character escaped as Python does.
+
+    These are control characters (escape sequences of a terminal, line breaks), marks that turn the direction
+    of writing, and the like. A text longer than ``most`` characters is cut and ends in "…".
+    """
     cut = text[:most]
     shown = cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
     if most is None or max(len(text), len(shown)) <= most:
@@ -39,7 +41,7 @@ def plain(text: str, most: int | None = None) -> str:
 
 
 def code(text: str) -> str:
-    """``text`` as ``plain`` writes it, for Markdown outside of tables: code, in which nothing is markup."""
+    """Return ``plain(text)`` as Markdown code, in which nothing is markup; not for use in tables."""
     shown = plain(text) or " "
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
     # Of one blank at both ends a reader takes one away.
@@ -48,8 +50,7 @@ def code(text: str) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """``value`` to this number of significant digits, without trailing zeros: "2,110", "0.0352", "1.2 ×
-    10⁻⁷"."""
+    """Round to significant digits, without trailing zeros: "2,110", "0.0352", "1.2 × 10⁻⁷"."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else "∞" if value > 0 else "−∞"
     if value == 0:
@@ -64,7 +65,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def scientific(value: float, digits: int = 3) -> str:
-    """A finite ``value`` other than 0 by its power of ten: "1 × 10¹²"."""
+    """Write a finite ``value`` other than 0 by its power of ten: "1 × 10¹²"."""
     rounded = float(f"{value:.{digits - 1}e}")
     exponent = math.floor(math.log10(abs(rounded)) + 1e-12)
     power = str(exponent).translate(_SUPERSCRIPT)
@@ -72,12 +73,12 @@ def scientific(value: float, digits: int = 3) -> str:
 
 
 def count(n: int) -> str:
-    """A whole number: "1,024"."""
+    """Write a whole number: "1,024"."""
     return f"{n:,}".replace("-", "−")
 
 
 def duration(seconds: float, digits: int = 3) -> str:
-    """Seconds in the unit that they are read in: "35.5 µs", "2.11 ms", "1.2 s", "3 min 20 s"."""
+    """Write seconds in a readable unit: "35.5 µs", "2.11 ms", "1.2 s", "3 min 20 s"."""
     if 59.5 <= seconds < math.inf:
         minutes, rest = divmod(round(seconds), 60)
         return f"{count(minutes)} min {rest} s" if rest else f"{count(minutes)} min"
@@ -85,13 +86,15 @@ def duration(seconds: float, digits: int = 3) -> str:
 
 
 def bytes_(n: float, digits: int = 3) -> str:
-    """Bytes in powers of 1000: "512 B", "8.39 MB", "141 GB"."""
+    """Write bytes in powers of 1000: "512 B", "8.39 MB", "141 GB"."""
     return _with_unit(n, _SIZES, "B", digits)
 
 
 def byte_size(text: str) -> float:
-    """The inverse of ``bytes_``: bytes of "3.2GB", "800 mb" or a plain number, in powers of 1000, and of
-    "2 GiB" in powers of 1024; ``ValueError`` for anything else."""
+    """Read a number of bytes: "3.2GB", "800 mb" or a plain number in powers of 1000, "2 GiB" of 1024.
+
+    ``ValueError`` for anything else.
+    """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b?)\s*", text, re.IGNORECASE)
     if found is None:
         raise ValueError(f"{text[:40]!r} is no size: write it like 3.2GB, 800 MB or 2 GiB")
@@ -100,12 +103,12 @@ def byte_size(text: str) -> float:
 
 
 def times(factor: float, digits: int = 3) -> str:
-    """A factor: "1.07×", "1,520×"."""
+    """Write a factor: "1.07×", "1,520×"."""
     return f"{number(factor, digits)}×"
 
 
 def _with_unit(value: float, units: tuple[tuple[str, float], ...], plain: str, digits: int) -> str:
-    """``value`` in the largest of ``units`` that it reaches once it is rounded, or in the smallest."""
+    """Write ``value`` in the largest unit that its rounded value reaches, or in the smallest."""
     if value == 0 or not math.isfinite(value):
         return f"{number(value)} {plain}"
     rounded = float(f"{value:.{digits - 1}e}")
@@ -114,6 +117,6 @@ def _with_unit(value: float, units: tuple[tuple[str, float], ...], plain: str, d
 
 
 def kernel_name(variant: str) -> str:
-    """How the page and reports call a kernel. One exchanges the operands of the product; its name in
-    recordings, "swap A/B", would be read as schemes A and B beside these."""
+    """Return the name of a kernel for the page and reports. Recordings call one "swap A/B", which would be
+    misread beside schemes A and B: it exchanges the operands of the product."""
     return variant.replace("swap A/B", "operands exchanged")

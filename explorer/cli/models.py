@@ -27,6 +27,7 @@ from explorer.cli.options import (
     parse_scheme,
     parse_schemes,
     split,
+    texts_option,
     use_device,
 )
 from explorer.cli.output import (
@@ -120,9 +121,7 @@ def _captured_row(layer: Captured) -> tuple[str, str, int, float, int]:
 def imatrix(
     how: TextOptions,
     model: str = TO_RUN,
-    text: str | None = typer.Option(
-        None, help=f"{TEXT_FILE[0].upper()}{TEXT_FILE[1:]}.", show_default="built-in texts"
-    ),
+    text: str | None = texts_option("to run"),
     out: str | None = typer.Option(
         None, help="The file: .gguf, or .dat for llama.cpp's older form.", show_default="MODEL.imatrix.gguf"
     ),

@@ -6,7 +6,7 @@ import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -48,6 +48,11 @@ Device = Annotated[
         show_default="EXPLORER_DEVICE, else auto",
     ),
 ]
+
+
+def texts_option(purpose: str) -> Any:
+    """Return an option that names a file of texts, or none for the built-in ones."""
+    return typer.Option(None, help=f"Texts {purpose}: {TEXT_FILE}.", show_default="built-in texts")
 
 
 @dataclass(frozen=True)

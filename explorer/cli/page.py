@@ -1,7 +1,7 @@
 """The command that starts the page.
 
-The page, the package ``app``, stands above this one. It is no package of the environment, where others may
-have one of that name: it is found in its folder, which comes before all others, and started by name.
+The page is the package ``app`` in a folder of its own. That folder is put before all others, because the
+environment may have another package of that name.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ INSTALL = "pip install 'quantization-explorer[page]'"
 def page(
     file: str | None = typer.Argument(None, metavar="[FILE]", help="A tensor file that the page opens on."),
     port: int | None = typer.Option(
-        None, min=1, max=65535, help="Of the address.", show_default="GRADIO_SERVER_PORT, else 7860"
+        None, min=1, max=65535, help="Port of the address.", show_default="GRADIO_SERVER_PORT, else 7860"
     ),
     open_browser: bool = typer.Option(False, "--open", help="Open the page in a browser."),
     share: bool = typer.Option(
-        False, "--share", help="Also at a public address, of Gradio's servers; without FILE."
+        False, "--share", help="Also open the page at a public address of Gradio's servers; without FILE."
     ),
 ) -> None:
     """Start the page in this process; Ctrl-C ends it."""
@@ -56,7 +56,7 @@ def page(
 
 
 def _check_file(file: str | None) -> None:
-    """``ValueError`` or ``OSError``, before the page is loaded, for what is no readable tensor file."""
+    """``ValueError`` or ``OSError``, before the page is loaded, for a file that holds no readable tensor."""
     check_readable(file)
     if file is not None:
         from explorer.sources import open_tensors

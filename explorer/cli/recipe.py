@@ -17,7 +17,6 @@ from explorer.checkpoints.targets import check_target
 from explorer.cli.commands import add_command
 from explorer.cli.options import (
     MODELS,
-    TEXT_FILE,
     Device,
     Json,
     RecipeLimits,
@@ -25,6 +24,7 @@ from explorer.cli.options import (
     check_readable,
     listed,
     parse_scheme,
+    texts_option,
     use_device,
 )
 from explorer.cli.output import (
@@ -303,11 +303,7 @@ class WrittenRecipe:
     place: str | None = typer.Option(
         None, "--model", help="Folder or Hub id.", show_default="the recipe's own"
     )
-    calibration: str | None = typer.Option(
-        None,
-        help=f"Texts that methods see layers' inputs of: {TEXT_FILE}.",
-        show_default="built-in texts",
-    )
+    calibration: str | None = texts_option("that methods see layers' inputs of")
     imatrix: str | None = typer.Option(
         None,
         metavar="FILE",
@@ -357,9 +353,7 @@ class WrittenRecipe:
 def check(
     asked: WrittenRecipe,
     how: TextOptions,
-    text: str | None = typer.Option(
-        None, help=f"Texts not calibrated by: {TEXT_FILE}.", show_default="built-in texts"
-    ),
+    text: str | None = texts_option("not calibrated by"),
     survey: str | None = typer.Option(
         None, help="The recipe's survey: predictions of what it stands beside."
     ),
@@ -453,9 +447,7 @@ class CheckedFiles:
         help="Run the checkpoint and the original on held-out texts, and put the loss into the card.",
         show_default="with --verify",
     )
-    text: str | None = typer.Option(
-        None, help=f"Texts to measure on: {TEXT_FILE}.", show_default="built-in texts"
-    )
+    text: str | None = texts_option("to measure on")
 
     def measured(self, base: str | None) -> bool:
         """Return whether the loss is measured; ``ValueError`` for options that do not go together."""

@@ -19,6 +19,7 @@ from explorer.cli.options import (
     Revision,
     check_model,
     check_readable,
+    texts_option,
     use_device,
 )
 from explorer.cli.output import (
@@ -128,9 +129,7 @@ def run(
     ),
     temperature: float = typer.Option(0, min=0, help="0: the most probable token each time; above: drawn."),
     seed: int = typer.Option(0, min=0, help="Seed of the draws."),
-    calibration: str | None = typer.Option(
-        None, help="Texts that methods see layers' inputs of.", show_default="built-in texts"
-    ),
+    calibration: str | None = texts_option("that methods see layers' inputs of"),
     device: Device = None,
     as_json: Json = False,
 ) -> None:

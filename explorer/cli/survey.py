@@ -14,7 +14,6 @@ import typer
 from explorer.cli.commands import add_command
 from explorer.cli.options import (
     MODELS,
-    TEXT_FILE,
     Device,
     Json,
     Revision,
@@ -25,6 +24,7 @@ from explorer.cli.options import (
     listed,
     parse_scheme,
     split,
+    texts_option,
     use_device,
 )
 from explorer.cli.output import PrintedTable, emit, hide_bars_of_transformers, reporting, say, written
@@ -48,9 +48,7 @@ class SurveyOptions:
     """The layers, schemes and signals of a survey."""
 
     model: str = typer.Argument(help="A model folder, a Hub id (owner/name) or a .gguf file.")
-    text: str | None = typer.Option(
-        None, help=f"Texts to calibrate by: {TEXT_FILE}.", show_default="built-in texts"
-    )
+    text: str | None = texts_option("to calibrate by")
     schemes: str | None = typer.Option(
         None, help="Comma-separated schemes.", show_default="fourteen from 2.3 to 8 bits"
     )
@@ -235,9 +233,7 @@ def cache_of(
     how: TextOptions,
     tried: CacheOptions,
     model: str = typer.Argument(help="Folder or Hub id of a causal model."),
-    text: str | None = typer.Option(
-        None, help=f"Texts to measure on: {TEXT_FILE}.", show_default="built-in texts"
-    ),
+    text: str | None = texts_option("to measure on"),
     out: str | None = typer.Option(
         None, help="Write keys and values of the texts to this .safetensors file."
     ),

@@ -7,7 +7,6 @@ missing is an empty recording (the page then says "not recorded yet"); one that 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from explorer.paths import ASSETS, checkout
 from explorer.recordings.machine import Machine, MachineLimits
-from explorer.schemes import ALIASES
 
 FOLDER = ASSETS / "measurements"
 MACHINES = "machines"
@@ -80,8 +78,8 @@ def recorded(name: str, row: type[Row]) -> Recording[Row]:
 
 
 def machine_name(name: str, machine: Machine) -> str:
-    """Return where a machine's recording ``name`` lies: "machines/intel-xeon-2-threads/gemm", by the chip, and
-    for a CPU also by its threads."""
+    """Return the place of a machine's recording ``name``, by its chip and a CPU's threads:
+    "machines/intel-xeon-2-threads/gemm"."""
     plain = re.sub(r"\((r|tm)\)|\b(cpu|processor)\b", " ", machine.chip.lower())
     words = re.findall(r"[a-z0-9]+", plain) or ["unnamed"]
     slug = "-".join([*words, str(machine.threads), "threads"] if machine.threads else words)
@@ -107,8 +105,7 @@ def leave_out_damaged(report: Callable[[str], None]) -> None:
 @cache
 def _load(path: Path, row: Any, _modified: int) -> Recording[Any]:
     try:
-        recording: Recording[Any] = _adapter(Recording[row]).validate_json(path.read_bytes())
-        return dataclasses.replace(recording, rows=tuple(map(_with_current_names, recording.rows)))
+        return cast(Recording[Any], _adapter(Recording[row]).validate_json(path.read_bytes()))
     except OSError as error:
         raise RecordingError(f"{path.name} cannot be read: {error.strerror}") from error
     except ValidationError as error:
@@ -123,16 +120,6 @@ def _first_defect(error: ValidationError, whole: str) -> str:
     first = error.errors()[0]
     number = f", got {str(first['input'])[:30]}" if isinstance(first["input"], int | float) else ""
     return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}{number}"
-
-
-def _with_current_names(row: Row) -> Row:
-    """Return the row with today's names of schemes: recordings keep those of their time."""
-    names = {
-        field: ALIASES[getattr(row, field)]
-        for field in ("scheme", "activations")
-        if getattr(row, field, None) in ALIASES
-    }
-    return cast(Row, dataclasses.replace(cast(Any, row), **names)) if names else row
 
 
 def record(name: str, recording: Recording[Any]) -> Path:

@@ -47,7 +47,6 @@ from explorer.recordings.quantize import (
     recorded_quantize,
 )
 from explorer.running.transcript import recorded_texts
-from explorer.schemes import ALIASES
 from lab.methods import recorded_methods
 
 
@@ -61,12 +60,6 @@ def loaders() -> list[Callable[[], Recording[Any]]]:
     return [read for read in found if not inspect.signature(read).parameters]
 
 
-def _name_today(key: str, value: Any) -> Any:
-    """What a recorded name is called now; other values are kept."""
-    renamed = {"scheme": ALIASES, "activations": ALIASES}.get(key, {})
-    return renamed.get(value, value) if renamed else value
-
-
 def is_read(recording: Recording[Any], content: Any) -> bool:
     """Whether a recording is that of a file, with the same values under the same keys."""
     if as_json(recording.machine) != content["machine"] or len(recording.rows) != len(content["rows"]):
@@ -74,8 +67,7 @@ def is_read(recording: Recording[Any], content: Any) -> bool:
     for row, raw in zip(recording.rows, content["rows"], strict=True):
         got = as_json(row)
         newer = {key: got[key] for key in got.keys() - raw.keys()}  # fields that the file is older than
-        today = {key: _name_today(key, value) for key, value in raw.items()}
-        if any(newer.values()) or got != newer | today:
+        if any(newer.values()) or got != newer | raw:
             return False
     return True
 

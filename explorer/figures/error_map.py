@@ -1,4 +1,4 @@
-"""Where the error is: maps of one or two schemes' errors and of their difference, with their edges."""
+"""Maps of one or two schemes' errors over the matrix, of their difference, and errors along the edges."""
 
 from __future__ import annotations
 
@@ -14,19 +14,26 @@ import torch
 from torch import Tensor
 
 from explorer.analysis.error_map import ErrorMap, error_maps
-from explorer.analysis.tensor import MAP_LIMIT, Side
-from explorer.analysis.tiles import tile_maximum, tile_size
-from explorer.figures.maps import CODES, ColourScale, map_axes
+from explorer.analysis.tensor import Side
+from explorer.analysis.tiles import tile_maximum
+from explorer.figures.maps import CODES, ColourScale, cells, map_axes, map_meta
 from explorer.figures.style import (
+    EXTRA,
     GRID,
+    RED,
     A,
     B,
+    Dict,
     Switch,
     add_switches,
     axis_look,
     caption,
+    colour_bar,
     figure,
     legend_below,
+    marker_look,
+    numbered,
+    panel_title,
 )
 
 COLORS = (A, B)
@@ -50,6 +57,7 @@ MODES = ("logarithmic", "in scales of the block")
 HEIGHT, STRIP, TITLE = 330, 34, 24
 """Pixels of a map, of the strip of the columns' errors above it, and of a panel's title."""
 
+BAR = {"tickfont": {"size": 11}, "yanchor": "bottom", "xanchor": "left"}
 ONE = ((0.0, 0.93, 0.98),)
 THREE = ((0.0, 0.265, 0.298), (0.328, 0.593, 0.626), (0.72, 0.985, 0.99))
 """Left and right of each map, and where its rows' strip ends, in parts of the plot."""
@@ -67,8 +75,8 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What becomes a figure in one piece: plotly checks a layout anew at every update, which takes longer
-    than all the rest."""
+    """Traces and layout that become a figure in one piece: plotly checks a layout anew at every update, which
+    takes longer than all the rest."""
 
     data: list[dict[str, Any]] = field(default_factory=list)
     layout: dict[str, Any] = field(default_factory=dict)
@@ -85,14 +93,14 @@ class _Plan:
 
 
 def error_map_figure(x: Tensor, sides: Sequence[Side], picked: tuple[int, int], name: str) -> go.Figure:
-    """|error| over the matrix ``x``: a map for each of one or two ``sides`` on one colour scale, and of two
-    also the map of A - B.
+    """Draw |error| over the matrix ``x``: a map for each of one or two ``sides`` on one colour scale, and of
+    two also the map of A - B.
 
     A cell shows its largest error; the strips along a map's edges the root mean squared error of each column
     and row. ``picked`` (row, column) is circled, and each side's largest error marked on all maps. A switch
     shows errors in scales of their blocks, if all sides have such. The page draws the panels below one
-    another where ``meta["narrow"]`` says so, writes what lies under the mouse, and sends what part was zoomed
-    to.
+    another where ``meta["narrow"]`` says so, writes the words under the mouse, and reports the part that was
+    zoomed to.
     """
     maps = error_maps(x, [side.analysis for side in sides])
     shape = (x.shape[0], x.shape[1])
@@ -101,19 +109,23 @@ def error_map_figure(x: Tensor, sides: Sequence[Side], picked: tuple[int, int], 
     for index, each in enumerate(maps):
         _axes(fig, index, shape, places[index], edges=True)
         _side(fig, index, each, scale, shape)
-        _edges(fig, index, each, COLORS[index])
+        _edges(fig, index, each)
     _magnitudes(fig, "coloraxis", scale, "|error|")
     if len(sides) > 1:
         _axes(fig, 2, shape, places[2], edges=False)
         _difference(fig, maps, shape)
     switch = _scaled(fig, maps, shape)
     _marks(fig, maps, picked, panels)
-    _titles(fig, [caption(side.label, 34) for side in sides])
+    texts = [caption(side.label, 34) for side in sides]
+    if len(texts) > 1:
+        texts = [f"<b>{letter}</b>  {text}" for letter, text in zip("AB", texts, strict=True)]
+        texts.append("<b>A − B</b>  which errs more")
+    fig.lay({"annotations": [panel_title(text, *_of_map(i), STRIP + 2) for i, text in enumerate(texts)]})
     return _finished(fig, f"{name} error map", shape, len(sides), switch)
 
 
 def _scale(errors: Sequence[Tensor]) -> ColourScale:
-    """Logarithmic, from the error that all but a few cells exceed to the largest."""
+    """Return the logarithmic scale from the error that all but a few cells exceed to the largest."""
     largest = max((float(each.max()) for each in errors), default=0.0)
     positive = torch.cat([each[each > 0] for each in errors])
     least = float(positive.quantile(LEAST_SHARE)) if len(positive) else 0.0
@@ -122,102 +134,74 @@ def _scale(errors: Sequence[Tensor]) -> ColourScale:
 
 
 def _places(panels: int, narrow: bool) -> list[_Place]:
-    """Where the panels lie, in parts of the plot."""
+    """Return where the panels lie, in parts of the plot."""
+    total = _height(panels, narrow)
     if narrow:
-        total = _height(panels, True)
         tops = [1 - (i * (HEIGHT * 0.7 + STRIP + TITLE + 44) + TITLE) / total for i in range(panels)]
         strip, tall = STRIP / total, HEIGHT * 0.7 / total
         return [
             _Place((0, 0.82), (top - strip - tall, top - strip), (top - strip * 0.85, top), (0.835, 0.95))
             for top in tops
         ]
-    total = _height(panels, False)
-    top = (1 - TITLE / total, 1 - (TITLE + STRIP) / total)
-    spans = ONE if panels == 1 else THREE
+    top, bottom = 1 - TITLE / total, 1 - (TITLE + STRIP) / total
     return [
-        _Place((left, right), (0, top[1]), (top[1] + 4 / total, top[0]), (right + 0.003, end))
-        for left, right, end in spans
+        _Place((left, right), (0, bottom), (bottom + 4 / total, top), (right + 0.003, end))
+        for left, right, end in (ONE if panels == 1 else THREE)
     ]
 
 
 def _height(panels: int, narrow: bool) -> float:
-    """Pixels of the plot without its margins."""
+    """Return the pixels of the plot without its margins."""
     return panels * (HEIGHT * 0.7 + STRIP + TITLE + 44) - 44 if narrow else HEIGHT + STRIP + TITLE
 
 
-def _key(axis: str, number: int) -> str:
-    """plotly's name of an axis: the first has no number."""
-    return axis if number == 1 else f"{axis}{number}"
-
-
 def _of_map(index: int) -> tuple[str, str]:
-    """A map's two axes as traces name them."""
-    return _key("x", index + 1), _key("y", index + 1)
+    """Return a map's two axes as traces name them."""
+    return numbered("x", index), numbered("y", index)
 
 
 def _axes(fig: _Plan, index: int, shape: tuple[int, int], place: _Place, *, edges: bool) -> None:
-    """The axes of a map, which all zoom together, and of its strips."""
+    """Add the axes of a map, which all zoom together, and of its strips."""
     x, y = map_axes(shape)
-    across, down = _key("xaxis", index + 1), _key("yaxis", index + 1)
-    together = {} if index == 0 else {"matches": "x"}
-    below = {} if index == 0 else {"matches": "y", "showticklabels": False, "title": None}
     left, bottom = _of_map(index)
-    fig.lay(
-        {
-            across: {**axis_look("column"), **x, **together, "domain": place.x, "anchor": bottom},
-            down: {**axis_look("row"), **y, **below, "domain": place.y, "anchor": left},
-        }
-    )
+    if index:
+        x["matches"] = "x"
+        y |= {"matches": "y", "showticklabels": False, "title": None}
+    fig.layout[numbered("xaxis", index)] = {**axis_look("column"), **x, "domain": place.x, "anchor": bottom}
+    fig.layout[numbered("yaxis", index)] = {**axis_look("row"), **y, "domain": place.y, "anchor": left}
     if edges:
         quiet = {"showgrid": False, "zeroline": False, "fixedrange": True, "nticks": 2, "rangemode": "tozero"}
         quiet |= {"tickfont": {"size": 9}, "ticks": "", "showticklabels": False}
-        number = 4 + index
-        fig.lay(
-            {
-                f"yaxis{number}": {**quiet, "domain": place.above, "anchor": left},
-                f"xaxis{number}": {**quiet, "domain": place.right, "anchor": bottom},
-            }
-        )
+        fig.layout[f"yaxis{4 + index}"] = {**quiet, "domain": place.above, "anchor": left}
+        fig.layout[f"xaxis{4 + index}"] = {**quiet, "domain": place.right, "anchor": bottom}
 
 
 def _heatmap(
     fig: _Plan, index: int, shape: tuple[int, int], z: np.ndarray, coloraxis: str, **options: object
 ) -> None:
-    """A map of codes in panel ``index``; the page writes what lies under the mouse."""
-    tall, wide = tile_size(shape, MAP_LIMIT)
+    """Add a map of codes in panel ``index``; the page writes the words under the mouse."""
     x, y = _of_map(index)
-    fig.add(
-        "heatmap",
-        z=z,
-        x0=(wide - 1) / 2,
-        dx=wide,
-        y0=(tall - 1) / 2,
-        dy=tall,
-        xaxis=x,
-        yaxis=y,
-        coloraxis=coloraxis,
-        hovertemplate="row %{y}, column %{x}<extra></extra>",
-        **options,
-    )
+    place = {**cells(shape), "xaxis": x, "yaxis": y, "coloraxis": coloraxis}
+    fig.add("heatmap", z=z, **place, hovertemplate="row %{y}, column %{x}" + EXTRA, **options)
 
 
 def _side(fig: _Plan, index: int, each: ErrorMap, scale: ColourScale, shape: tuple[int, int]) -> None:
-    """The map of one side's errors, with what the page says under the mouse in its ``meta``."""
-    tall, wide = tile_size(shape, MAP_LIMIT)
-    others = [i for i in range(len(each.restored)) if i != index]
-    values = torch.stack([each.value, *(each.restored[i] for i in others)])
-    meta: dict[str, object] = {"label": "|error|", "unit": "", "tall": tall, "wide": wide, **asdict(scale)}
+    """Add the map of one side's errors; its ``meta`` has the values that the page says under the mouse."""
+    meta = map_meta("|error|", shape, scale)
+    others = [restored for i, restored in enumerate(each.restored) if i != index]
     meta |= {
         "side": index,
-        "values": signed_codes(values),
+        "values": signed_codes(torch.stack([each.value, *others])),
         "above": _typed(np.packbits((each.restored[index] > each.value).numpy().reshape(-1))),
     }
-    place = _smallest_type(each.place) if tall * wide > 1 else None
+    place = None
+    if meta["tall"] * meta["wide"] > 1:  # in the fewest bytes that plotly sends
+        place = each.place.numpy().astype(np.min_scalar_type(int(each.place.max())))
     _heatmap(fig, index, shape, scale.codes_of(each.error), "coloraxis", customdata=place, meta=meta)
 
 
-def signed_codes(values: Tensor) -> dict[str, object]:
-    """Float values in 16 bits each: 0, or the sign and the place on ``DECADES`` powers of ten below the
+def signed_codes(values: Tensor) -> Dict:
+    """Code float values in 16 bits each: 0, or the sign and the place on ``DECADES`` powers of ten below the
     ``largest``, which all have 32,766 steps: a value is known to 0.03 %. Smaller ones have the code 1."""
     finite = values.double().nan_to_num(0.0, 0.0, 0.0)
     largest = float(finite.abs().max()) if finite.numel() else 0.0
@@ -230,55 +214,28 @@ def signed_codes(values: Tensor) -> dict[str, object]:
 
 
 def _typed(values: np.ndarray) -> dict[str, str]:
-    """An array as plotly writes it, for ``meta``, which plotly writes as a list."""
-    kind = values.dtype.str[1:]
+    """Return an array as plotly writes it, for ``meta``, which plotly would write as a list."""
     text = base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
-    return {"dtype": kind, "bdata": text, "shape": ", ".join(map(str, values.shape))}
+    return {"dtype": values.dtype.str[1:], "bdata": text, "shape": ", ".join(map(str, values.shape))}
 
 
-def _smallest_type(offsets: Tensor) -> np.ndarray:
-    """Non-negative integers in the fewest bytes that plotly sends."""
-    values = offsets.numpy()
-    return np.asarray(values.astype(np.min_scalar_type(int(values.max()))))
-
-
-def _edges(fig: _Plan, index: int, each: ErrorMap, color: str) -> None:
-    """The errors of the columns above a map, and of the rows at its right."""
+def _edges(fig: _Plan, index: int, each: ErrorMap) -> None:
+    """Add the errors of the columns above a map, and of the rows at its right: at most ``POINTS``, each the
+    largest of its run."""
     x, y = _of_map(index)
-    look: dict[str, object] = {"mode": "lines", "showlegend": False, "line": {"width": 1, "color": color}}
-    columns, wide = _runs(each.columns)
-    fig.add(
-        "scatter",
-        x0=(wide - 1) / 2,
-        dx=wide,
-        y=columns,
-        xaxis=x,
-        yaxis=f"y{4 + index}",
-        fill="tozeroy",
-        hovertemplate="column %{x}: RMS error %{y:.3g}<extra></extra>",
-        **look,
-    )
-    rows, tall = _runs(each.rows)
-    fig.add(
-        "scatter",
-        x=rows,
-        y0=(tall - 1) / 2,
-        dy=tall,
-        xaxis=f"x{4 + index}",
-        yaxis=y,
-        fill="tozerox",
-        hovertemplate="row %{y}: RMS error %{x:.3g}<extra></extra>",
-        **look,
-    )
-
-
-def _runs(errors: Tensor) -> tuple[np.ndarray, int]:
-    """At most ``POINTS`` values, the largest of each run, and how many one stands for."""
-    return tile_maximum(errors[None, :], POINTS)[0].numpy(), math.ceil(len(errors) / POINTS)
+    look: Dict = {"mode": "lines", "showlegend": False, "line": {"width": 1, "color": COLORS[index]}}
+    for errors, across, down, axes, hover in (
+        (each.columns, "x", "y", (x, f"y{4 + index}"), "column %{x}: RMS error %{y:.3g}"),
+        (each.rows, "y", "x", (f"x{4 + index}", y), "row %{y}: RMS error %{x:.3g}"),
+    ):
+        run = math.ceil(len(errors) / POINTS)
+        largest = {down: tile_maximum(errors[None, :], POINTS)[0].numpy()}
+        place = {f"{across}0": (run - 1) / 2, f"d{across}": run, "xaxis": axes[0], "yaxis": axes[1]}
+        fig.add("scatter", **largest, **place, fill=f"tozero{down}", hovertemplate=hover + EXTRA, **look)
 
 
 def _difference(fig: _Plan, maps: Sequence[ErrorMap], shape: tuple[int, int]) -> None:
-    """A - B: the ratio of the largest errors, logarithmic, in A's colour where A errs more."""
+    """Add A - B: the ratio of the largest errors, logarithmic, in A's colour where A errs more."""
     first, second = (each.error.double() for each in maps)
     ratio = (first / second).log2().nan_to_num(0.0, math.inf, -math.inf)
     finite = ratio[ratio.isfinite()].abs()
@@ -288,42 +245,15 @@ def _difference(fig: _Plan, maps: Sequence[ErrorMap], shape: tuple[int, int]) ->
     both = [i for i, trace in enumerate(fig.data) if trace["type"] == "heatmap"]
     meta = {"difference": both, "unit": ""}
     _heatmap(fig, 2, shape, codes.numpy().astype(np.uint8), "coloraxis2", meta=meta)
-    ends = 2**reach
-    fig.lay(
-        {
-            "coloraxis2": {
-                "cmin": 0,
-                "cmax": 2 * EQUAL,
-                "colorscale": [[0, B], [0.5, GRID], [1, A]],
-                "colorbar": {
-                    **_bar("larger error"),
-                    "tickvals": [0, EQUAL / 2, EQUAL, 1.5 * EQUAL, 2 * EQUAL],
-                    "ticktext": [
-                        f"B {ends:.3g}×",
-                        f"B {ends**0.5:.2g}×",
-                        "equal",
-                        f"A {ends**0.5:.2g}×",
-                        f"A {ends:.3g}×",
-                    ],
-                },
-            }
-        }
-    )
-
-
-def _bar(title: str) -> dict[str, object]:
-    return {
-        "title": {"text": title, "side": "right", "font": {"size": 12}},
-        "thickness": 12,
-        "outlinewidth": 0,
-        "tickfont": {"size": 11},
-        "yanchor": "bottom",
-        "xanchor": "left",
-    }
+    most, half = 2**reach, 2 ** (reach / 2)
+    ticks = [0, EQUAL / 2, EQUAL, 1.5 * EQUAL, 2 * EQUAL]
+    labels = [f"B {most:.3g}×", f"B {half:.2g}×", "equal", f"A {half:.2g}×", f"A {most:.3g}×"]
+    scale = {"cmin": 0, "cmax": 2 * EQUAL, "colorscale": [[0, B], [0.5, GRID], [1, A]]}
+    fig.layout["coloraxis2"] = {**scale, "colorbar": {**colour_bar("larger error", ticks, labels), **BAR}}
 
 
 def _scaled(fig: _Plan, maps: Sequence[ErrorMap], shape: tuple[int, int]) -> list[Switch]:
-    """Add the maps in scales of the blocks, hidden; returns the options of the switch to them, none if a side
+    """Add the maps in scales of the blocks, hidden; return the options of the switch to them, none if a side
     has no scales."""
     scaled = [each.in_scales for each in maps if each.in_scales is not None]
     if len(scaled) < len(maps):
@@ -347,75 +277,35 @@ def _scaled(fig: _Plan, maps: Sequence[ErrorMap], shape: tuple[int, int]) -> lis
 
 
 def _magnitudes(fig: _Plan, axis: str, scale: ColourScale, title: str, codes: int = CODES) -> None:
-    """A colour axis of magnitudes, whose codes go up to ``codes``."""
+    """Add a colour axis of magnitudes, whose codes go up to ``codes``."""
     ticks, labels = scale.ticks
-    fig.lay(
-        {
-            axis: {
-                "cmin": 0,
-                "cmax": codes,
-                "colorscale": scale.colours,
-                "colorbar": {
-                    **_bar(title),
-                    "tickvals": [tick * codes / CODES for tick in ticks],
-                    "ticktext": labels,
-                },
-            }
-        }
-    )
+    bar = {**colour_bar(title, [tick * codes / CODES for tick in ticks], labels), **BAR}
+    fig.layout[axis] = {"cmin": 0, "cmax": codes, "colorscale": scale.colours, "colorbar": bar}
 
 
 def _marks(fig: _Plan, maps: Sequence[ErrorMap], picked: tuple[int, int], panels: int) -> None:
-    """Both largest errors, and a circle with a white rim around what is inspected, on every map."""
-    rim = {"width": 2, "color": "#ffffff"}
+    """Add both largest errors, and a circle with a white rim around the inspected element, on every map."""
+    found: list[tuple[tuple[int, int], Dict, Dict]] = []
     for side, each in enumerate(maps):
         words = f"{'AB'[side]}'s largest error" if len(maps) > 1 else "largest error"
-        symbol = ("diamond", "square")[side]
+        look = marker_look(COLORS[side], 9, ("diamond", "square")[side], 2, "#ffffff")
+        found.append((each.worst, look, {"name": words, "legendgroup": words, "showlegend": True}))
+    for color, width in (("#ffffff", 5.0), (RED, 2.5)):
+        look = {"symbol": "circle-open", "size": 16, "color": color, "line": {"width": width}}
+        entry = {"name": "inspected", "meta": {"picked": True}, "showlegend": width < 5}
+        found.append((picked, look, entry))
+    for at, look, entry in found:
         for panel in range(panels):
-            look = {"symbol": symbol, "size": 9, "color": COLORS[side], "line": rim}
-            _mark(fig, panel, each.worst, look, words, showlegend=panel == 0, legendgroup=words)
-    for panel in range(panels):
-        for color, width in (("#ffffff", 5), ("#d92d20", 2.5)):
-            look = {"symbol": "circle-open", "size": 16, "color": color, "line": {"width": width}}
-            shown = panel == 0 and width < 5
-            _mark(fig, panel, picked, look, "inspected", showlegend=shown, meta={"picked": True})
-
-
-def _mark(
-    fig: _Plan, panel: int, at: tuple[int, int], look: Mapping[str, object], name: str, **options: object
-) -> None:
-    x, y = _of_map(panel)
-    fig.add(
-        "scatter",
-        x=[at[1]],
-        y=[at[0]],
-        xaxis=x,
-        yaxis=y,
-        mode="markers",
-        hoverinfo="skip",
-        marker=look,
-        name=name,
-        **options,
-    )
-
-
-def _titles(fig: _Plan, texts: list[str]) -> None:
-    if len(texts) > 1:
-        texts = [f"<b>{letter}</b>  {text}" for letter, text in zip("AB", texts, strict=True)]
-        texts.append("<b>A − B</b>  which errs more")
-    look = {"showarrow": False, "font": {"size": 12}, "xanchor": "left", "yanchor": "bottom"}
-    titles = []
-    for index, text in enumerate(texts):
-        x, y = _of_map(index)
-        place = {"x": 0, "xref": f"{x} domain", "y": 1, "yref": f"{y} domain", "yshift": STRIP + 2}
-        titles.append({"text": text, **place, **look})
-    fig.lay({"annotations": titles})
+            x, y = _of_map(panel)
+            entry = {**entry, "showlegend": entry["showlegend"] and panel == 0}
+            place = {"x": [at[1]], "y": [at[0]], "xaxis": x, "yaxis": y}
+            fig.add("scatter", **place, mode="markers", hoverinfo="skip", marker=look, **entry)
 
 
 def _finished(
     fig: _Plan, name: str, shape: tuple[int, int], sides: int, switch: Sequence[Switch]
 ) -> go.Figure:
-    """The figure, with its height, legend and switch, and how the page lays it out where it is narrow."""
+    """Return the figure, with its height, legend and switch, and the changes for a narrow page."""
     base = legend_below(figure("column", "row", name))
     if switch:
         add_switches(base, {"mode": switch})
@@ -423,7 +313,7 @@ def _finished(
     margin = base.layout.margin
     around = margin.t + margin.b
     strips = [trace for trace in fig.data if "fill" in trace]
-    top = max(float(np.max(trace["y" if trace["fill"] == "tozeroy" else "x"])) for trace in strips)
+    top = max(float(np.max(trace[trace["fill"].removeprefix("tozero")])) for trace in strips)
     ends = {"range": [0, 1.05 * top or 1.0]}
     fig.lay({f"{axis}axis{4 + index}": ends for index in range(sides) for axis in "xy"})
     for axis, place in _bars_at(panels, False).items():
@@ -440,11 +330,11 @@ def _finished(
     return go.Figure(fig.data, layout)
 
 
-def _narrow(fig: _Plan, panels: int, sides: int, around: float) -> dict[str, object]:
-    """The changes of the layout below ``NARROW`` pixels of width: the panels stand below one another."""
-    changes: dict[str, object] = {"height": _height(panels, True) + around, "legend.font.size": 10}
+def _narrow(fig: _Plan, panels: int, sides: int, around: float) -> Dict:
+    """Return the changes of the layout below ``NARROW`` pixels of width: panels below one another."""
+    changes: Dict = {"height": _height(panels, True) + around, "legend.font.size": 10}
     for index, at in enumerate(_places(panels, True)):
-        across, down = _key("xaxis", index + 1), _key("yaxis", index + 1)
+        across, down = numbered("xaxis", index), numbered("yaxis", index)
         changes |= {f"{across}.domain": at.x, f"{down}.domain": at.y, f"{down}.showticklabels": True}
         if index < sides:
             changes |= {f"yaxis{4 + index}.domain": at.above, f"xaxis{4 + index}.domain": at.right}
@@ -455,17 +345,14 @@ def _narrow(fig: _Plan, panels: int, sides: int, around: float) -> dict[str, obj
 
 
 def _bars_at(panels: int, narrow: bool) -> dict[str, dict[str, float]]:
-    """Where the colour bars lie: of the errors beside the last side's map, of the difference by its own."""
+    """Return where the colour bars lie: of the errors beside the last side's map, of the difference by its
+    own."""
     places = _places(panels, narrow)
-    of_errors = places[-2] if panels > 1 and not narrow else places[0]
-    errors = {
-        "x": (of_errors.right[1] if not narrow else 0.96) + 0.005,
-        "y": of_errors.y[0],
-        "len": of_errors.y[1] - of_errors.y[0],
-    }
+    beside = places[-2] if panels > 1 and not narrow else places[0]
+    errors = {"x": (0.96 if narrow else beside.right[1]) + 0.005, "y": beside.y[0]}
+    errors["len"] = beside.y[1] - beside.y[0]
     found = {"coloraxis": errors, "coloraxis3": dict(errors)}
     if panels > 1:
         last = places[-1]
-        right = last.x[1] + 0.008
-        found["coloraxis2"] = {"x": right, "y": last.y[0], "len": last.y[1] - last.y[0]}
+        found["coloraxis2"] = {"x": last.x[1] + 0.008, "y": last.y[0], "len": last.y[1] - last.y[0]}
     return found

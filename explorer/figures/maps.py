@@ -16,7 +16,7 @@ from torch import Tensor
 from explorer import words
 from explorer.analysis.tensor import MAP_LIMIT
 from explorer.analysis.tiles import tile_size
-from explorer.figures.style import FEW_TICKS, GRID, MAGNITUDE_SCALE, figure
+from explorer.figures.style import FEW_TICKS, GRID, MAGNITUDE_SCALE, Dict, colour_bar, figure
 
 HEIGHT = 380
 CODES = 65535
@@ -43,11 +43,11 @@ class ColourScale:
 
     @classmethod
     def of(cls, maps: Sequence[Tensor], logarithmic: bool, smallest: float = 0.0) -> Self:
-        """The scale of several maps of values ≥ 0; a logarithmic one begins at the least positive value, or
-        at the share ``smallest`` of the largest."""
+        """Return the scale of several maps of values ≥ 0; a logarithmic one begins at the least positive
+        value, or at the share ``smallest`` of the largest."""
         positive = [reduced[(reduced > 0) & reduced.isfinite()] for reduced in maps]
         least = min((float(values.min()) for values in positive if len(values)), default=0.0)
-        high = max(map(highest, maps), default=0.0)
+        high = max((float(reduced.nan_to_num(0.0, 0.0, 0.0).max()) for reduced in maps), default=0.0)
         if not logarithmic or not least:
             return cls(0.0, high, False, 0, True, False)
         low = max(least, high * smallest)
@@ -55,27 +55,24 @@ class ColourScale:
         return cls(low, high, True, ZERO_BAND if zero else 0, zero, low > least)
 
     def codes_of(self, values: Tensor) -> np.ndarray:
-        """uint16: the nearest codes; nonzero values never get the code of zero."""
-        shares = self._shares(values.double())
-        codes = (self.first + shares * (CODES - self.first)).round().nan_to_num(CODES, CODES, 0.0)
+        """Return the nearest codes as uint16; nonzero values never get the code of zero."""
+        codes = self._places(values.double()).round().nan_to_num(CODES, CODES, 0.0)
         codes = codes.clamp(max(self.first, int(self.zero)), CODES)
         return np.asarray(torch.where(values == 0, 0.0, codes).numpy().astype(np.uint16))
 
-    def _shares(self, values: Tensor) -> Tensor:
-        """Relative positions of values between ``low`` (0) and ``high`` (1)."""
+    def _places(self, values: Tensor) -> Tensor:
+        """Return the codes of values, not rounded."""
         low, high = torch.tensor([self.low, self.high], dtype=torch.float64)
         if self.logarithmic:
             values, low, high = values.log10(), low.log10(), high.log10()
-        return (values - low) / (high - low if high > low else 1.0)
+        return self.first + (values - low) / (high - low if high > low else 1.0) * (CODES - self.first)
 
     @property
     def ticks(self) -> tuple[list[float], list[str]]:
         """The codes at the labels of the colours, and the labels."""
-        ends = self.low, self.high
-        steps = _decade_steps(*ends) if self.logarithmic else _round_steps(*ends)
-        values = torch.tensor(steps, dtype=torch.float64)
-        codes = (self.first + self._shares(values) * (CODES - self.first)).tolist()
-        labels = [words.number(value) for value in values.tolist()]
+        steps = (_decade_steps if self.logarithmic else _round_steps)(self.low, self.high)
+        codes = self._places(torch.tensor(steps, dtype=torch.float64)).tolist()
+        labels = [words.number(value) for value in steps]
         return ([self.first / 2, *codes], ["0", *labels]) if self.first else (codes, labels)
 
     @property
@@ -86,59 +83,52 @@ class ColourScale:
         return [[0, GRID], [start, GRID], *rest] if self.first else rest
 
 
-def highest(values: Tensor) -> float:
-    """The largest finite value; 0 if there is none."""
-    return float(values.nan_to_num(0.0, 0.0, 0.0).max())
+def scale_map_figure(reduced: Tensor, shape: tuple[int, int], name: str, scale: ColourScale) -> go.Figure:
+    """Draw a heat map of the scales of ``shape`` blocks by their tiles' values ``reduced``, at most
+    MAP_LIMIT² cells.
 
-
-def map_figure(
-    reduced: Tensor, shape: tuple[int, int], name: str, label: str, scale: ColourScale, unit: str = ""
-) -> go.Figure:
-    """A heat map of a matrix of ``shape`` by its tiles' values ``reduced``, at most MAP_LIMIT² cells.
-
-    The map's ``meta`` has ``label`` and ``unit`` ("block " where the matrix is of blocks), ``tall`` and
-    ``wide``, a cell's rows and columns, and the fields of ``scale``: `assets/error_map.js` makes the words of
-    the hover of them.
+    The map's ``meta`` has ``label`` and ``unit``, ``tall`` and ``wide``, a cell's rows and columns, and the
+    fields of ``scale``: `assets/error_map.js` makes the words of the hover of them.
     """
-    fig = figure(f"{unit}column", f"{unit}row", name, height=HEIGHT)
-    tall, wide = tile_size(shape, MAP_LIMIT)
-    codes, labels = scale.ticks
+    fig = figure("block column", "block row", name, height=HEIGHT)
     fig.add_heatmap(
         z=scale.codes_of(reduced),
-        x0=(wide - 1) / 2,
-        dx=wide,
-        y0=(tall - 1) / 2,
-        dy=tall,
+        **cells(shape),
         zmin=0,
         zmax=CODES,
         colorscale=scale.colours,
-        colorbar={
-            "title": {"text": label, "side": "right", "font": {"size": 12}},
-            "thickness": 12,
-            "outlinewidth": 0,
-            "tickvals": codes,
-            "ticktext": labels,
-        },
-        meta={"label": label, "unit": unit, "tall": tall, "wide": wide, **asdict(scale)},
+        colorbar=colour_bar("scale", *scale.ticks),
+        meta=map_meta("scale", shape, scale) | {"unit": "block "},
     )
     x, y = map_axes(shape)
     fig.update_layout(uirevision=f"map {shape[0]} {shape[1]}")
     fig.update_yaxes(**y)
-    fig.update_xaxes(**x)
-    return fig
+    return fig.update_xaxes(**x)
 
 
-def map_axes(shape: tuple[int, int]) -> tuple[dict[str, object], dict[str, object]]:
-    """The options of a map's two axes: whole numbers, the first row at the top."""
+def cells(shape: tuple[int, int]) -> Dict:
+    """Return the places of the cells of a map of ``shape``, at the middles of their rows and columns."""
+    tall, wide = tile_size(shape, MAP_LIMIT)
+    return {"x0": (wide - 1) / 2, "dx": wide, "y0": (tall - 1) / 2, "dy": tall}
+
+
+def map_meta(label: str, shape: tuple[int, int], scale: ColourScale) -> Dict:
+    """Return the facts by which the page words a cell."""
+    tall, wide = tile_size(shape, MAP_LIMIT)
+    return {"label": label, "unit": "", "tall": tall, "wide": wide, **asdict(scale)}
+
+
+def map_axes(shape: tuple[int, int]) -> tuple[Dict, Dict]:
+    """Return the options of a map's two axes: whole numbers, the first row at the top."""
     rows, columns = shape
-    whole: dict[str, object] = {"showgrid": False, "tick0": 0, "tickformat": ",d"}
+    whole: Dict = {"showgrid": False, "tick0": 0, "tickformat": ",d"}
     few = {"dtick": 1} if columns <= 8 else FEW_TICKS
     across = {**whole, **few, "range": [-0.5, columns - 0.5]}
     return across, {**whole, "range": [rows - 0.5, -0.5], "dtick": 1 if rows <= 8 else None}
 
 
 def _round_steps(low: float, high: float) -> list[float]:
-    """Four to six round numbers between two values."""
+    """Return four to six round numbers between two values."""
     if high <= low:
         return [low]
     rough = (high - low) / 5
@@ -149,8 +139,8 @@ def _round_steps(low: float, high: float) -> list[float]:
 
 
 def _decade_steps(low: float, high: float) -> list[float]:
-    """Two to eight numbers between two positive values that read easily on a logarithmic scale: digits 1, 2
-    and 5, over more decades powers of ten."""
+    """Return two to eight numbers between two positive values that read easily on a logarithmic scale: digits
+    1, 2 and 5, over more decades powers of ten."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     digits = (1, 2, 5) if last - first <= 3 else (1,)
     every = max(1, math.ceil((last - first) / 7))

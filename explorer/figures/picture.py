@@ -2,8 +2,8 @@
 
     picture_html(original_panel(x, cut), *(panel_of(side, cut) for side in sides))
 
-The answer is a piece of HTML that needs nothing else: on a page, in a notebook (``IPython.display.HTML``), on
-paper. Its text has the colour of what is around it.
+The result is a piece of HTML that needs nothing else: on a page, in a notebook (``IPython.display.HTML``), on
+paper. Its text has the colour of its surroundings.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _TEMPLATE = Path(__file__).with_name("picture.html.j2")
 
 @dataclass(frozen=True)
 class Shades:
-    """Colours of values from ``low`` to ``high``; what lies beyond has the colour of the end. ``colours`` is
-    a colour scale of plotly, None for grey from black to white."""
+    """Colours of values from ``low`` to ``high``; values beyond have the colour of the end. ``colours`` is a
+    colour scale of plotly, None for grey from black to white."""
 
     low: float = 0.0
     high: float = 1.0
@@ -46,7 +46,7 @@ class Shades:
 
     @classmethod
     def of(cls, x: Tensor) -> Self:
-        """For the values of a matrix: grey where all lie between 0 and 1, as those of pictures do; else blue
+        """Return the colours for a matrix: grey if all values lie between 0 and 1, as in pictures; else blue
         and red from minus to plus the largest magnitude, white at zero."""
         if float(x.min()) >= 0 and float(x.max()) <= 1:
             return cls()
@@ -54,8 +54,8 @@ class Shades:
         return cls(-largest, largest, "RdBu_r")
 
     def paint(self, values: Tensor) -> np.ndarray:
-        """uint8 [rows, columns], or [rows, columns, 3] in colours. Of a picture with values k / 255 the
-        stored k come back."""
+        """Return uint8 [rows, columns], or [rows, columns, 3] in colours; values k / 255 of a picture give
+        their k."""
         shares = (values.double().cpu() - self.low) / (self.high - self.low)
         shades = (shares.clamp(0, 1) * _SHADES).round().numpy().astype(np.uint8)
         if self.colours is None:
@@ -71,7 +71,7 @@ GREY = Shades()
 
 @dataclass(frozen=True)
 class Cut:
-    """The part that is enlarged: its first row and column, and how many of each."""
+    """The enlarged part: its first row and column, and how many of each."""
 
     row: int
     column: int
@@ -80,32 +80,26 @@ class Cut:
 
     @classmethod
     def around(cls, position: tuple[int, int], shape: tuple[int, int]) -> Self:
-        """A cut of a matrix of ``shape`` that holds the element at ``position`` (row, column), and begins
-        where blocks do if it can. ``ValueError`` for a position outside."""
+        """Return a cut of a matrix of ``shape`` that holds the element at ``position`` (row, column), and
+        begins where blocks do if it can. ``ValueError`` for a position outside."""
         if not (0 <= position[0] < shape[0] and 0 <= position[1] < shape[1]):
             where = f"rows 0 to {shape[0] - 1} and columns 0 to {shape[1] - 1}"
             raise ValueError(f"there is no element at row {position[0]}, column {position[1]}: {where}")
-        rows, columns = min(CUT_ROWS, shape[0]), min(CUT_COLUMNS, shape[1])
-        return cls(
-            _start(position[0], rows, shape[0]),
-            _start(position[1], columns, shape[1]),
-            rows,
-            columns,
+        lengths = min(CUT_ROWS, shape[0]), min(CUT_COLUMNS, shape[1])
+        row, column = (
+            min(max(index - length // 2, 0) // _STEP * _STEP, whole - length)
+            for index, length, whole in zip(position, lengths, shape, strict=True)
         )
+        return cls(row, column, *lengths)
 
     def of(self, values: Tensor) -> Tensor:
-        """The part itself, [rows, columns]."""
+        """Return the part itself, [rows, columns]."""
         return values[self.row : self.row + self.rows, self.column : self.column + self.columns]
 
     @property
     def view_box(self) -> str:
-        """As SVG has it, in pixels of the whole picture."""
+        """SVG's view box, in pixels of the whole picture."""
         return f"{self.column} {self.row} {self.columns} {self.rows}"
-
-
-def _start(index: int, length: int, whole: int) -> int:
-    first = max(index - length // 2, 0) // _STEP * _STEP
-    return min(first, whole - length)
 
 
 @dataclass(frozen=True)
@@ -125,41 +119,37 @@ class Panel:
 
 
 def original_panel(x: Tensor, cut: Cut, shades: Shades = GREY) -> Panel:
-    """The matrix itself, float32 [rows, columns]."""
-    return Panel("Original", f"{x.shape[0]}×{x.shape[1]}", *_drawn(x, cut, shades), _shape(x), cut)
+    """Return the panel of the matrix itself, float32 [rows, columns]."""
+    return _panel("Original", f"{x.shape[0]}×{x.shape[1]}", x, cut, shades)
 
 
 def panel_of(side: Side, cut: Cut, shades: Shades = GREY) -> Panel:
-    """What a scheme restored, with the scheme's name, bits per element and SQNR."""
+    """Return the panel of a scheme's dequantized values, with its name, bits per element and SQNR."""
     q = side.analysis.q
-    restored = q.dequantize()
-    return Panel(
-        side.label,
-        figures_of(side.analysis.report),
-        *_drawn(restored, cut, shades),
-        _shape(restored),
-        cut,
-        outlines(q, cut),
-        one_block(q, cut),
-    )
+    edges = outlines(q, cut), one_block(q, cut)
+    return _panel(side.label, figures_of(side.analysis.report), q.dequantize(), cut, shades, *edges)
 
 
-def _drawn(values: Tensor, cut: Cut, shades: Shades) -> tuple[str, str]:
-    return picture_uri(values, shades), picture_uri(cut.of(values), shades)
+def _panel(
+    title: str, note: str, x: Tensor, cut: Cut, shades: Shades, outlines: str = "", block: str = ""
+) -> Panel:
+    pictures = picture_uri(x, shades), picture_uri(cut.of(x), shades)
+    return Panel(title, note, *pictures, (x.shape[0], x.shape[1]), cut, outlines, block)
 
 
 def figures_of(report: Report) -> str:
-    """Bits per element and SQNR, as a panel says them."""
+    """Return bits per element and SQNR in words."""
     return f"{report.bits.total:.4g} bits, {report.sqnr_db:.1f} dB"
 
 
 def picture_uri(values: Tensor, shades: Shades = GREY) -> str:
-    """``values`` [rows, columns] as a PNG in a data URI, a pixel each."""
+    """Return ``values`` [rows, columns] as a PNG in a data URI, a pixel each."""
     return str(image_array_to_data_uri(shades.paint(values), backend="auto", compression=9))
 
 
 def picture_html(*panels: Panel) -> str:
-    """The original and up to ``MOST`` others, side by side where there is room. ``ValueError`` for more."""
+    """Return the original and up to ``MOST`` others, side by side where there is room; ``ValueError`` for
+    more."""
     if len(panels) > MOST + 1:
         raise ValueError(f"{len(panels) - 1} schemes; up to {MOST} are drawn beside the original")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -167,7 +157,7 @@ def picture_html(*panels: Panel) -> str:
 
 
 def picture_page(title: str, *panels: Panel) -> str:
-    """``picture_html`` as a file of its own, light or dark as the browser is."""
+    """Return ``picture_html`` as a file of its own, light or dark as the browser is."""
     style = "margin: 24px; font-family: Inter, system-ui, sans-serif"
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
     screen = (
@@ -177,28 +167,21 @@ def picture_page(title: str, *panels: Panel) -> str:
 
 
 def outlines(q: QuantizedTensor, cut: Cut) -> str:
-    """The edges between blocks that lie within the cut, as an SVG path; those of a scheme without scales are
-    none."""
+    """Return the edges between blocks that lie within the cut, as an SVG path; none without scales."""
     if q.scheme.scale is None:
         return ""
     rows, columns, blocks = _blocks(q, cut)
-    down, across = (blocks[:, 1:] != blocks[:, :-1]).T, blocks[1:] != blocks[:-1]
-    upright = [
-        f"M{columns[at + 1]} {rows[0] + start}V{rows[0] + stop}"
-        for at, there in enumerate(down)
-        for start, stop in _runs(there)
-    ]
-    level = [
-        f"M{columns[0] + start} {rows[at + 1]}H{columns[0] + stop}"
-        for at, there in enumerate(across)
-        for start, stop in _runs(there)
-    ]
-    return "".join(upright + level)
+    path = ""
+    for x, there in zip(columns[1:], (blocks[:, 1:] != blocks[:, :-1]).T, strict=True):
+        path += "".join(f"M{x} {rows[0] + start}V{rows[0] + stop}" for start, stop in _runs(there))
+    for y, there in zip(rows[1:], blocks[1:] != blocks[:-1], strict=True):
+        path += "".join(f"M{columns[0] + start} {y}H{columns[0] + stop}" for start, stop in _runs(there))
+    return path
 
 
 def one_block(q: QuantizedTensor, cut: Cut) -> str:
-    """The outline of the block in the middle of the cut, as far as it lies within, as an SVG path; empty
-    where all of the cut is one block."""
+    """Return the outline of the block in the middle of the cut, as far as it lies within, as an SVG path;
+    empty where all of the cut is one block."""
     if not outlines(q, cut):
         return ""
     rows, columns, blocks = _blocks(q, cut)
@@ -212,7 +195,7 @@ def one_block(q: QuantizedTensor, cut: Cut) -> str:
 
 
 def _blocks(q: QuantizedTensor, cut: Cut) -> tuple[range, range, np.ndarray]:
-    """The rows and columns of the cut, and the number of each element's block, [rows, columns]."""
+    """Return the rows and columns of the cut, and the number of each element's block, [rows, columns]."""
     rows = range(cut.row, min(cut.row + cut.rows, q.shape[0]))
     columns = range(cut.column, min(cut.column + cut.columns, q.shape[1]))
     cells = [[block_index(q, row, column) for column in columns] for row in rows]
@@ -220,10 +203,6 @@ def _blocks(q: QuantizedTensor, cut: Cut) -> tuple[range, range, np.ndarray]:
 
 
 def _runs(there: np.ndarray) -> Iterator[tuple[int, int]]:
-    """[start, stop) of each run of True."""
+    """Yield [start, stop) of each run of True."""
     edges = np.flatnonzero(np.diff(np.pad(there.astype(np.int8), 1)))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-
-
-def _shape(x: Tensor) -> tuple[int, int]:
-    return int(x.shape[0]), int(x.shape[1])

@@ -1,4 +1,4 @@
-"""A figure of named points as SVG: what plotly draws of it, for a page whose scripts do not run yet."""
+"""Figure of named points as SVG, as plotly would draw it, for a page whose scripts do not run yet."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _WAYS = {"triangle-right": 0, "triangle-down": 90, "triangle-left": 180, "triang
 
 
 def still(figure: Mapping[str, Any]) -> str:
-    """``figure``, as plotly's JSON, as HTML: a box of the figure's height and as wide as its place, in which
-    points keep their share of the width and names their distance in pixels from the points.
+    """Return ``figure``, plotly's JSON, as HTML: a box of its height and as wide as its place. Points keep
+    their share of the width, names their distance in pixels from the points.
 
-    Drawn are axes, markers, lines with steps, and the annotations of the set in the layout's
+    It draws axes, markers, lines with steps, and the annotations of the set in the layout's
     ``meta["callouts"]`` that ``assets/figure.js`` takes at that width: container queries choose it. A point
     has its scheme's text in ``data-scheme``. The page's style sheet colours it by plotly's names of classes.
     ``ValueError`` for a figure that holds anything else.
@@ -54,7 +54,7 @@ def still(figure: Mapping[str, Any]) -> str:
 
 
 class _Plane:
-    """Where values lie: across in percent of the plot's width, down in pixels."""
+    """Places of values: across in percent of the plot's width, down in pixels."""
 
     def __init__(self, layout: Mapping[str, Any]) -> None:
         margin = layout["margin"]
@@ -65,13 +65,10 @@ class _Plane:
             raise ValueError("the vertical axis is linear, with nticks")
         if any(axis.get("automargin") for axis in (self.x, self.y)):
             raise ValueError("margins that plotly finds are not known here")
-
-    @property
-    def logarithmic(self) -> bool:
-        return bool(self.x.get("type") == "log")
+        self.logarithmic = self.x.get("type") == "log"
 
     def across(self, value: float, on_axis: bool = False) -> float:
-        """``on_axis``: the value is as a logarithmic axis counts, a power of ten."""
+        """Return the percent at a value; ``on_axis``: it is log10 already on a logarithmic axis."""
         low, high = self.x["range"]
         at = math.log10(value) if self.logarithmic and not on_axis else value
         return 100 * (at - low) / (high - low)
@@ -82,26 +79,23 @@ class _Plane:
 
 
 def step(rough: float) -> float:
-    """The step between labels that plotly takes, at least ``rough``: 1, 2 or 5 times a power of 10."""
+    """Return plotly's step between labels of at least ``rough``: 1, 2 or 5 times a power of 10."""
     power = 10 ** math.floor(math.log10(rough))
     return next(factor * power for factor in _STEPS if factor * power >= rough * (1 - 1e-9))
 
 
 def steps_by_width(length: float, margins: float) -> list[tuple[float | None, float]]:
-    """The steps between labels of a horizontal axis of this ``length``: [the widest figure in pixels that has
-    the step, or None; the step], the narrowest first; ``margins``: pixels beside the axis."""
+    """Return the steps between labels of a horizontal axis of this ``length``: (the widest figure in pixels
+    that has the step, or None; the step), the narrowest first; ``margins``: pixels beside the axis."""
     found: list[tuple[float | None, float]] = []
     now, last = step(length / (FEWEST + 1)), step(length / (MOST + 1))
     while now > last * (1 + 1e-9):
-        finer = max(s for s in _candidates(now) if s < now * (1 - 1e-9))
+        power = 10 ** math.floor(math.log10(now) - 1)
+        candidates = [factor * power * scale for scale in (1, 10) for factor in _STEPS[:3]]
+        finer = max(s for s in candidates if s < now * (1 - 1e-9))
         found.append((X_PIXELS * (length / finer - 1) + margins, now))
         now = finer
     return [*found, (None, now)]
-
-
-def _candidates(near: float) -> list[float]:
-    power = 10 ** math.floor(math.log10(near) - 1)
-    return [factor * power * scale for scale in (1, 10) for factor in _STEPS[:3]]
 
 
 def _ticks(low: float, high: float, every: float) -> list[float]:
@@ -115,11 +109,9 @@ def _label(value: float) -> str:
 
 
 def _rows(plane: _Plane) -> str:
-    """Labels and lines of the vertical axis; none at its ends, as in plotly."""
+    """Draw labels and lines of the vertical axis; no line at its ends, as in plotly."""
     axis, (low, high) = plane.y, plane.y["range"]
-    opacity = (
-        axis["gridcolor"].rpartition(",")[2].rstrip(")")
-    )  # of an rgba(…): the style sheet has the colour
+    opacity = axis["gridcolor"].rpartition(",")[2].rstrip(")")  # the style sheet has the colour
     parts = []
     for value in _ticks(low, high, step((high - low) / axis["nticks"])):
         at = plane.down(value)
@@ -134,7 +126,7 @@ def _rows(plane: _Plane) -> str:
 
 
 def _columns(plane: _Plane) -> str:
-    """Labels of the horizontal axis, and its title. How many labels there are depends on the width."""
+    """Draw labels of the horizontal axis, whose number depends on the width, and its title."""
     axis, (low, high) = plane.x, plane.x["range"]
     words = escape(axis["title"]["text"])
     title = f'<text x="50%" y="{plane.height + 36.3:.1f}" text-anchor="middle">{words}</text>'
@@ -159,7 +151,7 @@ def _column(plane: _Plane, at: float, text: str) -> str:
 
 
 def _between(name: str, narrower: float | None, widest: float | None, content: str) -> str:
-    """``content``, shown in figures that are wider than ``narrower`` and at most ``widest``, in pixels."""
+    """Show ``content`` in figures that are wider than ``narrower`` and at most ``widest``, in pixels."""
     others = []
     if narrower is not None:
         others.append(f"(max-width: {narrower:g}px)")
@@ -178,7 +170,7 @@ def _trace(trace: Mapping[str, Any], plane: _Plane) -> str:
 
 
 def _steps(trace: Mapping[str, Any], plane: _Plane) -> str:
-    """One path as wide as the plot, whatever that is: its dots keep their size."""
+    """Draw one path as wide as the plot; its dots keep their size."""
     corners = [(plane.across(x), plane.down(y)) for x, y in zip(trace["x"], trace["y"], strict=True)]
     if not corners:
         return ""
@@ -195,11 +187,11 @@ def _steps(trace: Mapping[str, Any], plane: _Plane) -> str:
 
 
 def _markers(trace: Mapping[str, Any], plane: _Plane) -> str:
-    marker, points = trace["marker"], range(len(trace["x"]))
+    marker = trace["marker"]
     line = marker.get("line", {})
     edge = f";stroke:{line['color']};stroke-width:{line['width']}px" if line.get("width") else ""
     found = []
-    for i in points:
+    for i in range(len(trace["x"])):
         color, size, symbol, opacity = (
             _of(marker, key, i, usual)
             for key, usual in (("color", ""), ("size", 6), ("symbol", "circle"), ("opacity", 1))
@@ -221,13 +213,13 @@ def _markers(trace: Mapping[str, Any], plane: _Plane) -> str:
 
 
 def _of(marker: Mapping[str, Any], key: str, i: int, usual: Any) -> Any:
-    """The i-th point's property, which may be one for all."""
+    """Return the i-th point's property, which may be one for all."""
     value = marker.get(key, usual)
     return value[i] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _name(note: Mapping[str, Any], plane: _Plane) -> str:
-    """The name of a point and the line to it, or a text at a corner of the plot."""
+    """Draw the name of a point and the line to it, or a text at a corner of the plot."""
     if not note["showarrow"]:
         if (note["x"], note["y"]) != (0, 1):
             raise ValueError("a text without a point stands at the left above the plot")
@@ -250,13 +242,12 @@ def _name(note: Mapping[str, Any], plane: _Plane) -> str:
     weight = ";font-weight:bold" if bold else ""
     style = f"fill:{_rgb(note['font']['color'])}{weight};{_HALO};white-space:pre"
     x, y = plane.across(note["x"], on_axis=True), plane.down(note["y"])
-    named = (
-        f'<text x="{right}" y="{down + 4.4:.1f}" text-anchor="middle" style="{style}">{escape(text)}</text>'
-    )
+    middle = f'text-anchor="middle" style="{style}"'
+    named = f'<text x="{right}" y="{down + 4.4:.1f}" {middle}>{escape(text)}</text>'
     return f'<svg x="{x:.3f}%" y="{y:.2f}" style="overflow:visible">{line}{named}</svg>'
 
 
 def _rgb(color: str) -> str:
-    """A colour "#rrggbb" as plotly writes it, by which the style sheet knows those of A and B."""
+    """Return a colour "#rrggbb" as plotly writes it, by which the style sheet knows A's and B's."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgb({red}, {green}, {blue})"

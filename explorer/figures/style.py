@@ -175,9 +175,8 @@ def add_points(
     fig: go.Figure, name: str, x: Any, y: Any, marker: Dict, hover: str = "", /, **more: Any
 ) -> go.Figure:
     """Add markers at ``x``, ``y``; ``hover`` and ``more`` as in ``add_line``."""
-    return fig.add_scatter(
-        **({"x": x, "y": y, "mode": "markers", "name": name, "marker": marker} | _told(hover) | more)
-    )
+    named = {"name": name} if name else {}
+    return fig.add_scatter(x=x, y=y, mode="markers", marker=marker, **(named | _told(hover) | more))
 
 
 def marker_look(color: str, size: float, symbol: str = "circle", edge: float = 0, rim: str = "") -> Dict:

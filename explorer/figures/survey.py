@@ -1,4 +1,4 @@
-"""Figures of a survey: layers by schemes, the frontier of a budget, and the recipe that it buys."""
+"""Figures of a survey: cost of each layer by each scheme, the frontier of a budget, and the recipe."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
 from explorer.figures.style import (
+    EXTRA,
     MAGNITUDE_SCALE,
     MARGIN,
     MUTED,
@@ -20,13 +21,21 @@ from explorer.figures.style import (
     TEXT,
     A,
     B,
+    Dict,
     Switch,
+    add_line,
+    add_points,
     add_switches,
     axis_look,
     caption,
+    colour_bar,
     empty,
     figure,
     legend_below,
+    marker_look,
+    numbered,
+    panel_title,
+    stacked,
 )
 from explorer.schemes.scheme import label_of_text
 from explorer.survey import SENSITIVITIES, Choice, Frontier, Layer, Survey
@@ -54,14 +63,14 @@ HATCHES = ("", "/", "x", ".", "-")
 
 
 def layer_label(layer: Layer) -> str:
-    """A layer in a few words: "3 · value", or its name if it contains neither depth nor kind."""
+    """Return a layer in a few words: "3 · value", or its name if it contains neither depth nor kind."""
     if layer.depth is None or layer.kind == "other":
         return layer.name
     return f"{layer.depth} · {layer.kind}"
 
 
 def cost_label(survey: Survey, signal: str) -> str:
-    """Axis label for the cost by ``signal``."""
+    """Return the axis label for the cost by ``signal``."""
     if not SENSITIVITIES[signal].is_loss:
         return SENSITIVITIES[signal].label
     unit = {"embedding": "1 − cosine", "next token": "KL, nats"}.get(survey.head.loss, survey.head.loss)
@@ -69,7 +78,7 @@ def cost_label(survey: Survey, signal: str) -> str:
 
 
 def by_bits(survey: Survey) -> list[str]:
-    """The schemes of a survey, the smallest first."""
+    """Return the schemes of a survey, the smallest first."""
     weights = sum(layer.weights for layer in survey.linear)
 
     def mean(scheme: str) -> float:
@@ -79,7 +88,7 @@ def by_bits(survey: Survey) -> list[str]:
 
 
 def heat_figure(survey: Survey, signal: str, choice: Choice | None = None) -> go.Figure:
-    """Layers × schemes, coloured by the logarithm of what each costs; ``choice`` is marked in each row.
+    """Draw layers × schemes, coloured by the logarithm of the cost; ``choice`` is marked in each row.
 
     Buttons order the layers as in the model or by their cost, and colour all on one scale or each scheme by
     itself. More than ``MOST_ROWS`` layers are drawn along depth, a panel for each kind. A map's ``meta`` has
@@ -97,9 +106,9 @@ def heat_figure(survey: Survey, signal: str, choice: Choice | None = None) -> go
 
 @dataclass(frozen=True, eq=False)
 class _Costs:
-    """What each of ``schemes`` costs each of ``layers``: ``cost`` [layers, schemes], and its colours on one
-    scale (``whole``) and scheme by scheme (``column``): uint8 codes 0 … ``SHADES``, logarithmic, whose ends
-    for the one scale are the logarithms ``ends``. ``bits``: the mean of each scheme."""
+    """Costs of each of ``layers`` by each of ``schemes``: ``cost`` [layers, schemes], and its colours on one
+    scale (``whole``) and scheme by scheme (``column``): uint8 codes 0 … ``SHADES``, logarithmic. ``ends`` of
+    the one scale are logarithms. ``bits``: the mean of each scheme."""
 
     layers: tuple[Layer, ...]
     schemes: tuple[str, ...]
@@ -144,19 +153,18 @@ def _shades(logs: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def _rows_of_layers(costs: _Costs, chosen: Mapping[str, str], name: str, label: str) -> go.Figure:
-    """One map, a row for each layer."""
+    """Draw one map, a row for each layer."""
     count = len(costs.layers)
     inside, top = max(ROW * count, LOWEST), 130 + SWITCH_HEIGHT
     fig = figure("", "", name, height=inside + top + 20)
     natural, by_loss = list(range(count)), np.argsort(-costs.logs.mean(1), kind="stable").tolist()
     orders = (natural, by_loss)
     for number, order in enumerate(orders):
-        names = [costs.layers[row].name for row in order]
+        names, visible = [costs.layers[row].name for row in order], number == 0
         for relative, codes in enumerate((costs.whole, costs.column)):
-            _cost_map(fig, codes[order], costs.cost[order], names, costs, bool(relative), number == 0)
-        _choices(
-            fig, [(costs.schemes.index(chosen[n]), y) for y, n in enumerate(names) if n in chosen], number
-        )
+            _cost_map(fig, codes[order], costs.cost[order], names, costs, bool(relative), visible)
+        at = [(costs.schemes.index(chosen[n]), y) for y, n in enumerate(names) if n in chosen]
+        _choices(fig, at, visible=visible)
     labels = [[caption(layer_label(costs.layers[row]), 22) for row in order] for order in orders]
     small = {"showgrid": False, "tickfont": {"size": 10}}
     fig.update_yaxes(tickvals=natural, ticktext=labels[0], range=[count - 0.5, -0.5], **small)
@@ -167,45 +175,20 @@ def _rows_of_layers(costs: _Costs, chosen: Mapping[str, str], name: str, label: 
         (words, {"visible": [i // each == n for i in every]}, every, {"yaxis.ticktext": labels[n]})
         for n, words in enumerate(ORDERS)
     ]
-    add_switches(fig, {"order": order_switch, "mode": _colour_switch(fig)})
-    _colour_axes(fig, costs, label, int(inside // 25))
-    _place_buttons(fig, inside, top)
+    _add_colours(fig, costs, label, int(inside // 25), {"order": order_switch}, top / inside)
     meta = {**fig.layout.meta, "narrow": {"below": NARROW, "changes": _narrow_rows(inside)}}
     margin = {"t": top, "l": 120, "r": 20, "b": 20}
     return fig.update_layout(margin=margin, uirevision=f"{name} {count}", meta=meta)
 
 
-def _narrow_rows(inside: float) -> dict[str, object]:
-    """The changes of the layout on a phone: upright labels, and one row of buttons below the other."""
-    changes: dict[str, object] = {"height": inside + PHONE_TOP + 20, "margin.t": PHONE_TOP}
+def _narrow_rows(inside: float) -> Dict:
+    """Return the changes of the layout on a phone: upright labels, and one row of buttons below the other."""
+    changes: Dict = {"height": inside + PHONE_TOP + 20, "margin.t": PHONE_TOP}
     changes |= {"xaxis.tickangle": -90, "margin.r": 4, "margin.l": 100}
     for menu in (0, 1):
-        place = {"y": 1 + (PHONE_TOP - 34 * menu) / inside, "pad.l": 0}
-        changes |= {f"updatemenus.{menu}.{key}": value for key, value in place.items()}
-    for axis in ("coloraxis", "coloraxis2"):
-        changes[f"{axis}.colorbar.title.text"] = ""
-    return changes
-
-
-def _place_buttons(fig: go.Figure, inside: float, above: float) -> None:
-    """The buttons at the figure's upper edge, ``above`` pixels over its plot of ``inside`` pixels."""
-    for menu in fig.layout.updatemenus:
-        menu.update(yanchor="top", y=1 + above / inside)
-
-
-def _colour_switch(fig: go.Figure) -> list[Switch]:
-    """One scale for all, or one for each scheme: of two maps over each other the other lets it through."""
-    maps = [i for i, trace in enumerate(fig.data) if trace.type == "heatmap"]
-    by_column = [fig.data[i].coloraxis == "coloraxis2" for i in maps]
-    return [
-        (
-            words,
-            {"opacity": [float(each == relative) for each in by_column]},
-            maps,
-            {"coloraxis.showscale": not relative, "coloraxis2.showscale": relative},
-        )
-        for words, relative in zip(COLOURS, (False, True), strict=True)
-    ]
+        top = 1 + (PHONE_TOP - 34 * menu) / inside
+        changes |= {f"updatemenus.{menu}.y": top, f"updatemenus.{menu}.pad.l": 0}
+    return changes | {f"{axis}.colorbar.title.text": "" for axis in ("coloraxis", "coloraxis2")}
 
 
 def _cost_map(
@@ -218,94 +201,91 @@ def _cost_map(
     visible: bool,
     **where: object,
 ) -> None:
-    """A map of ``codes``, with the costs that the page writes under the mouse; along depth it is upright:
+    """Add a map of ``codes``, with the costs that the page writes under the mouse; along depth it is upright:
     schemes are its rows."""
+    about = {"names": names, "schemes": list(costs.schemes), "labels": costs.captions}
     fig.add_heatmap(
         z=codes,
         customdata=cost.astype(np.float32),
         coloraxis="coloraxis2" if relative else "coloraxis",
         opacity=0.0 if relative else 1.0,
         visible=visible,
-        hovertemplate="%{customdata:.3g}<extra></extra>",
-        meta={
-            "names": names,
-            "schemes": list(costs.schemes),
-            "labels": costs.captions,
-            "bits": list(costs.bits),
-            "upright": bool(where),
-        },
+        hovertemplate="%{customdata:.3g}" + EXTRA,
+        meta={**about, "bits": list(costs.bits), "upright": bool(where)},
         **where,
     )
 
 
-def _choices(fig: go.Figure, at: Sequence[tuple[int, int]], order: int, **axes: str) -> None:
+def _choices(fig: go.Figure, at: Sequence[tuple[int, int]], **options: Any) -> None:
     """Mark the cells that a recipe has chosen."""
-    fig.add_scatter(
-        x=[x for x, _ in at],
-        y=[y for _, y in at],
-        mode="markers",
-        name="the recipe",
-        visible=order == 0,
-        hoverinfo="skip",
-        showlegend=False,
-        marker={"symbol": "circle", "size": 7, "color": B, "line": {"width": 1.5, "color": "#ffffff"}},
-        **axes,
-    )
+    look = marker_look(B, 7, edge=1.5, rim="#ffffff")
+    add_points(fig, "the recipe", [x for x, _ in at], [y for _, y in at], look, showlegend=False, **options)
 
 
-def _colour_axes(fig: go.Figure, costs: _Costs, label: str, most: int) -> None:
-    """The colours of both scales, of which one is shown."""
+def _add_colours(
+    fig: go.Figure,
+    costs: _Costs,
+    label: str,
+    most: int,
+    switches: Mapping[str, Sequence[Switch]],
+    above: float,
+) -> None:
+    """Add the colours on one scale for all schemes and on one for each, with buttons for them beside
+    ``switches`` at the figure's upper edge, ``above`` the plot in parts of its height. At most about ``most``
+    labels of the colours. Of two maps over each other the other lets it through."""
     low, high = costs.ends
     ticks = [t for t in _decades(10**low, 10**high, min(8, most)) if low - 0.05 <= t <= high + 0.05]
     at = [SHADES * (t - low) / (high - low or 1.0) for t in ticks]
-    bar = {"thickness": 12, "outlinewidth": 0}
-    font = {"side": "right", "font": {"size": 12}}
-    whole = {**bar, "title": {**font, "text": label}, "tickvals": at, "ticktext": [f"1e{t}" for t in ticks]}
-    column = {**bar, "title": {**font, "text": "of this scheme"}, "tickvals": [0, SHADES]}
+    whole = colour_bar(label, at, [f"1e{t}" for t in ticks])
+    column = colour_bar("of this scheme", [0, SHADES], ["least", "most"])
     scale = {"cmin": 0, "cmax": SHADES, "colorscale": MAGNITUDE_SCALE}
+    maps = [i for i, trace in enumerate(fig.data) if trace.type == "heatmap"]
+    by_column = [fig.data[i].coloraxis == "coloraxis2" for i in maps]
+    colours: list[Switch] = []
+    for words, relative in zip(COLOURS, (False, True), strict=True):
+        shown = {"coloraxis.showscale": not relative, "coloraxis2.showscale": relative}
+        colours.append((words, {"opacity": [float(each == relative) for each in by_column]}, maps, shown))
+    add_switches(fig, {**switches, "mode": colours})
+    for menu in fig.layout.updatemenus:
+        menu.update(yanchor="top", y=1 + above)
     fig.update_layout(
         coloraxis={**scale, "colorbar": whole},
-        coloraxis2={**scale, "colorbar": {**column, "ticktext": ["least", "most"]}, "showscale": False},
+        coloraxis2={**scale, "colorbar": column, "showscale": False},
     )
 
 
 def _along_depth(costs: _Costs, chosen: Mapping[str, str], name: str, label: str) -> go.Figure:
-    """A panel for each kind of layer, depths across and schemes down."""
+    """Draw a panel for each kind of layer, depths across and schemes down."""
     panels = _panels(costs)
     count, tall = len(panels), LINE * len(costs.schemes)
     inside, above = count * tall + (count - 1) * BETWEEN, 34 + SWITCH_HEIGHT
     fig = figure("depth: number of the block", "", name, height=inside + above + MARGIN["b"])
-    layout: dict[str, object] = {}
+    layout: Dict = {}
     titles = []
     small = {"tickfont": {"size": 9}, "showgrid": False, "range": [len(costs.schemes) - 0.5, -0.5]}
     ticks = {"tickvals": list(range(len(costs.schemes))), "ticktext": costs.captions}
     for index, (kind, rows) in enumerate(panels.items()):
-        axis = "" if index == 0 else str(index + 1)
-        top = 1 - index * (tall + BETWEEN) / inside
-        domain = [max(top - tall / inside, 0.0), top]
-        layout[f"yaxis{axis}"] = {**axis_look(""), **ticks, **small, "domain": domain}
+        axis, domain = numbered("y", index), stacked(count, tall, BETWEEN)[index]
+        layout[numbered("yaxis", index)] = {**axis_look(""), **ticks, **small, "domain": domain}
         places, order = list(rows), list(rows.values())
         names, cost = [costs.layers[row].name for row in order], costs.cost[order].T
         for relative, codes in enumerate((costs.whole, costs.column)):
-            where = {"x": places, "yaxis": f"y{axis}"}
-            _cost_map(fig, codes[order].T, cost, names, costs, bool(relative), True, **where)
+            _cost_map(fig, codes[order].T, cost, names, costs, bool(relative), True, x=places, yaxis=axis)
         at = [(p, costs.schemes.index(chosen[n])) for p, n in zip(places, names, strict=True) if n in chosen]
-        _choices(fig, at, 0, yaxis=f"y{axis}")
-        titles.append(_kind_title(kind, f"y{axis}"))
+        _choices(fig, at, yaxis=axis, visible=True)
+        titles.append(panel_title(f"<b>{kind}</b>", "x", axis, 2))
     deepest = max(max(rows) for rows in panels.values())
     fig.update_layout(layout)
     ends = [-0.5, deepest + 0.5]
-    fig.update_xaxes(range=ends, showgrid=False, anchor="y" if count == 1 else f"y{count}", tickformat="d")
-    add_switches(fig, {"mode": _colour_switch(fig)})
-    _colour_axes(fig, costs, label, 8)
-    _place_buttons(fig, inside, above)
+    fig.update_xaxes(range=ends, showgrid=False, anchor=numbered("y", count - 1), tickformat="d")
+    _add_colours(fig, costs, label, 8, {}, above / inside)
     margin = {"t": above, "l": 120}
     return fig.update_layout(annotations=titles, margin=margin, uirevision=f"{name} {count} panels")
 
 
 def _panels(costs: _Costs) -> dict[str, dict[int, int]]:
-    """kind -> depth -> the row of ``costs``. Of several layers of a kind at one depth, as experts are, it is
-    the one that costs most; layers beside the blocks are counted through."""
+    """Return kind -> depth -> the row of ``costs``. Of several layers of a kind at one depth, as experts are,
+    it is the costliest; layers beside the blocks are counted through."""
     panels: dict[str, dict[int, int]] = {}
     worst = costs.logs.mean(1)
     for row, layer in enumerate(costs.layers):
@@ -316,100 +296,66 @@ def _panels(costs: _Costs) -> dict[str, dict[int, int]]:
     return {kind: dict(sorted(rows.items())) for kind, rows in panels.items()}
 
 
-def _kind_title(kind: str, axis: str) -> dict[str, object]:
-    return {
-        "text": f"<b>{kind}</b>",
-        "x": 0,
-        "xref": "x domain",
-        "y": 1,
-        "yref": f"{axis} domain",
-        "yshift": 2,
-        "xanchor": "left",
-        "yanchor": "bottom",
-        "showarrow": False,
-        "font": {"size": 12},
-    }
-
-
 def _decades(low: float, high: float, most: int) -> list[int]:
-    """Powers of ten from ``low`` to ``high``, about ``most`` of them."""
+    """Return about ``most`` powers of ten from ``low`` to ``high``, as exponents."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(max(high, low)))
     step = max(1, math.ceil((last - first) / max(most - 1, 1)))
     return list(range(first, last + 1, step))
 
 
 def budget_figure(survey: Survey, front: Frontier, choice: Choice) -> go.Figure:
-    """Bits per weight, or of a frontier with times the time of a step, against predicted loss: the frontier,
-    single schemes for all layers, and the budget."""
+    """Draw bits per weight, or of a frontier with times the time of a step, against predicted loss: the
+    frontier, single schemes for all layers, and the budget."""
     timed = front.by_time
     name = f"{survey.head.model} budget {front.signal}{' time' if timed else ''}"
-    y_title, x_title, unit = cost_label(survey, front.signal), "bits per weight, scales included", "bits"
+    x_title, unit = "bits per weight, scales included", "bits"
     at, losses, single_at, own = front.bits, front.loss, [u.bits for u in front.uniform], choice.bits
     if timed is not None and choice.time is not None:
         x_title, unit = f"µs of all linear layers, batch {choice.time.batch:,} ({choice.time.source})", "µs"
         at, losses, own = 1e6 * timed.seconds, timed.loss, 1e6 * choice.time.seconds
         single_at = [1e6 * (u.seconds or 0.0) for u in front.uniform]
-    fig = legend_below(figure(x_title, y_title, name, 380))
-    shown = losses > 0
-    fig.add_scatter(
-        x=at[shown],
-        y=losses[shown],
-        mode="lines",
-        name="best scheme for each layer",
-        line={"color": A, "width": 2, "shape": "hv"},
-        hovertemplate=f"%{{x:.4g}} {unit}: %{{y:.3g}}<extra></extra>",
-    )
+    fig = legend_below(figure(x_title, cost_label(survey, front.signal), name, 380))
+    hover = f"%{{x:.4g}} {unit}: %{{y:.3g}}"
+    add_line(fig, "best scheme for each layer", at[losses > 0], losses[losses > 0], A, hover, shape="hv")
     single = [(u, x) for u, x in zip(front.uniform, single_at, strict=True) if u.loss > 0]
-    fig.add_scatter(
-        x=[x for _, x in single],
-        y=[u.loss for u, _ in single],
-        mode="markers",
-        name="one scheme for all layers",
-        marker={"size": 8, "color": MUTED},
-        text=[label_of_text(u.scheme) for u, _ in single],
-        hovertemplate=f"%{{text}}<br>%{{x:.4g}} {unit}: %{{y:.3g}}<extra></extra>",
-    )
+    grey, labels = {"size": 8, "color": MUTED}, [label_of_text(u.scheme) for u, _ in single]
+    x, y = [x for _, x in single], [u.loss for u, _ in single]
+    add_points(fig, "one scheme for all layers", x, y, grey, f"%{{text}}<br>{hover}", text=labels)
     if choice.loss > 0:
-        fig.add_scatter(
-            x=[own],
-            y=[choice.loss],
-            mode="markers",
-            name="the budget",
-            marker={"size": 15, "color": B, "symbol": "circle-open", "line": {"width": 3}},
-            hovertemplate=f"%{{x:.4g}} {unit}: %{{y:.3g}}<extra></extra>",
-        )
-    fig.update_yaxes(type="log", exponentformat="power", dtick=1)
-    return fig
+        ring = {"size": 15, "color": B, "symbol": "circle-open", "line": {"width": 3}}
+        add_points(fig, "the budget", [own], [choice.loss], ring, hover)
+    return fig.update_yaxes(type="log", exponentformat="power", dtick=1)
 
 
 def strip_figure(survey: Survey, choice: Choice) -> go.Figure:
-    """The recipe as a strip of coloured blocks, a layer each, as wide as it has weights, in the order of the
-    model; a block's ``customdata`` is [layer, scheme]. Layers of one scheme by different methods are hatched
-    differently."""
+    """Draw the recipe as a strip of coloured blocks, a layer each, as wide as it has weights, in the order of
+    the model; a block's ``customdata`` is [layer, scheme]. Layers of one scheme by different methods are
+    hatched differently."""
     name = f"{survey.head.model} recipe {choice.bits:.3g} bits"
     layers = [layer for layer in survey.linear if layer.name in choice.schemes]
     schemes = [s for s in by_bits(survey) if s in set(choice.schemes.values())]
     total = sum(layer.weights for layer in layers)
     fig = legend_below(figure("layers, from the first to the last", "", name, STRIP_HEIGHT), 2)
-    colours = _colours(schemes)
+    shades = sample_colorscale(BITS_SCALE, [i / max(len(schemes) - 1, 1) for i in range(len(schemes))])
     starts = np.cumsum([0, *(layer.weights for layer in layers)]) / max(total, 1)
     methods = list(dict.fromkeys(choice.methods.get(layer.name, "") for layer in layers))
-    for scheme, method in itertools.product(schemes, sorted(methods, key=bool, reverse=True)):
+    pairs = itertools.product(zip(schemes, shades, strict=True), sorted(methods, key=bool, reverse=True))
+    for (scheme, colour), method in pairs:
         own = [
-            (i, layer)
-            for i, layer in enumerate(layers)
+            (start, layer)
+            for start, layer in zip(starts, layers, strict=False)
             if choice.schemes[layer.name] == scheme and choice.methods.get(layer.name, "") == method
         ]
         if not own:
             continue
         fig.add_bar(
-            x=[starts[i] for i, _ in own],
+            x=[start for start, _ in own],
             y=[1] * len(own),
             width=[layer.weights / total for _, layer in own],
             offset=0,
             name=choice.recipe(own[0][1].name).label,
             marker={
-                "color": colours[scheme],
+                "color": colour,
                 "line": {"width": 0.5, "color": "rgba(255,255,255,0.6)"},
                 "pattern": {"shape": HATCHES[methods.index(method) % len(HATCHES)]},
             },
@@ -417,16 +363,10 @@ def strip_figure(survey: Survey, choice: Choice) -> go.Figure:
             text=[layer_label(layer) for _, layer in own],
             textangle=-90,
             insidetextanchor="middle",
-            hovertemplate="%{customdata[0]}<br>%{fullData.name}<extra></extra>",
+            hovertemplate="%{customdata[0]}<br>%{fullData.name}" + EXTRA,
         )
-    fig.update_xaxes(range=[0, 1], showticklabels=False, showgrid=False, ticks="")
-    fig.update_yaxes(range=[0, 1], showticklabels=False, showgrid=False, ticks="", fixedrange=True)
-    fig.update_layout(uniformtext={"minsize": 9, "mode": "hide"})
-    fig.update_layout(barmode="overlay", legend_font={"size": 11, "color": TEXT}, margin={"t": 8, "l": 16})
-    return fig
-
-
-def _colours(schemes: Sequence[str]) -> dict[str, str]:
-    """From few bits to many along one scale."""
-    places = [i / max(len(schemes) - 1, 1) for i in range(len(schemes))]
-    return dict(zip(schemes, sample_colorscale(BITS_SCALE, places), strict=True))
+    bare = {"range": [0, 1], "showticklabels": False, "showgrid": False, "ticks": ""}
+    fig.update_xaxes(**bare)
+    fig.update_yaxes(**bare, fixedrange=True)
+    fig.update_layout(uniformtext={"minsize": 9, "mode": "hide"}, barmode="overlay")
+    return fig.update_layout(legend_font={"size": 11, "color": TEXT}, margin={"t": 8, "l": 16})

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from explorer.reports.page import NUMBERS_ID
+from explorer.reports.write import NUMBERS_ID
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -77,7 +77,8 @@ def test_numbers_are_the_librarys_and_figures_are_files(folder: Path) -> None:
         assert (files / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (files / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     for name in re.findall(r'id="table-([\w-]+)"', text):
-        assert len(pandas.read_csv(files / f"{name}.csv")) > 0
+        rows = pandas.read_csv(files / f"{name}.csv")
+        assert len(rows) == len(json.loads((files / f"{name}.json").read_text())) > 0
         assert "\\toprule" in (files / f"{name}.tex").read_text()
     assert (folder / "r.pdf").read_bytes().startswith(b"%PDF")
 

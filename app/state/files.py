@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 import tempfile
@@ -15,6 +14,7 @@ import gradio as gr
 
 from app import limits
 from app.serving import uploads
+from explorer.export.tables import write_records
 from explorer.figures.style import file_name
 
 
@@ -50,13 +50,10 @@ def fresh_folder() -> Path:
 
 
 def downloads(name: str, table: list[dict[str, Any]], records: Any) -> Downloads:
-    """A CSV of flat rows and a JSON of everything, as updates of their download buttons."""
+    """Write a CSV of flat rows and a JSON of everything; return updates of their download buttons."""
     folder = fresh_folder()
     sheet, data = folder / f"{file_name(name)}.csv", folder / f"{file_name(name)}.json"
-    with sheet.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(table[0]))
-        writer.writeheader()
-        writer.writerows(table)
+    write_records(sheet, table)
     data.write_text(json.dumps(records, indent=2), encoding="utf-8")
     return Downloads(
         gr.update(value=str(sheet), interactive=True), gr.update(value=str(data), interactive=True)

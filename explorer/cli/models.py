@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv as csv_module
 import dataclasses
 from functools import partial
 from pathlib import Path
@@ -42,7 +41,6 @@ from explorer.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from explorer.checkpoints.diff import LayerDiff
     from explorer.methods.evaluate import Outcome
     from explorer.models.capture import Captured
 
@@ -282,7 +280,8 @@ def diff(
     """
     from explorer.checkpoints.diff import diff as compare_checkpoints
     from explorer.checkpoints.diff import open_pair, ordered
-    from explorer.checkpoints.diff_words import COLUMNS, line, sentences, shown
+    from explorer.checkpoints.diff_words import COLUMNS, flat, line, sentences, shown
+    from explorer.export.tables import write_records
 
     check_suffix("--csv", csv, ".csv")
     opened = open_pair(original, quantized, revision=revision)
@@ -290,21 +289,10 @@ def diff(
         found = compare_checkpoints(opened, layer, progress)
     in_order = ordered(found.layers, sort)
     if csv:
-        _write(in_order, Path(csv))
+        write_records(csv, [flat(layer) for layer in in_order])
     rows = [line(one) for one in shown(in_order)]
     table = PrintedTable(COLUMNS, rows) if rows else None
     emit(as_json, {**vars(found), "layers": in_order}, table, *sentences(found), written(csv))
-
-
-def _write(layers: list[LayerDiff], path: Path) -> None:
-    from explorer.checkpoints.diff_words import flat
-    from explorer.export.files import replacing
-
-    records = [flat(layer) for layer in layers]
-    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv_module.DictWriter(file, list(records[0]) if records else [])
-        writer.writeheader()
-        writer.writerows(records)
 
 
 @command("train --widths 4,ternary,binary --seeds 1", "train --loss-scaling")

@@ -76,7 +76,7 @@ class ReportFiles:
     out: str = typer.Option("report.html", help="The HTML file.")
     pdf: str | None = typer.Option(None, help="Print it to this file too (needs Chromium).")
     figures: str | None = typer.Option(
-        None, help="Write figures (SVG, PDF, PNG) and tables (CSV, LaTeX) to this folder."
+        None, help="Write figures (SVG, PDF, PNG) and tables (CSV, JSON, LaTeX) to this folder."
     )
 
     def __post_init__(self) -> None:

@@ -2,12 +2,11 @@
 leave it. One piece builds them for the page and for the command line."""
 
 from explorer.reports.content import Content, Table, command_of
-from explorer.reports.page import as_html
 from explorer.reports.speed import speed_report
 from explorer.reports.survey import survey_report
 from explorer.reports.tensor import tensor_report
 from explorer.reports.training import training_report
-from explorer.reports.write import write
+from explorer.reports.write import as_html, write
 
 __all__ = [
     "Content", "Table", "as_html", "command_of", "speed_report", "survey_report", "tensor_report",

@@ -1,8 +1,4 @@
-"""Content of all reports, and their metadata: the command, versions, the machine.
-
-The output formats are elsewhere: ``explorer.reports.page`` writes one HTML file,
-``explorer.reports.write`` the others.
-"""
+"""Content of all reports, and their metadata: the command, versions, the machine."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from explorer.version import __version__
 TENSOR, SURVEY, SPEED, TRAINING = "tensor", "survey", "speed", "training"
 """Kinds of reports: what the command calls them, and ``recipe["kind"]``."""
 NO_OPTION = ("kind", "file", "measured")
-"""Keys of a recipe that are none of the command's options."""
+"""Keys of a recipe that are no options of the command."""
 TIMINGS = "YOUR_TIMINGS.json"
 """Placeholder in the command for the downloaded file of timings measured on the page."""
 
@@ -48,8 +44,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Content:
-    """A whole report, with its ``numbers``; ``recipe`` is what builds it again: the kind, and the command's
-    options. ``sha256`` is of what it is about: the tensor, the survey's file, the timings."""
+    """A whole report, with its ``numbers``; ``recipe`` builds it again: the kind, and the command's options.
+    ``sha256`` is of its subject: the tensor, the survey's file, the timings."""
 
     title: str
     lead: tuple[str, ...]
@@ -59,6 +55,11 @@ class Content:
     recipe: dict[str, Any]
     sha256: str
     versions: dict[str, str]
+
+    @property
+    def tables(self) -> list[Table]:
+        """Every table, in the order of the report."""
+        return [table for part in (*self.parts, *self.appendix) for table in part.tables]
 
 
 def content(
@@ -71,9 +72,18 @@ def content(
     recipe: Mapping[str, Any],
     sha256: str,
 ) -> Content:
-    """A report with its appendix: ``method`` in paragraphs, and where everything is from (``about``, the
-    command, versions, the machine). Of ``numbers`` the finite ones count."""
-    versions = _versions()
+    """Return a report with its appendix: ``method`` in paragraphs, and the provenance (``about``, the
+    command, versions, the machine). ``numbers`` that are not finite are left out."""
+    machine = this_machine(work_device(), ("numpy", "plotly"))
+    versions = {
+        "quantization-explorer": __version__,
+        "commit": machine.commit,
+        "machine": machine.chip or "this machine",
+        "torch": machine.torch,
+        "python": machine.python,
+        "date": machine.date,
+        **machine.packages,
+    }
     provenance = {**about, "command": command_of(recipe), **versions}
     table = Table("provenance", ("what", "value"), tuple(provenance.items()))
     return Content(
@@ -89,7 +99,7 @@ def content(
 
 
 def command_of(recipe: Mapping[str, Any], out: str = "report.html") -> str:
-    """The command that rebuilds the report: the keys of a recipe are the options, with its values."""
+    """Return the command that rebuilds the report: the keys of a recipe are the options, with its values."""
     kind = recipe.get("kind", TENSOR)
     command = ["python", "-m", "explorer", "report", *([] if kind == TENSOR else [kind])]
     command += [str(recipe["file"])] if recipe.get("file") else []
@@ -101,17 +111,3 @@ def command_of(recipe: Mapping[str, Any], out: str = "report.html") -> str:
         command += [f"--{key.replace('_', '-')}", *([] if value is True else [text])]
     command += ["--timings", TIMINGS] if recipe.get("measured") else []
     return shlex.join([*command, "--out", out])
-
-
-def _versions() -> dict[str, str]:
-    machine = this_machine(work_device(), ("numpy", "plotly"))
-    chip = machine.chip or "this machine"
-    return {
-        "quantization-explorer": __version__,
-        "commit": machine.commit,
-        "machine": chip,
-        "torch": machine.torch,
-        "python": machine.python,
-        "date": machine.date,
-        **machine.packages,
-    }

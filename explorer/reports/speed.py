@@ -1,4 +1,4 @@
-"""The report of matrix products at one shape: recorded on a named GPU, or timed on the reader's machine."""
+"""Report of matrix products at one shape, recorded on a named GPU or timed on the reader's machine."""
 
 from __future__ import annotations
 
@@ -19,18 +19,9 @@ from explorer.recordings.gemm import GemmTiming, Shape, gemms_in, recorded_gemms
 from explorer.reports.content import SPEED, Content, Part, Table, content
 
 COLUMNS = (
-    "product",
-    "kernel",
-    "on this chip",
-    "µs",
-    "µs, L2 flushed",
-    "TFLOP/s",
-    "of the limit (%)",
-    "× baseline",
-    "baseline",
-    "SQNR (dB)",
-    "W (MB)",
-)
+    "product", "kernel", "on this chip", "µs", "µs, L2 flushed", "TFLOP/s", "of the limit (%)", "× baseline",
+    "baseline", "SQNR (dB)", "W (MB)",
+)  # fmt: skip
 ERRORS = (
     "SQNR is that of the output against the float64 product of the unquantized X and W, on random normal "
     f"data; {ENOUGH_DB:.0f} dB, a tenth of the signal, is what one layer can usually afford."
@@ -42,10 +33,11 @@ def speed_report(
     shape: Sequence[int] | None = None,
     recipes: Sequence[Recipe] = (),
 ) -> Content:
-    """The report of the products at ``shape`` (M, N, K): those of ``timings``, or of what ships as recorded;
-    those that take the weights of ``recipes`` (A, B) are marked. Without a shape the first one is taken, of
-    the recorded ones one token. ``ValueError`` where nothing was timed, or not there, with the shapes there
-    are."""
+    """Return the report of the products at ``shape`` (M, N, K), by ``timings`` or the shipped recordings.
+
+    Products that take the weights of ``recipes`` (A, B) are marked. Without a shape it is one token, if that
+    was recorded, else the first shape. ``ValueError`` if nothing was timed there, with the shapes there are.
+    """
     if len(recipes) > 2:
         raise ValueError(f"a report marks one or two schemes, A and B, not {len(recipes)}")
     measured = as_measured(timings)
@@ -59,6 +51,11 @@ def speed_report(
         for letter, recipe in reversed([*zip("AB", recipes, strict=False)])
         for name in products_for(recipe.scheme, any(t.on_cpu for t in here))
     }
+    numbers: dict[str, float] = {}
+    for t in here:
+        numbers |= {f"{t.gemm}.{t.variant}.us": t.seconds * 1e6, f"{t.gemm}.{t.variant}.sqnr_db": t.sqnr_db}
+    record = recording_json(recording.machine, recording.rows)
+    digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
     text, said = " × ".join(map(words.count, at)), machine_words(here)
     chip = recording.machine.chip or "an unnamed machine"
     source = f"Measured on one {recording.machine.describe()}, as the file of the timings says."
@@ -71,33 +68,30 @@ def speed_report(
         ),
         parts=(_products(here, marked, recipes), *_limits(recording, here, marked, at)),
         method=(said.times, said.limits, ERRORS),
-        about={
-            "timings": source if measured else recording.source,
-            "their SHA-256": _sha256(recording),
-        },
-        numbers=_numbers(here),
+        about={"timings": source if measured else recording.source, "their SHA-256": digest},
+        numbers=numbers,
         recipe={
             "kind": SPEED,
             "shape": list(at if shape is None else shape),
             "schemes": list(map(str, recipes)),
             **({"measured": measured} if measured else {}),
         },
-        sha256=_sha256(recording),
+        sha256=digest,
     )
 
 
 def as_measured(timings: Recording[GemmTiming] | None) -> dict[str, Any] | None:
-    """Timings as a report keeps them, to be checked without the file that they came from; None of none."""
+    """Return timings as a report keeps them, so that it can be checked without their file; None of none."""
     return recording_json(timings.machine, timings.rows) if timings else None
 
 
 def timings_in(measured: Mapping[str, Any]) -> Recording[GemmTiming]:
-    """The inverse of ``as_measured``; ``ValueError`` names the defect."""
+    """Read what ``as_measured`` returned; ``ValueError`` names the defect."""
     return gemms_in(measured)
 
 
 def timing_table(name: str, timings: Sequence[GemmTiming]) -> Table:
-    """A line for each timing, with its shape where they are of several."""
+    """Return a line for each timing, with its shape if there are several."""
     rows = [_line(timing) for timing in timings]
     if len({timing.shape for timing in timings}) < 2:
         return Table(name, COLUMNS, tuple(rows))
@@ -127,7 +121,7 @@ def _line(t: GemmTiming) -> tuple[Any, ...]:
 
 
 def nearest_words(shown: Sequence[int], asked: Sequence[int]) -> str:
-    """A sentence saying that the numbers are those of another shape."""
+    """Say that the numbers are of another shape."""
     near, wanted = ("×".join(map(str, shape)) for shape in (shown, asked))
     return f"{wanted} was not recorded: the numbers are of {near}, the nearest shape that was."
 
@@ -146,33 +140,21 @@ def _shape(recording: Recording[GemmTiming], wanted: Sequence[int] | None, may_b
     raise ValueError(f"nothing was timed at {'x'.join(map(str, wanted))}; there are {named}{more}")
 
 
-def _numbers(here: Sequence[GemmTiming]) -> dict[str, float]:
-    numbers: dict[str, float] = {}
-    for t in here:
-        numbers |= {f"{t.gemm}.{t.variant}.us": t.seconds * 1e6, f"{t.gemm}.{t.variant}.sqnr_db": t.sqnr_db}
-    return numbers
-
-
 def _products(here: Sequence[GemmTiming], marked: dict[str, str], recipes: Sequence[Recipe]) -> Part:
-    name = "report"
     said = [
         f"{letter}: {recipe.label}"
         + ("." if letter in marked.values() else "; no product of this scheme was timed here.")
         for letter, recipe in zip("AB", recipes, strict=False)
     ]
+    rings = " The rings are A and B." if marked else ""
+    by_error = (
+        "Each product by its time, quantizing X included, and its output's error: left is faster, up is more "
+        f"accurate; a larger dot has more bytes of W.{rings}"
+    )
+    by_time = "Each product's fastest kernel, its baseline, the chip's limit (not measured): left is faster."
     figures = (
-        (
-            "tradeoff",
-            tradeoff_figure(points(here), name, marked),
-            "Each product by its time, quantizing X included, and its output's error: left is faster, up is "
-            "more accurate; a larger dot has more bytes of W."
-            + (" The rings are A and B." if marked else ""),
-        ),
-        (
-            "products",
-            speed_figure(here, name, marked),
-            "Each product's fastest kernel, its baseline, the chip's limit (not measured): left is faster.",
-        ),
+        ("tradeoff", tradeoff_figure(points(here), "report", marked), by_error),
+        ("products", speed_figure(here, "report", marked), by_time),
     )
     return Part("Products", tuple(said), (timing_table("products", here),), figures)
 
@@ -180,8 +162,7 @@ def _products(here: Sequence[GemmTiming], marked: dict[str, str], recipes: Seque
 def _limits(
     recording: Recording[GemmTiming], here: Sequence[GemmTiming], marked: dict[str, str], at: Shape
 ) -> list[Part]:
-    """Time over tokens where that was measured, and what the chip can do at most; nothing where neither is
-    known."""
+    """Draw time over tokens and the limits of the chip, as far as they were measured."""
     figures = []
     over_m = swept(recording.rows, at)
     if len({timing.shape[0] for timing in over_m}) > 2:
@@ -193,8 +174,3 @@ def _limits(
         reading = f"The limit of each product, not measured: {machine_words(here).bounds}."
         figures.append(("roofline", roofline_figure(here, recording.limits, "report", marked), reading))
     return [Part("What bounds them", (), (), tuple(figures))] if figures else []
-
-
-def _sha256(recording: Recording[GemmTiming]) -> str:
-    text = json.dumps(recording_json(recording.machine, recording.rows), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()

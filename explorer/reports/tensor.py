@@ -1,10 +1,10 @@
-"""The report of one tensor under one or two schemes: what the Tensor place of the page shows of it."""
+"""Report of one tensor under one or two schemes: the content of the page's place Tensor."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +48,8 @@ METHODS = "methods"
 
 @dataclass(frozen=True)
 class Methods:
-    """Methods on the layer: their names, the schemes, what quantizes the inputs meanwhile ("" nothing).
-    ``outcomes``: what they left, where they were run already; else the report runs them."""
+    """Methods on the layer: their names, the schemes, and the scheme of the inputs ("" for none).
+    ``outcomes``: their results, if they were run already; else the report runs them."""
 
     names: tuple[str, ...]
     schemes: tuple[str, ...]
@@ -66,7 +66,7 @@ class More:
     inputs      [tokens, K] of the layer whose weight the tensor is: for methods; the first ``MOST_TOKENS``
     methods     methods to compare on those
     timings     products that were timed on a machine of the reader's
-    analyses    what the schemes do to the tensor, where that is known already
+    analyses    the tensor's analyses under the schemes, if known already
     """
 
     element: tuple[int, int] | None = None
@@ -84,7 +84,7 @@ def tensor_report(
     more: More | None = None,
     progress: Progress | None = None,
 ) -> Content:
-    """The report of ``matrix`` under one or two recipes. ``source`` says where it came from (``file``,
+    """Return the report of ``matrix`` under one or two recipes. ``source`` names its origin (``file``,
     ``tensor``, ``revision``, ``inputs``, ``inputs_tensor``), for the command that repeats this.
     ``ValueError`` for other counts of recipes, an element outside, and methods without inputs."""
     more = more or More()
@@ -101,13 +101,13 @@ def tensor_report(
     if not (0 <= at[0] < rows and 0 <= at[1] < columns):
         raise ValueError(f"no element ({at[0]}, {at[1]}) in {rows} × {columns}")
     measured = as_measured(more.timings)
-    numbers = dict(_numbers_of(analyses))
+    numbers = _numbers_of(analyses)
     parts: list[Part] = []
-    makers = (
+    makers: tuple[Callable[[], list[Part]], ...] = (
         lambda: _key_numbers(analyses, recipes),
         lambda: _frontier(matrix.values, sides, numbers),
         lambda: _errors(matrix.values, sides, at),
-        lambda: _element(matrix, sides, recipes, at),
+        lambda: _element(matrix, sides, at),
         lambda: _range(matrix.values, recipes[0].scheme, more.own, numbers),
         lambda: _methods(matrix.values, more, numbers),
         lambda: _speed([r.scheme for r in recipes], measured),
@@ -117,28 +117,20 @@ def tensor_report(
         if progress is not None:
             progress(index, len(makers))
         parts += make()
-    verdict, why = judged(*analyses)
     digest = sha256_of(matrix.values)
+    about = {"tensor": matrix.description, "its SHA-256 (float32, row-major, with its shape)": digest}
+    if more.inputs is not None:
+        about[f"SHA-256 of the inputs ({len(more.inputs):,} tokens)"] = sha256_of(more.inputs)
     return content(
         title=f"{matrix.name or 'Tensor'}: {' and '.join(r.label for r in recipes)}",
-        lead=(verdict, why),
+        lead=judged(*analyses),
         parts=parts,
         method=_method(recipes),
-        about={
-            "tensor": matrix.description,
-            "its SHA-256 (float32, row-major, with its shape)": digest,
-            **_about_inputs(more.inputs),
-        },
+        about=about,
         numbers=numbers,
         recipe=_recipe(source, recipes, at, more, measured),
         sha256=digest,
     )
-
-
-def _about_inputs(inputs: Tensor | None) -> dict[str, str]:
-    if inputs is None:
-        return {}
-    return {f"SHA-256 of the inputs ({len(inputs):,} tokens)": sha256_of(inputs)}
 
 
 def _recipe(
@@ -148,7 +140,7 @@ def _recipe(
     more: More,
     measured: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The options that build the report again; of the source's inputs only where they were needed."""
+    """Return the options that build the report again; the source's inputs only if they were needed."""
     needed = more.methods is not None or any(recipe.method for recipe in recipes)
     kept = ("file", "tensor", "revision", *(("inputs", "inputs_tensor") if needed else ()))
     recipe: dict[str, Any] = {"kind": TENSOR, **{key: source.get(key) for key in kept}}
@@ -161,8 +153,7 @@ def _recipe(
 
 
 def _analysis(matrix: Matrix, recipe: Recipe, inputs: Tensor | None) -> Analysis:
-    """Analyse the tensor under a recipe; a method sees the first half of the layer's inputs, as on the
-    page."""
+    """Analyse the tensor under a recipe; a method gets the first half of the layer's inputs."""
     if not recipe.method:
         return analyse_anywhere(matrix.values, recipe.scheme)
     w, x = _layer(matrix.values, inputs, label_of(recipe.method))
@@ -170,7 +161,7 @@ def _analysis(matrix: Matrix, recipe: Recipe, inputs: Tensor | None) -> Analysis
 
 
 def _layer(values: Tensor, inputs: Tensor | None, what: str) -> tuple[Tensor, Tensor]:
-    """The layer's weight and inputs where methods work; ``ValueError`` without inputs that fit."""
+    """Return the layer's weight and inputs on the device; ``ValueError`` without inputs that fit."""
     if inputs is None:
         raise ValueError(f"{what} needs the layer's inputs: name them by --inputs")
     if inputs.shape[1] != values.shape[1]:
@@ -183,7 +174,7 @@ def _layer(values: Tensor, inputs: Tensor | None, what: str) -> tuple[Tensor, Te
 
 
 def sha256_of(x: torch.Tensor) -> str:
-    """SHA-256 of the matrix: its shape, then float32 bytes in row-major order."""
+    """Return the SHA-256 of the matrix: its shape, then float32 bytes in row-major order."""
     digest = hashlib.sha256(repr(tuple(x.shape)).encode())
     digest.update(x.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
     return digest.hexdigest()
@@ -216,103 +207,65 @@ def _key_numbers(analyses: Sequence[Analysis], recipes: Sequence[Recipe]) -> lis
     rows: list[tuple[Any, ...]] = [
         (text, *(times * float(getattr(r, name)) for r in reports)) for text, name, times in QUANTITIES
     ]
-    rows += [("bits per element, scales included", *(r.bits.total for r in reports))]
-    rows += [("bytes", *(r.nbytes for r in reports))]
+    rows.append(("bits per element, scales included", *(r.bits.total for r in reports)))
+    rows.append(("bytes", *(r.nbytes for r in reports)))
     headers = ("quantity", *(f"{x}: {r.label}" for x, r in zip(LETTERS, recipes, strict=False)))
     sentences = [f"{x}: {r.describe()}" for x, r in zip(LETTERS, recipes, strict=False)]
-    table = Table("numbers", headers, tuple(rows))
-    return [Part("In numbers", tuple(sentences), (table,))]
+    return [Part("In numbers", tuple(sentences), (Table("numbers", headers, tuple(rows)),))]
 
 
 def _frontier(x: Tensor, sides: Sequence[Side], numbers: dict[str, float]) -> list[Part]:
-    """Every named scheme on the tensor; puts their SQNRs into ``numbers``."""
+    """Compare every named scheme on the tensor; puts their SQNRs into ``numbers``."""
     rows = mark_frontier(survey(x, SCHEMES.values()))
     numbers |= {f"frontier.{r.scheme}": r.report.sqnr_db for r in rows}
-    chosen = [ComparisonRow(side.analysis.q.scheme, side.analysis.report) for side in sides]
+    columns = ("scheme", "text", "bits", "SQNR (dB)", "on the frontier")
     table = tuple(
-        (
-            r.scheme.label or str(r.scheme),
-            str(r.scheme),
-            r.report.bits.total,
-            r.report.sqnr_db,
-            "yes" if r.on_frontier else "",
-        )
+        (r.label, r.text, r.report.bits.total, r.report.sqnr_db, "yes" if r.on_frontier else "")
         for r in sorted(rows, key=lambda r: r.report.bits.total)
     )
     reading = (
         "Every named scheme on this tensor: right is larger, up is more accurate. No other scheme is more "
         "accurate at the same bits than those on the dotted line. The rings are A and B."
     )
+    chosen = [ComparisonRow(side.analysis.q.scheme, side.analysis.report) for side in sides]
+    figure = frontier_figure(rows, "report", chosen[0], chosen[1] if len(chosen) > 1 else None)
     return [
-        Part(
-            "Among all schemes",
-            (),
-            (Table("schemes", ("scheme", "text", "bits", "SQNR (dB)", "on the frontier"), table),),
-            (
-                (
-                    "frontier",
-                    frontier_figure(rows, "report", chosen[0], chosen[1] if len(chosen) > 1 else None),
-                    reading,
-                ),
-            ),
-        )
+        Part("Among all schemes", (), (Table("schemes", columns, table),), (("frontier", figure, reading),))
     ]
 
 
 def _errors(x: Tensor, sides: Sequence[Side], at: tuple[int, int]) -> list[Part]:
+    histogram = "Distribution of the errors, as shares of all elements."
     reading = (
         "Each cell shows the largest |error| in it, the strips along the edges the RMS error of each column "
         "and row. The circle is the element below."
     )
-    return [
-        Part(
-            "Where the error is",
-            (),
-            (),
-            (
-                (
-                    "errors",
-                    error_figure(sides, "report"),
-                    "Distribution of the errors, as shares of all elements.",
-                ),
-                ("error-map", error_map_figure(x, sides, at, "report"), reading),
-            ),
-        )
-    ]
+    figures = (
+        ("errors", error_figure(sides, "report"), histogram),
+        ("error-map", error_map_figure(x, sides, at, "report"), reading),
+    )
+    return [Part("Where the error is", figures=figures)]
 
 
-def _element(
-    matrix: Matrix, sides: Sequence[Side], recipes: Sequence[Recipe], at: tuple[int, int]
-) -> list[Part]:
+def _element(matrix: Matrix, sides: Sequence[Side], at: tuple[int, int]) -> list[Part]:
     seen = [inspect(matrix.values, side.analysis, *at) for side in sides]
     tables = tuple(
-        Table(
-            f"element-{letter.lower()}",
-            ("quantity", f"{letter}: {side.label}"),
-            tuple(e.arithmetic),
-        )
-        for letter, side, recipe, e in zip(LETTERS, sides, recipes, seen, strict=False)
+        Table(f"element-{letter.lower()}", ("quantity", f"{letter}: {side.label}"), tuple(e.arithmetic))
+        for letter, side, e in zip(LETTERS, sides, seen, strict=False)
     )
     levels = [levels_of(side.analysis, *at) for side in sides]
     figure = values_figure(sides[0].analysis.before, sides, levels, "report")
     reading = "Grey: the tensor; coloured: dequantized values; ticks: the levels of the element's block."
     value = f"{seen[0].value:.9g}"
-    place = f"The element in row {at[0]}, column {at[1]} is {value}. Its arithmetic, with the numbers:"
-    return [Part("One element", (place,), tables, (("values", figure, reading),))]
+    said = f"The element in row {at[0]}, column {at[1]} is {value}. Its arithmetic, with the numbers:"
+    return [Part("One element", (said,), tables, (("values", figure, reading),))]
 
 
-RANGE_COLUMNS = (
-    "calibrator",
-    "from",
-    "to",
-    "SQNR (dB)",
-    "clipped: beyond the codes (%)",
-    "largest error",
-)
+RANGE_COLUMNS = ("calibrator", "from", "to", "SQNR (dB)", "clipped: beyond the codes (%)", "largest error")
 
 
 def _range(x: Tensor, scheme: Scheme, own: float | None, numbers: dict[str, float]) -> list[Part]:
-    """Ranges of the calibrators for A with one scale, and the custom range ``own``; empty if the scheme
+    """Compare the calibrators' ranges for A with one scale, and the custom range ``own``; empty if the scheme
     has no range, or if all values are zero."""
     if scheme.scale is None or not bool(x.any()):
         return []
@@ -320,12 +273,13 @@ def _range(x: Tensor, scheme: Scheme, own: float | None, numbers: dict[str, floa
     report = compare_calibrators(part, scheme, own)
     best = max(report.choices, key=lambda choice: choice.report.sqnr_db)
     drawn = next((choice for choice in report.choices if choice.method == "own"), best)
+    rows = []
     for choice in report.choices:
-        numbers |= {
-            f"range.{choice.method}.low": choice.low,
-            f"range.{choice.method}.high": choice.high,
-            f"range.{choice.method}.sqnr_db": choice.report.sqnr_db,
-        }
+        name, found = f"range.{choice.method}", choice.report
+        ends = {f"{name}.low": choice.low, f"{name}.high": choice.high}
+        numbers |= {**ends, f"{name}.sqnr_db": found.sqnr_db}
+        measured = (found.sqnr_db, 100 * found.clipped, found.max_error)
+        rows.append((choice.label, choice.low, choice.high, *measured))
     said = [calibration_summary(report)]
     if own is not None:
         said.append(_own_words(own, drawn, best))
@@ -340,12 +294,11 @@ def _range(x: Tensor, scheme: Scheme, own: float | None, numbers: dict[str, floa
         "What each calibrator minimises over the threshold, and the share of the values whose magnitude is "
         "beyond it; a dot where each chooses."
     )
-    rows = tuple(_range_row(choice) for choice in report.choices)
     figures = (
         ("ranges", range_figure(report, drawn.low, drawn.high, "report"), shaded),
         ("calibration", objectives_figure(report, "report"), curves),
     )
-    return [Part("The range", tuple(said), (Table("ranges", RANGE_COLUMNS, rows),), figures)]
+    return [Part("The range", tuple(said), (Table("ranges", RANGE_COLUMNS, tuple(rows)),), figures)]
 
 
 def _own_words(own: float, drawn: ChosenRange, best: ChosenRange) -> str:
@@ -358,24 +311,13 @@ def _own_words(own: float, drawn: ChosenRange, best: ChosenRange) -> str:
     return f"{text}; {best.label} leaves {best.report.sqnr_db:.2f} dB."
 
 
-def _range_row(choice: ChosenRange) -> tuple[Any, ...]:
-    r = choice.report
-    return choice.label, choice.low, choice.high, r.sqnr_db, 100 * r.clipped, r.max_error
-
-
 METHOD_COLUMNS = (
-    "method",
-    "scheme",
-    "output SQNR (dB)",
-    "output error (%)",
-    "weight SQNR (dB)",
-    "bits",
-    "what it does",
-)
+    "method", "scheme", "output SQNR (dB)", "output error (%)", "weight SQNR (dB)", "bits", "what it does",
+)  # fmt: skip
 
 
 def _methods(values: Tensor, more: More, numbers: dict[str, float]) -> list[Part]:
-    """Output error of the layer under each method; empty if no method was requested."""
+    """Compare the output error of the layer under each method; empty if no method was requested."""
     tried = more.methods
     if tried is None:
         return []
@@ -386,10 +328,8 @@ def _methods(values: Tensor, more: More, numbers: dict[str, float]) -> list[Part
     for o in outcomes:
         if not o.refused:
             name = f"{METHODS}.{o.scheme}+{o.method}"
-            numbers |= {
-                f"{name}.output_sqnr_db": o.output_sqnr_db,
-                f"{name}.weight_sqnr_db": o.weight_sqnr_db,
-            }
+            numbers[f"{name}.output_sqnr_db"] = o.output_sqnr_db
+            numbers[f"{name}.weight_sqnr_db"] = o.weight_sqnr_db
     seen, held = halves(x)
     quantized = f", its inputs quantized by {of_inputs.label or of_inputs}" if of_inputs else ""
     how = (
@@ -412,7 +352,7 @@ def _methods(values: Tensor, more: More, numbers: dict[str, float]) -> list[Part
 def _run(
     names: Sequence[str], schemes: Sequence[Scheme], w: Tensor, x: Tensor, of_inputs: Scheme | None
 ) -> Iterator[Outcome]:
-    """Every method under every scheme; what a layer holds beside its numbers is dropped as it comes."""
+    """Run every method under every scheme; the layers themselves are dropped as they come."""
     for outcome in evaluate_all(names, schemes, w, x, of_inputs):
         checkpoint()
         yield dataclasses.replace(outcome, layer=None)
@@ -425,44 +365,35 @@ def _method_row(o: Outcome) -> tuple[Any, ...]:
 
 
 def _speed(schemes: Sequence[Scheme], measured: Mapping[str, Any] | None) -> list[Part]:
-    """Recorded products of one token, with those that take A's and B's weights marked; and what was measured
-    on the reader's machine."""
+    """Draw recorded products of one token, with those that take A's and B's weights marked; and the products
+    measured on the reader's machine."""
     marked = {n: x for x, s in reversed([*zip(LETTERS, schemes, strict=False)]) for n in products_of(s)}
-    return [*_recorded_speed(marked), *_own_speed(marked, measured)]
-
-
-def _recorded_speed(marked: dict[str, str]) -> list[Part]:
+    parts = []
     recording = recorded_gemms()
-    here = at_shape(recording.rows, DECODE)
-    if not here:
-        return []
-    shape = " × ".join(map(words.count, DECODE))
-    source = f"{recording.sentence}; not on the machine that made this report."
-    of_random = (
-        "The error in this sentence is that of the product's output on random normal data, not on this "
-        f"tensor; {ENOUGH_DB:.0f} dB, a tenth of the signal, is what one layer can usually afford."
-    )
-    said = (source, summary(points(here), here, shape), of_random, *_marked_words(here, marked))
-    reading = f"One token, {shape}: each product's fastest kernel, torch, and the chip's modelled limit."
-    return [Part("Speed", said, (), (("speed", speed_figure(here, "report", marked), reading),))]
-
-
-def _own_speed(marked: dict[str, str], measured: Mapping[str, Any] | None) -> list[Part]:
-    if measured is None:
-        return []
-    recording = timings_in(measured)
-    shape = recording.rows[0].shape
-    here = at_shape(recording.rows, shape)
-    text = " × ".join(map(words.count, shape))
-    said = (
-        f"Measured on one {recording.machine.describe()}, as the file of the timings says.",
-        summary(points(here), here, text),
-        *_marked_words(here, marked),
-    )
-    reading = f"{text}: each product's fastest kernel of those that were timed, and what it stands beside."
-    figure = speed_figure(here, "report", marked)
-    table = timing_table("speed-measured", recording.rows)
-    return [Part("Speed, measured", said, (table,), (("speed-measured", figure, reading),))]
+    if here := at_shape(recording.rows, DECODE):
+        shape = " × ".join(map(words.count, DECODE))
+        of_random = (
+            "The error in this sentence is that of the product's output on random normal data, not on this "
+            f"tensor; {ENOUGH_DB:.0f} dB, a tenth of the signal, is what one layer can usually afford."
+        )
+        source = f"{recording.sentence}; not on the machine that made this report."
+        said = (source, summary(points(here), here, shape), of_random, *_marked_words(here, marked))
+        reading = f"One token, {shape}: each product's fastest kernel, torch, and the chip's modelled limit."
+        figures = (("speed", speed_figure(here, "report", marked), reading),)
+        parts.append(Part("Speed", said, (), figures))
+    if measured is not None:
+        recording = timings_in(measured)
+        here = at_shape(recording.rows, recording.rows[0].shape)
+        shape = " × ".join(map(words.count, recording.rows[0].shape))
+        source = f"Measured on one {recording.machine.describe()}, as the file of the timings says."
+        said = (source, summary(points(here), here, shape), *_marked_words(here, marked))
+        reading = (
+            f"{shape}: each product's fastest kernel of those that were timed, and what it stands beside."
+        )
+        table = timing_table("speed-measured", recording.rows)
+        figures = (("speed-measured", speed_figure(here, "report", marked), reading),)
+        parts.append(Part("Speed, measured", said, (table,), figures))
+    return parts
 
 
 def _marked_words(here: Sequence[GemmTiming], marked: Mapping[str, str]) -> list[str]:

@@ -1,10 +1,10 @@
-"""The report of a training: accuracy against bits, before and after training through the rounding."""
+"""Report of a training: accuracy against bits, before and after training through the rounding."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from explorer.figures.training import accuracy_figure, curves_figure, steps_figure
 from explorer.progress import Progress
@@ -38,7 +38,7 @@ class Settings:
 
 
 def trained(settings: Settings, progress: Progress | None = None) -> list[Trained]:
-    """All networks of ``settings``."""
+    """Train all networks of ``settings``."""
     of_inputs = Scheme.parse(settings.activations) if settings.activations else None
     total, results = count(settings.widths, settings.seeds), list[Trained]()
     runs = train(settings.widths, settings.seeds, settings.epochs, settings.again, of_inputs)
@@ -50,8 +50,8 @@ def trained(settings: Settings, progress: Progress | None = None) -> list[Traine
 
 
 def training_report(settings: Settings, results: Sequence[Trained]) -> Content:
-    """The report of the networks of ``settings``. ``ValueError`` if some of them are missing: their mean
-    would be over other seeds than stated in the report."""
+    """Return the report of the networks of ``settings``. ``ValueError`` if some are missing, as their mean
+    would be over other seeds than stated."""
     total = count(settings.widths, settings.seeds)
     if len(results) != total:
         raise ValueError(f"{len(results)} of {total} networks are trained: a report is of a whole run")
@@ -62,23 +62,17 @@ def training_report(settings: Settings, results: Sequence[Trained]) -> Content:
         ("weights", "how", "mean (%)", "least (%)", "most (%)", "seeds"),
         tuple((r.width, r.stage, 100 * r.mean, 100 * r.least, 100 * r.most, r.seeds) for r in rows),
     )
-    figures = [
-        (
-            "accuracy",
-            accuracy_figure(results),
-            "Test images recognised, by bits per weight: mean over seeds, bars from minimum to maximum; "
-            "lines across: float32.",
-        ),
-        (
-            "curves",
-            curves_figure(results),
-            "Accuracy after each epoch of training on, first seed; dotted: learned step sizes (LSQ).",
-        ),
-    ]
+    by_bits = (
+        "Test images recognised, by bits per weight: mean over seeds, bars from minimum to maximum; lines "
+        "across: float32."
+    )
+    by_epoch = "Accuracy after each epoch of training on, first seed; dotted: learned step sizes (LSQ)."
+    figures = [("accuracy", accuracy_figure(results), by_bits), ("curves", curves_figure(results), by_epoch)]
     if any(r.stage == LSQ for r in results):
         reading = "Mean learned step size of each layer after training, relative to before."
         figures.append(("steps", steps_figure(results), reading))
-    digest = _sha256_of_data()
+    parts = b"".join(part.contiguous().numpy().tobytes() for part in data())
+    digest = hashlib.sha256(parts).hexdigest()
     inputs = f"; inputs of hidden layers by {settings.activations}" if settings.activations else ""
     return content(
         title="Accuracy against bits on images of digits",
@@ -97,14 +91,7 @@ def training_report(settings: Settings, results: Sequence[Trained]) -> Content:
             for r in rows
             for what, value in (("mean", r.mean), ("least", r.least), ("most", r.most))
         },
-        recipe={
-            "kind": TRAINING,
-            "widths": list(settings.widths),
-            "seeds": settings.seeds,
-            "epochs": settings.epochs,
-            "again": settings.again,
-            "activations": settings.activations,
-        },
+        recipe={"kind": TRAINING, **asdict(settings), "widths": list(settings.widths)},
         sha256=digest,
     )
 
@@ -120,10 +107,3 @@ def _method(settings: Settings, images: int, tests: int) -> tuple[str, ...]:
         "the step sizes too. float32, trained on, is the fair comparison: as many epochs, no rounding.",
         f"Weights by width: {schemes}.",
     )
-
-
-def _sha256_of_data() -> str:
-    digest = hashlib.sha256()
-    for part in data():
-        digest.update(part.contiguous().numpy().tobytes())
-    return digest.hexdigest()

@@ -1,24 +1,67 @@
-"""A report's files: HTML, PDF, figures as SVG, PDF and PNG, tables as CSV and LaTeX."""
+"""Files of a report: HTML, PDF, figures as SVG, PDF and PNG, tables as CSV, JSON and LaTeX.
+
+The HTML file is interactive, has script and fonts inside, and asks no network.
+"""
 
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+import jinja2
+import plotly
+
 from explorer.export.files import replacing
+from explorer.export.tables import cell, write_table
+from explorer.paths import ASSETS
 from explorer.progress import Progress, checkpoint
 from explorer.reports.content import Content
-from explorer.reports.page import as_html, cell, tables_of
 
 Page = Any
 """playwright's, which is not needed for the HTML file."""
-SCALE = 2
-"""Pixels of a PNG for one of the figure's."""
-WIDTH = 860
+TEMPLATE = Path(__file__).with_name("report.html.j2")
+NUMBERS_ID = "explorer-report"
+"""The element that holds the report's numbers and how it was made."""
+PNG_SCALE, WIDTH = 2, 860
+"""Pixels of a PNG for one of the figure's, and of the figure's width."""
+
+
+def as_html(content: Content) -> str:
+    """Return the whole HTML file. Texts of the tensor's source are escaped."""
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["cell"] = cell
+    record = {key: getattr(content, key) for key in ("recipe", "sha256", "versions", "numbers")}
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        content=content,
+        figures={name: _safe(fig.to_json()) for part in content.parts for name, fig, _ in part.figures},
+        record=_safe(json.dumps(record, ensure_ascii=False)),
+        record_id=NUMBERS_ID,
+        plotly=_plotly(),
+        inter=_font("inter-latin-wght-normal.woff2"),
+        mono=_font("jetbrains-mono-latin-wght-normal.woff2"),
+    )
+
+
+def _safe(text: str) -> str:
+    """Return JSON in which no text ends the script element around it."""
+    return text.replace("<", "\\u003c")
+
+
+@cache
+def _plotly() -> str:
+    script = Path(plotly.__file__).with_name("package_data") / "plotly.min.js"
+    return script.read_text(encoding="utf-8").replace("</script", "<\\/script")
+
+
+@cache
+def _font(name: str) -> str:
+    return base64.b64encode((ASSETS / "fonts" / name).read_bytes()).decode()
 
 
 def write(
@@ -28,9 +71,9 @@ def write(
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Write the report to ``out`` and, where they are asked for, its print to ``pdf`` and its figures and
-    tables to ``folder``; the files that were written. Print and figures need the extra ``report`` and
-    Chromium; ``ValueError`` where they are missing, before anything is written."""
+    """Write the report to ``out`` and, if asked for, its print to ``pdf`` and its figures and tables to
+    ``folder``; return the files. Print and figures need the extra ``report`` and Chromium; ``ValueError``
+    without them, before anything is written."""
     if pdf or folder:
         check_printer()
     figures = sum(len(part.figures) for part in content.parts)
@@ -49,7 +92,9 @@ def write(
     step()
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
-        written += write_tables(content, folder)
+        for table in content.tables:
+            paths = [folder / f"{table.name}.{kind}" for kind in ("csv", "json", "tex")]
+            written += [write_table(path, table.columns, table.rows) for path in paths]
     if pdf or folder:
         with _opened(text) as page:
             step()
@@ -63,7 +108,7 @@ def write(
 
 
 def check_printer() -> None:
-    """``ValueError`` with installation instructions if printing is not available."""
+    """Raise ``ValueError`` with installation instructions if printing is not available."""
     from explorer.browser import chromium_path, playwright_api
 
     playwright_api()
@@ -71,60 +116,43 @@ def check_printer() -> None:
 
 
 def _replace(path: Path, data: bytes) -> Path:
-    """Whole or not at all; the path."""
+    """Write a file whole or not at all; return its path."""
     with replacing(path) as partial:
         partial.write_bytes(data)
     return path
 
 
-def write_tables(content: Content, folder: Path) -> Iterator[Path]:
-    """Every table as CSV and as LaTeX (booktabs) in ``folder``; the files, as they are written."""
-    import pandas
-
-    for table in tables_of(content):
-        frame = pandas.DataFrame([list(row) for row in table.rows], columns=list(table.columns))
-        yield _replace(folder / f"{table.name}.csv", frame.to_csv(index=False).encode())
-        # Numbers in the six digits of the HTML: a precision would count decimals, and lose small ones.
-        latex = frame.astype(object).map(cell).style.hide(axis="index").format(escape="latex")
-        latex = latex.format_index(escape="latex", axis=1)
-        yield _replace(folder / f"{table.name}.tex", latex.to_latex(hrules=True).encode())
-
-
 @contextmanager
 def _opened(text: str) -> Iterator[Page]:
-    """The report in a headless Chromium, its figures drawn."""
+    """Open the report in a headless Chromium, its figures drawn."""
     from explorer.browser import chromium
 
     with chromium() as browser:
-        context = browser.new_context(viewport={"width": WIDTH, "height": 1000})
-        page = context.new_page()
+        page = browser.new_context(viewport={"width": WIDTH, "height": 1000}).new_page()
         page.set_content(text)
         page.evaluate("async () => { await document.fonts.ready; await window.drawn; }")
         yield page
-        context.close()
 
 
 def _write_figures(content: Content, page: Page, folder: Path, step: Callable[[], None]) -> Iterator[Path]:
+    draw = "([id, options]) => Plotly.toImage(id, options)"
     for part in content.parts:
         for name, figure, _ in part.figures:
-            height = int(figure.layout.height or 400)
-            for kind, scale in (("svg", 1), ("png", SCALE)):
-                image = page.evaluate(
-                    "([id, format, width, height, scale]) =>"
-                    " Plotly.toImage(id, { format, width, height, scale })",
-                    [f"figure-{name}", kind, WIDTH, height, scale],
-                )
-                yield _replace(folder / f"{name}.{kind}", _data(image))
+            size = {"width": WIDTH, "height": int(figure.layout.height or 400)}
+            for kind, scale in (("svg", 1), ("png", PNG_SCALE)):
+                url = page.evaluate(draw, [f"figure-{name}", {**size, "format": kind, "scale": scale}])
+                yield _replace(folder / f"{name}.{kind}", _data(url))
             alone = page.context.new_page()
             svg = (folder / f"{name}.svg").read_text(encoding="utf-8")
             alone.set_content(f'<body style="margin:0">{svg}</body>')
-            printed = alone.pdf(width=f"{WIDTH}px", height=f"{height + 1}px", print_background=True)
+            height = f"{size['height'] + 1}px"
+            printed = alone.pdf(width=f"{WIDTH}px", height=height, print_background=True)
             yield _replace(folder / f"{name}.pdf", printed)
             alone.close()
             step()
 
 
 def _data(url: str) -> bytes:
-    """The bytes of a data URL."""
+    """Return the bytes of a data URL."""
     head, _, body = url.partition(",")
     return base64.b64decode(body) if head.endswith("base64") else unquote_to_bytes(body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from explorer import words
@@ -41,7 +41,7 @@ def speed_report(
     if len(recipes) > 2:
         raise ValueError(f"a report marks one or two schemes, A and B, not {len(recipes)}")
     measured = as_measured(timings)
-    recording = timings_in(measured) if measured else recorded_gemms()
+    recording = gemms_in(measured) if measured else recorded_gemms()
     if not recording:
         raise ValueError(f"speed: {NOT_RECORDED}; time products first and name the file by --timings")
     at = _shape(recording, shape, may_be_near=not measured)
@@ -83,11 +83,6 @@ def speed_report(
 def as_measured(timings: Recording[GemmTiming] | None) -> dict[str, Any] | None:
     """Return timings as a report keeps them, so that it can be checked without their file; None of none."""
     return recording_json(timings.machine, timings.rows) if timings else None
-
-
-def timings_in(measured: Mapping[str, Any]) -> Recording[GemmTiming]:
-    """Read what ``as_measured`` returned; ``ValueError`` names the defect."""
-    return gemms_in(measured)
 
 
 def timing_table(name: str, timings: Sequence[GemmTiming]) -> Table:

@@ -35,9 +35,9 @@ from explorer.products.advice import ENOUGH_DB, at_shape, fastest, points, produ
 from explorer.products.shapes import DECODE
 from explorer.progress import Progress, checkpoint
 from explorer.recordings.files import Recording
-from explorer.recordings.gemm import GemmTiming, recorded_gemms
+from explorer.recordings.gemm import GemmTiming, gemms_in, recorded_gemms
 from explorer.reports.content import TENSOR, Content, Part, Table, content
-from explorer.reports.speed import as_measured, timing_table, timings_in
+from explorer.reports.speed import as_measured, timing_table
 from explorer.schemes import SCHEMES, Scheme
 from explorer.sources.tensors import Matrix
 
@@ -382,7 +382,7 @@ def _speed(schemes: Sequence[Scheme], measured: Mapping[str, Any] | None) -> lis
         figures = (("speed", speed_figure(here, "report", marked), reading),)
         parts.append(Part("Speed", said, (), figures))
     if measured is not None:
-        recording = timings_in(measured)
+        recording = gemms_in(measured)
         here = at_shape(recording.rows, recording.rows[0].shape)
         shape = " × ".join(map(words.count, recording.rows[0].shape))
         source = f"Measured on one {recording.machine.describe()}, as the file of the timings says."

@@ -106,18 +106,19 @@ def prepare(header: str, sections: list[tuple[str, str]]) -> None:
         _made.append(look)
 
 
-def with_first_look(page: str, query: str) -> str:
-    """The HTML ``page`` with the first look of the address's ``query``, if there is one. What fails here is
-    logged and costs the visitor seconds: the page itself needs no first look."""
-    if not _made:
-        return page
+def look_of(query: str) -> str:
+    """Return the first look of an address's ``query``, "" if it has none. A failure is logged and costs the
+    visitor seconds: the page itself needs no first look."""
     try:
-        look = _made[0].markup(query)
+        return _made[0].markup(query) if _made else ""
     except Exception:
         _LOG.exception("a page opens without a first look, which could not be made")
-        return page
-    if not look:
-        return page
+        return ""
+
+
+def with_first_look(page: str, look: str) -> str:
+    """Add the markup ``look`` to the HTML ``page``; unchanged, with a line in the log, if Gradio's HTML has
+    another form."""
     head, end, body = page.partition("</head>")
     opening = re.search(r"<body\b[^>]*>", body)
     theme = re.search(r'"theme_hash":"(\w+)"', head)

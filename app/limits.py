@@ -23,6 +23,9 @@ class Limits:
     store_bytes: of all uploads and results that are kept.
     uploads: of one visitor (address) at the same time.
     request_bytes: of one request that is no upload.
+    bodies: requests of one visitor (address) with a body that has not arrived yet.
+    streams: open streams of events of one visitor (address).
+    connections: of one visitor (address).
     queue: requests that may wait.
     share: requests of one visitor (address) that may wait or run.
     wait_seconds: until a request's work begins.
@@ -46,6 +49,9 @@ class Limits:
     store_bytes: int
     uploads: int
     request_bytes: int
+    bodies: int
+    streams: int
+    connections: int
     queue: int
     share: int
     wait_seconds: float
@@ -70,6 +76,9 @@ LOCAL = Limits(
     store_bytes=256 << 30,
     uploads=16,
     request_bytes=16 << 20,
+    bodies=64,
+    streams=1024,
+    connections=2048,
     queue=64,
     share=64,
     wait_seconds=3600,
@@ -93,6 +102,9 @@ HOSTED = Limits(
     store_bytes=8 << 30,
     uploads=4,
     request_bytes=1 << 20,
+    bodies=32,
+    streams=256,
+    connections=512,
     queue=64,
     share=16,
     wait_seconds=60,

@@ -19,10 +19,10 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from app import limits
-from app.first_look import with_first_look
+from app.first_look import look_of, with_first_look
 from app.learn import picture
 from app.sections import answer
-from app.serving import addresses, opened, uploads, waiting
+from app.serving import addresses, connections, opened, uploads, waiting
 from app.serving.guard import Guard
 from app.serving.headers import PageHtml, SecurityHeaders
 from app.serving.measure import ROUTES
@@ -68,6 +68,7 @@ def serve(port: int, file: Path | None = None, open_browser: bool = False) -> No
     threading.Thread(target=answer.prepare, daemon=True).start()
     page = build().queue(**queue_options())
     page.launch(**launch_options(port), prevent_thread_lock=True)
+    connections.watch(page.server)
     _announce(page, f"http://localhost:{port}{query}", open_browser)
     wait(page)
 
@@ -182,5 +183,5 @@ def middleware() -> list[Middleware]:
         Middleware(SecurityHeaders),
         Middleware(Guard),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=5),
-        Middleware(PageHtml, complete=with_first_look),
+        Middleware(PageHtml, look=look_of, with_look=with_first_look),
     ]

@@ -8,6 +8,7 @@ import asyncio
 import functools
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -36,6 +37,13 @@ FORM_BYTES = 1 << 20
 """Added to the largest upload: headers of a form's parts and their boundaries."""
 TOO_MANY = 429
 """Status of rejections that may be retried later. For a 503, Gradio's page would show its own message."""
+QUERY_BYTES = 1 << 13
+"""Longest query of an address; the page's own links have a few hundred bytes."""
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
+STREAMS = ("/heartbeat/", "/queue/data", "/upload_progress", "/call/")
+"""Parts of the addresses that are answered by streams of events."""
+_streams: Counter[str] = Counter()
+"""Open streams, by address."""
 DEPTH = 60
 """Levels of lists and objects in a request; the page's own have five."""
 
@@ -72,6 +80,11 @@ class Guard:
             REFUSED.labels("route").inc()
             await addresses.unknown()(scope, receive, send)
             return
+        if (unreadable := _unreadable(scope)) is not None:
+            REFUSED.labels(unreadable.reason).inc()
+            await unreadable.answer()(scope, receive, send)
+            return
+        scope["headers"] = [(k, v) for k, v in scope["headers"] if k != b"x-gradio-server"]
         if scope["method"] in ("POST", "PUT", "PATCH"):
             await self._changing(scope, receive, send)
         else:
@@ -79,6 +92,22 @@ class Guard:
 
     async def _reading(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A stream of events is that of a session which has asked for something; all else goes on."""
+        if any(part in scope["path"] for part in STREAMS):
+            who, most = address_of(scope), limits.current().streams
+            if _streams[who] >= most:
+                message = (
+                    f"{most} streams of events to your address are open, which is the limit for one visitor"
+                )
+                refused = TooMuchError(TOO_MANY, message, "streams", 1)
+                REFUSED.labels(refused.reason).inc()
+                await refused.answer()(scope, receive, send)
+                return
+            with counted(_streams, who):
+                await self._streaming(scope, receive, send)
+        else:
+            await self._streaming(scope, receive, send)
+
+    async def _streaming(self, scope: Scope, receive: Receive, send: Send) -> None:
         session = session_of(scope, _queue(scope))
         if session is None:
             await self.app(scope, receive, send)
@@ -123,6 +152,18 @@ class Guard:
             if started:
                 raise
             await refused.answer()(scope, receive, send)
+
+
+def _unreadable(scope: Scope) -> TooMuchError | None:
+    """The refusal of a request with an address that Gradio could not parse: it would answer with an error and
+    a traceback."""
+    headers = Headers(scope=scope)
+    names = [headers.get("host", ""), *headers.get("x-forwarded-host", "").split(",")]
+    if any(name.strip() and _HOST.fullmatch(name.strip()) is None for name in names):
+        return TooMuchError(400, "a host is a name or an address, and perhaps a port", "host")
+    if len(scope.get("query_string", b"")) > QUERY_BYTES:
+        return TooMuchError(414, f"a query has at most {QUERY_BYTES:,} bytes", "query")
+    return None
 
 
 def _of_another_site(scope: Scope) -> bool:
@@ -278,16 +319,40 @@ class _Fields:
             raise TooMuchError(413, f"a form's fields have at most {FIELD_BYTES:,} bytes", "body")
 
 
+_bodies: Counter[str] = Counter()
+"""Requests with a body on its way, by address."""
+BODY_SECONDS = 20.0
+"""Time in which the body of a request that is no upload has to arrive."""
+
+
+async def _whole_body(scope: Scope, receive: Receive) -> bytes | None:
+    """Read the body; None if it was broken off. ``TooMuchError`` for too many at once, or a slow one."""
+    allowed, who, parts, more = limits.current(), address_of(scope), list[bytes](), True
+    bounded = _bounded(scope, receive, allowed.request_bytes, "a request")
+    if _bodies[who] >= allowed.bodies:
+        most = f"{allowed.bodies} requests from your address are on their way"
+        raise TooMuchError(TOO_MANY, f"{most}, which is the limit for one visitor", "bodies", 1)
+    with counted(_bodies, who):
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while more:
+                    message = await bounded()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    parts.append(message.get("body", b""))
+                    more = message.get("more_body", False)
+        except TimeoutError as error:
+            slow = f"the request did not arrive within {BODY_SECONDS:.0f} s"
+            raise TooMuchError(408, slow, "stalled") from error
+    return b"".join(parts)
+
+
 async def _checked_json(scope: Scope, receive: Receive) -> tuple[Receive, Any]:
     """The whole body, which is small, read and looked at; then handed on. Also its values (None: it was
     broken off)."""
-    bounded = _bounded(scope, receive, limits.current().request_bytes, "a request")
-    body, more = b"", True
-    while more:
-        message = await bounded()
-        if message["type"] == "http.disconnect":
-            return receive, None
-        body, more = body + message.get("body", b""), message.get("more_body", False)
+    body = await _whole_body(scope, receive)
+    if body is None:
+        return receive, None
     values = _values(body)
     handed = False
 

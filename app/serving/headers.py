@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import gzip
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from html.parser import HTMLParser
 
+from starlette._utils import get_route_path
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import limits
 from app.theme import HEAD, LATE_HEAD
 
-GRADIOS = "window.gradio_config"
-"""What only the page's own HTML holds."""
+NOWHERE = "page.invalid"
+"""A host that no address has (RFC 2606)."""
+LOOKS = 4
+"""First looks of addresses that are kept."""
+CHUNK = 1 << 16
+"""Bytes that are sent at a time."""
 SPACES = " https://huggingface.co https://*.hf.space"
 """Sites that show a Space in a frame."""
 
@@ -67,42 +75,91 @@ class SecurityHeaders:
         await self.app(scope, receive, with_headers if scope["type"] == "http" else send)
 
 
+@dataclass(frozen=True)
+class _Page:
+    """One HTML, its gzip form, and its policy."""
+
+    body: bytes
+    zipped: bytes
+    policy: str
+
+    @classmethod
+    def of(cls, html: str) -> _Page:
+        body = html.encode()
+        return cls(body, gzip.compress(body, 6, mtime=0), policy((*inline_scripts(html), *_late_scripts())))
+
+
 class PageHtml:
-    """Adds to Gradio's HTML the page's head, which runs before Gradio's scripts, and what ``complete`` adds
-    for an address's query. Allows its inline scripts by their hashes. Bodies are not compressed yet here.
+    """Answers ``/`` with Gradio's HTML, completed by the page's head and the first look of the address.
+
+    Gradio renders the HTML anew for each request, with the request's host in it. Here it is rendered once,
+    for no request, with relative addresses. It is kept with its compressed form and its policy, which allows
+    its inline scripts by their hashes. ``look`` returns the first look of a query, ``with_look`` adds it to
+    the HTML.
     """
 
-    def __init__(self, app: ASGIApp, complete: Callable[[str, str], str]) -> None:
-        self.app, self.complete = app, complete
+    def __init__(
+        self, app: ASGIApp, look: Callable[[str], str], with_look: Callable[[str, str], str]
+    ) -> None:
+        self.app, self.look, self.with_look = app, look, with_look
+        self._kept: dict[str, _Page] = {}
+        self._making = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start: Message = {}
-        body = b""
+        if scope["type"] != "http" or get_route_path(scope) != "/":
+            await self.app(scope, receive, send)
+            return
+        look = await run_in_threadpool(self.look, scope["query_string"].decode("latin-1"))
+        async with self._making:
+            page = self._kept.get(look) or await self._make(scope, look)
+        headers = Headers(scope=scope)
+        zipped = "gzip" in headers.get("accept-encoding", "")
+        body = page.zipped if zipped else page.body
+        answer = {
+            "content-type": "text/html; charset=utf-8",
+            "content-length": str(len(body)),
+            "content-security-policy": page.policy,
+            "cache-control": "no-cache",
+            "vary": "Accept-Encoding",
+        } | ({"content-encoding": "gzip"} if zipped else {})
+        raw = [(name.encode(), value.encode()) for name, value in answer.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        for start in range(0, len(body), CHUNK):  # what a slow client has not read is no copy of the page
+            part, more = body[start : start + CHUNK], start + CHUNK < len(body)
+            await send({"type": "http.response.body", "body": part, "more_body": more})
 
-        async def completed(message: Message) -> None:
-            nonlocal start, body
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                if headers.get("content-type", "").startswith("text/html"):
-                    start = message
-                    return
-            if not start:
-                await send(message)
-                return
-            body += message.get("body", b"")
-            if not message.get("more_body", False):
-                headers = MutableHeaders(scope=start)
-                html = body.decode("utf-8", "replace")
-                if GRADIOS in html:
-                    query = scope["query_string"].decode("latin-1")
-                    html = await run_in_threadpool(self.complete, _with_head(html), query)
-                    body = html.encode()
-                    headers["content-length"] = str(len(body))
-                headers["content-security-policy"] = policy((*inline_scripts(html), *_late_scripts()))
-                await send(start)
-                await send({"type": "http.response.body", "body": body})
+    async def _make(self, scope: Scope, look: str) -> _Page:
+        if "" not in self._kept:
+            self._kept[""] = await run_in_threadpool(_completed, await self._rendered(scope))
+        if look:
+            while len(self._kept) > LOOKS:
+                self._kept.pop(next(kept for kept in self._kept if kept))
+            plain = self._kept[""].body.decode()
+            self._kept[look] = await run_in_threadpool(lambda: _Page.of(self.with_look(plain, look)))
+        return self._kept[look]
 
-        await self.app(scope, receive, completed if scope["type"] == "http" else send)
+    async def _rendered(self, scope: Scope) -> str:
+        """Gradio's HTML, asked for under a host that does not exist."""
+        parts: list[bytes] = []
+
+        async def received(message: Message) -> None:
+            parts.append(message.get("body", b""))
+
+        async def empty() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        bare: Scope = {
+            "method": "GET",
+            "query_string": b"",
+            "headers": [(b"host", NOWHERE.encode())],
+            "scheme": "http",
+        }
+        await self.app({**scope, **bare}, empty, received)
+        return b"".join(parts).decode()
+
+
+def _completed(html: str) -> _Page:
+    return _Page.of(_with_head(html.replace(f"http://{NOWHERE}", ".")))
 
 
 def _with_head(html: str) -> str:

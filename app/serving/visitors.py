@@ -22,19 +22,19 @@ def address_of(scope: Scope) -> str:
     connection comes from a private address, as a proxy's does: anything else is what the visitor has sent.
     """
     peer, last = _peer(scope), Headers(scope=scope).getlist("x-forwarded-for")
-    if last and limits.current().hosted and _private(peer):
+    if last and limits.current().hosted and is_private(peer):
         peer = last[-1].rpartition(",")[2].strip() or peer
-    return _network(peer)
+    return network_of(peer)
 
 
-def _private(peer: str) -> bool:
+def is_private(peer: str) -> bool:
     try:
         return ip_address(peer).is_private
     except ValueError:  # a socket of this machine has no address
         return True
 
 
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
     try:
         known = ip_address(address)
     except ValueError:

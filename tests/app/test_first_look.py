@@ -45,12 +45,12 @@ def test_a_page_that_opens_on_a_large_file_begins_with_a_sample(
     np.save(tmp_path / "tall.npy", np.random.default_rng(0).standard_normal((1024, 256), dtype=np.float32))
     first_look.prepare("", [])
     query = opened.query_of(opened.register(tmp_path / "tall.npy"))
-    assert first_look.with_first_look(PAGE, query) == PAGE
+    assert first_look.look_of(query) == ""
     monkeypatch.setattr(estimate, "WORTH", 0)
-    seen = first_look.with_first_look(PAGE, f"{query}&scheme=int4_row&second=mxfp4")
+    seen = first_look.with_first_look(PAGE, first_look.look_of(f"{query}&scheme=int4_row&second=mxfp4"))
     assert "6.2 %" in seen and "1,024 × 256" in seen and "tall" in seen
     assert 'data-scheme="mxfp4" class="is-b"' in seen
     chosen = Record(source="file", file=str(opened.path_of(query.rpartition("=")[2])), file_tensor="tall")
     assert not is_read(chosen)
     for more in ("tab=learn", "section=compare", "row=1&column=2", "scheme=nonsense"):
-        assert first_look.with_first_look(PAGE, f"{query}&{more}") == PAGE
+        assert first_look.look_of(f"{query}&{more}") == ""

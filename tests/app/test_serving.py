@@ -12,8 +12,10 @@ import json
 import logging
 import os
 import re
+import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,12 +25,15 @@ from typing import Any, cast
 import gradio as gr
 import httpx
 import pytest
+import uvicorn
+from gradio.http_server import Server
 from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
 from app import api, limits
 from app.parts.views import listen, shows
-from app.serving import guard, listeners, sessions, uploads, visitors, waiting
+from app.serving import connections, guard, listeners, sessions, uploads, visitors, waiting
 from app.serving.headers import HEADERS
 from app.state import choices
 from explorer.progress import checkpoint
@@ -101,6 +106,85 @@ def test_a_body_has_a_bound(client: TestClient, monkeypatch: pytest.MonkeyPatch,
     content = body.encode() if claimed else iter([body.encode()])
     answer = client.post("/gradio_api/queue/join", content=content)
     assert answer.status_code == 413 and "1,048,576" in answer.json()["detail"]
+
+
+def test_a_body_arrives_in_time_and_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies that are announced and never finished would be kept for ever."""
+
+    async def ended(bodies: int) -> Any:
+        monkeypatch.setattr(guard, "_bodies", Counter({"192.0.2.9": bodies}))
+        with pytest.raises(guard.TooMuchError) as refused:
+            await guard._whole_body(a_post("/gradio_api/queue/join"), asyncio.Event().wait)  # type: ignore[arg-type]
+        return refused.value.status, guard._bodies["192.0.2.9"]
+
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0)
+    assert asyncio.run(ended(0)) == (408, 0)
+    assert asyncio.run(ended(limits.LOCAL.bodies)) == (429, limits.LOCAL.bodies)
+
+
+def test_streams_of_one_address_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_streams", Counter({"127.0.0.1": limits.LOCAL.streams}))
+    for path in ("heartbeat/abc", "queue/data?session_hash=abc", "upload_progress?upload_id=a"):
+        answer = client.get(f"/gradio_api/{path}")
+        assert answer.status_code == 429 and str(limits.LOCAL.streams) in answer.json()["detail"], path
+
+
+def test_the_page_holds_nothing_of_a_request(client: TestClient) -> None:
+    """A shared cache would hand a page to all visitors that one visitor has made."""
+    plain = client.get("/")
+    for headers in ({"x-gradio-server": "http://evil.example"}, {"x-forwarded-host": "evil.example"}):
+        assert client.get("/?a=evil.example", headers=headers).content == plain.content
+    assert "cache-control" in plain.headers and "page.invalid" not in plain.text
+    unzipped = client.get("/", headers={"accept-encoding": "identity"})
+    assert unzipped.content == plain.content and "content-encoding" not in unzipped.headers
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "status"),
+    [("q" * 65_000, {}, 414), ("", {"x-forwarded-host": "[::1"}, 400), ("", {"host": "[::1"}, 400)],
+    ids=["query", "forwarded", "host"],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/", "/config"])
+def test_an_address_that_cannot_be_read_is_refused(
+    client: TestClient, query: str, headers: dict[str, str], status: int, path: str
+) -> None:
+    assert client.get(f"{path}?{query}", headers=headers).status_code == status
+
+
+def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half requests would hold descriptors until no visitor can connect."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await JSONResponse("ok")(scope, receive, send)
+
+    config = uvicorn.Config(answer, port=0, log_level="error", lifespan="off")
+    server = Server(config)
+    server.run_in_thread()
+    port = server.servers[0].sockets[0].getsockname()[1]
+    watch = connections.Watch(server)
+    half, whole = (socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(2))
+    half.sendall(b"GET / HTTP/1.1\r\nHost: a")
+    for _ in range(2):
+        whole.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        while b"ok" not in whole.recv(4096):
+            pass
+        watch.look(0)
+    assert watch.look(connections.HEAD_SECONDS - 1) == 0
+    whole.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    while b"ok" not in whole.recv(4096):
+        pass
+    assert watch.look(connections.HEAD_SECONDS + 1) == 1
+    assert half.recv(1) == b""
+    monkeypatch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, connections=0))
+    assert watch.look(connections.HEAD_SECONDS + 1) >= 1
+    server.close()
+
+
+def test_a_full_table_of_descriptors_is_one_line_a_second() -> None:
+    said = connections.OncePerSecond()
+    full = logging.makeLogRecord({"msg": connections.ACCEPT_FAILS})
+    assert [said.filter(full) for _ in range(100)].count(True) == 1
+    assert said.filter(logging.makeLogRecord({"msg": "another"}))
 
 
 def test_values_nested_without_end(client: TestClient) -> None:

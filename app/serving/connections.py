@@ -1,0 +1,95 @@
+"""Bounds on connections, which a server holds before a request exists.
+
+uvicorn waits for the rest of a request's head without end, and asyncio writes a line to the log for each
+connection that it cannot accept. A thread looks at the server's connections: it ends those that send no
+request, and what an address has beyond its share.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+from app import limits
+from app.serving.visitors import is_private, network_of
+
+HEAD_SECONDS = 20.0
+"""Time in which the head of a request has to arrive, on a new connection or after the last answer."""
+EVERY_SECONDS = 1.0
+DESCRIPTORS = 1 << 16
+"""Open files and connections that this process asks the system for."""
+ACCEPT_FAILS = "socket.accept() out of system resource"
+"""asyncio's message where no descriptor is left."""
+
+
+class OncePerSecond(logging.Filter):
+    """Lets one line a second through of asyncio's failures to accept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if ACCEPT_FAILS not in record.getMessage():
+            return True
+        now = time.monotonic()
+        if now - self._last < 1:
+            return False
+        self._last = now
+        return True
+
+
+class Watch:
+    """The connections of a running uvicorn ``server``, with the last request of each silent one and the time
+    from which it is silent."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self._silent: dict[Any, tuple[Any, float]] = {}
+
+    def look(self, now: float) -> int:
+        """End silent and excess connections at a monotonic time; the number ended."""
+        open_now = list(self._server.server_state.connections)
+        silent = [one for one in open_now if one.cycle is None or one.cycle.response_complete]
+        before, self._silent = self._silent, {}
+        for one in silent:
+            cycle, since = before.get(one, (one.cycle, now))
+            self._silent[one] = (one.cycle, since if cycle is one.cycle else now)
+        over = {one for one, (_, since) in self._silent.items() if now - since > HEAD_SECONDS}
+        most, seen = limits.current().connections, Counter[str]()
+        for one in open_now:
+            address = one.client[0] if one.client else ""
+            seen[network_of(address)] += 1
+            if seen[network_of(address)] > most and not _from_proxy(address):
+                over.add(one)
+        for one in over:
+            one.loop.call_soon_threadsafe(one.transport.abort)
+        return len(over)
+
+
+def _from_proxy(address: str) -> bool:
+    """True for a peer that may be a proxy: all visitors come from its address."""
+    return limits.current().hosted and is_private(address)
+
+
+def watch(server: Any) -> None:
+    """Watch the connections of ``server`` as long as this process lives."""
+    if os.name == "posix":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < (wanted := min(DESCRIPTORS, hard)):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    logging.getLogger("asyncio").addFilter(OncePerSecond())
+    connections = Watch(server)
+
+    def forever() -> None:
+        while True:
+            connections.look(time.monotonic())
+            time.sleep(EVERY_SECONDS)
+
+    threading.Thread(target=forever, daemon=True).start()

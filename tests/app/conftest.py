@@ -55,9 +55,9 @@ def client(
         name.submit(lambda text: release.wait(60) and text, name, name, api_name="wait")
         file.upload(lambda path: str(path), file, name, api_name="take")
         blocks.queue(**entry.queue_options())
-    blocks.max_file_size = limits.current().upload_bytes  # as ``launch`` sets these two
-    blocks.config = blocks.get_config_file() | {"body_css": {}}  # type: ignore[assignment]
+    blocks.max_file_size = limits.current().upload_bytes  # as ``launch`` sets it
     made = App.create_app(blocks, app_kwargs=entry.launch_options()["app_kwargs"])
+    blocks.config = blocks.get_config_file() | {"body_css": {}}  # as by ``launch``
     with TestClient(made, base_url="http://localhost", client=("127.0.0.1", 5)) as client:
         yield client
         release.set()

@@ -74,7 +74,7 @@ class CodebookFormat(Format):
         return 8 / self.per_byte if self.per_byte else float(self.bits)
 
     def value(self, code: int) -> float:
-        """The float32 nearest to the level in ``table``."""
+        """The float32 nearest to the level in ``table``; NaN for an unused code."""
         return (
             torch.tensor(self.table[code], dtype=torch.float32).item() if code < len(self.table) else math.nan
         )
@@ -113,14 +113,11 @@ class CodebookFormat(Format):
     def encode_unchecked(
         self, x: Tensor, rounding: Rounding = Rounding.NEAREST, noise: Tensor | None = None
     ) -> Tensor:
-        if rounding is Rounding.STOCHASTIC:
-            return self._encode_stochastic(x, noise)
-        codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
-        for threshold in self.thresholds:
-            codes += x >= threshold
-        return codes
-
-    def _encode_stochastic(self, x: Tensor, noise: Tensor | None) -> Tensor:
+        if rounding is not Rounding.STOCHASTIC:
+            codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
+            for threshold in self.thresholds:
+                codes += x >= threshold
+            return codes
         x = x.clamp(self.table[0], self.table[-1]).nan_to_num(self.table[-1])  # 0 / 0 under a scale of 0
         below = torch.zeros(x.shape, dtype=torch.int32, device=x.device)
         for level in self.table[1:-1]:

@@ -62,20 +62,18 @@ class TensorInfo:
 class TensorSource(ABC):
     """Named tensors that can be read one at a time.
 
-    ``origin`` is the source's name in messages. ``broken`` has the reason for each unreadable file that was
-    left out. ``paths`` are the local files that it reads. ``restored`` names the weights that are stored as
-    codes and scales, and read as float32 values (coded.py).
+    ``origin`` is the source's name in messages, ``infos`` are the header entries. ``broken`` has the reason
+    for each unreadable file that was left out. ``paths`` are the local files that are read. ``restored``
+    names the weights that are stored as codes and scales, and read as float32 values (coded.py);
+    ``problems`` has the reason for each weight of codes that cannot be restored.
     """
 
     origin: str
+    infos: tuple[TensorInfo, ...] = ()
     broken: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
     restored: frozenset[str] = frozenset()
-
-    @property
-    @abstractmethod
-    def infos(self) -> tuple[TensorInfo, ...]:
-        """Header entries; no tensor is read."""
+    problems: tuple[str, ...] = ()
 
     @property
     def kept_bytes(self) -> int:
@@ -93,11 +91,6 @@ class TensorSource(ABC):
         order, and models.
         """
         return None
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """For each weight of codes that cannot be restored, the reason."""
-        return ()
 
     def parts_of(self, name: str) -> tuple[TensorInfo, ...]:
         """The stored tensors of a restored weight, its codes and its scales; none for any other tensor."""
@@ -169,11 +162,7 @@ class InMemory(TensorSource):
 
     def __init__(self, origin: str, name: str, tensor: Tensor) -> None:
         self.origin, self._tensor = origin, tensor
-        self._info = TensorInfo(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-
-    @property
-    def infos(self) -> tuple[TensorInfo, ...]:
-        return (self._info,)
+        self.infos = (TensorInfo(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")),)
 
     @property
     def kept_bytes(self) -> int:

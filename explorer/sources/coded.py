@@ -116,7 +116,6 @@ class CodedSource(TensorSource):
 
     stored: tuple[TensorInfo, ...]
     _coded: Mapping[str, CodedWeight] = {}
-    _listed: tuple[TensorInfo, ...] | None = None
 
     @abstractmethod
     def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
@@ -127,7 +126,11 @@ class CodedSource(TensorSource):
         return ()
 
     def find_codes(self) -> None:
-        """Look for weights of codes; the configuration is read only where there may be some."""
+        """List the tensors, with weights in place of their codes.
+
+        The configuration is read only where there may be some.
+        """
+        self.infos = self.stored
         raw = {info.name: _in_header_words(info) for info in self.stored}
         if not any(info.dtype in (*_CODES, *_WORDS) for info in raw.values()):
             return
@@ -146,10 +149,12 @@ class CodedSource(TensorSource):
                 shown[info.name] = weight.info
                 coded[weight.info.name] = weight
         if coded:
-            bare = (weight.bare for weight in coded.values() if weight.problem)
-            self._coded = coded
-            self._listed = (*(info for info in shown.values() if info is not None), *bare)
+            unread = [weight for weight in coded.values() if weight.problem]
+            bare = (weight.bare for weight in unread)
+            self.infos = (*(info for info in shown.values() if info is not None), *bare)
+            self.problems = tuple(weight.problem for weight in unread)
             self.restored = frozenset(name for name, weight in coded.items() if weight.form)
+            self._coded = coded
 
     def _weight(
         self,
@@ -196,17 +201,9 @@ class CodedSource(TensorSource):
                 return CodedWeight(replace(info, name=name), layer, form, problem)
         return None
 
-    @property
-    def infos(self) -> tuple[TensorInfo, ...]:
-        return self.stored if self._listed is None else self._listed
-
     def info(self, name: str | None = None) -> TensorInfo:
         weight = self.coded((name or "").removesuffix(STORED))
         return weight.bare if weight and name and name.endswith(STORED) else super().info(name)
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        return tuple(weight.problem for weight in self._coded.values() if weight.problem)
 
     def coded(self, name: str) -> CodedWeight | None:
         """The weight of codes that is listed as ``name``; None for any other tensor."""

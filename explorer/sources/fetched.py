@@ -27,13 +27,14 @@ _SMALL_FILES = (
 )  # fmt: skip
 """Files of a text model that transformers reads in addition to the weights."""
 _SMALL_BYTES = 64 << 20
+"""Of all small files of a model together."""
 _PIECE = 32 << 20
 _CACHE = threading.Lock()
 PART = "part-"
 ABANDONED_SECONDS = 2 * 3600
 """A fetch takes an hour at most: files of older fetches are abandoned."""
 _under_way: dict[Path, int] = {}
-"""Bytes that each fetch of this process has been given room for."""
+"""Bytes reserved by each fetch of this process."""
 
 
 def cache_folder() -> Path:
@@ -76,10 +77,12 @@ def fetch_model(model: HubModel, limits: SourceLimits, progress: Progress | None
 
 def _fetch_into(folder: Path, model: HubModel, limits: SourceLimits, progress: Progress | None) -> None:
     visit, done, total = model.visit(), 0, sum(model.sizes.values())
+    left = min(_SMALL_BYTES, limits.fetch_bytes)
     for name in _SMALL_FILES:
         if name in model.files:
-            small = visit.file(name, model.commit, min(_SMALL_BYTES, limits.fetch_bytes))
+            small = visit.file(name, model.commit, left)
             (folder / name).write_bytes(small)
+            left -= len(small)
     for name, size in model.sizes.items():
         with (folder / name).open("wb") as file:
             for start in range(0, size, _PIECE):
@@ -97,15 +100,11 @@ def _make_room(cache: Path, most: int) -> None:
     under way stay.
     """
     oldest = time.time() - ABANDONED_SECONDS
-    whole = [
-        folder
-        for folder in cache.iterdir()
-        if folder.is_dir() and (not folder.name.startswith(PART) or folder.stat().st_mtime < oldest)
-    ]
-    folders = sorted(whole, key=lambda folder: folder.stat().st_mtime)
+    used = {folder: folder.stat().st_mtime for folder in cache.iterdir() if folder.is_dir()}
+    folders = [f for f in used if not f.name.startswith(PART) or used[f] < oldest]
     sizes = {folder: sum(f.stat().st_size for f in folder.iterdir()) for folder in folders}
     total = sum(sizes.values())
-    for folder in folders:
+    for folder in sorted(folders, key=used.__getitem__):
         if total <= most:
             return
         shutil.rmtree(folder, ignore_errors=True)

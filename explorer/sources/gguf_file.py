@@ -53,10 +53,7 @@ class GgufFile(TensorSource):
         if not header.entries:
             raise SourceError(f"{self.origin} holds no tensors")
         self.order, self._entries = header.order, header.entries
-
-    @property
-    def infos(self) -> tuple[TensorInfo, ...]:
-        return tuple(entry.info for entry in self._entries.values())
+        self.infos = tuple(entry.info for entry in self._entries.values())
 
     def stored(self, name: str) -> bytearray:
         """Read a tensor's bytes; ``SourceError`` for an unknown name, and if the file has changed."""

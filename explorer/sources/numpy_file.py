@@ -70,12 +70,8 @@ class NpyFile(TensorSource):
         self.origin, self._file = origin, StampedFile(path, origin)
         with self._file.open() as file:
             self._header = _read_header(file, origin, self._file.size)
-        self._info = TensorInfo(plain(path.stem), self._header.shape, self._header.dtype.name)
-        check_claims([self._info], origin, limits)
-
-    @property
-    def infos(self) -> tuple[TensorInfo, ...]:
-        return (self._info,)
+        self.infos = (TensorInfo(plain(path.stem), self._header.shape, self._header.dtype.name),)
+        check_claims(self.infos, origin, limits)
 
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
         with self._file.open() as file:

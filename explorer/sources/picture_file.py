@@ -40,11 +40,7 @@ class PictureFile(TensorSource):
         with StampedFile(path, origin).open() as file:
             self._grey, bits = _decoded(file, PICTURES[path.suffix.lower()], origin, limits)
         self._largest = float(2**bits - 1)
-        self._info = TensorInfo(plain(path.stem), tuple(self._grey.shape), f"{bits}-bit grey")
-
-    @property
-    def infos(self) -> tuple[TensorInfo, ...]:
-        return (self._info,)
+        self.infos = (TensorInfo(plain(path.stem), tuple(self._grey.shape), f"{bits}-bit grey"),)
 
     @property
     def kept_bytes(self) -> int:

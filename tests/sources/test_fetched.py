@@ -107,13 +107,20 @@ def test_a_model_beyond_the_limit_is_not_begun() -> None:
         assert len(hub.asked) == before
 
 
-def test_a_broken_fetch_leaves_nothing() -> None:
-    """Half a model is not taken for a whole one."""
-    with serve(answers(weights(), **{"vocab.txt": body(b"", 500)})) as hub:
-        model = HubModel("a/b", endpoint=hub.url, limits=LIMITS)
-        with pytest.raises(SourceError, match="answered 500"):
-            fetch_model(model, LIMITS)
-    assert not list(fetched.cache_folder().iterdir())
+def test_a_broken_fetch_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a model is not taken for a whole one. Its small files together have one limit: a dozen of that
+    size each would not be in the quota."""
+    small = len(json.dumps(CONFIG)) + 20
+    for more, room, words in (
+        ({"vocab.txt": body(b"", 500)}, 1 << 20, "answered 500"),
+        ({}, small, "more than"),
+    ):
+        monkeypatch.setattr(fetched, "_SMALL_BYTES", room)
+        with serve(answers(weights(), **more)) as hub:
+            model = HubModel("a/b", endpoint=hub.url, limits=LIMITS)
+            with pytest.raises(SourceError, match=words):
+                fetch_model(model, LIMITS)
+        assert not list(fetched.cache_folder().iterdir())
 
 
 def test_the_cache_has_a_quota() -> None:

@@ -33,7 +33,7 @@ def write(path: Path, kind: str) -> Path:
     elif kind == ".npy":
         np.save(file, VALUES.numpy())
     elif kind == ".npz":
-        np.savez_compressed(file, a=VALUES.numpy(), b=VALUES[:1].numpy())
+        np.savez_compressed(file, a=np.asfortranarray(VALUES.numpy()), b=VALUES[:1].numpy())
     elif kind in (".pt", ".pth"):
         torch.save({"a": VALUES, "nested": {"b": [VALUES[:1].clone()]}, "step": 3}, file)
     else:

@@ -235,7 +235,7 @@ BAD = {
     "page --port 70000": "'--port'",
     "embed /nope": "no folder '/nope' here",
     "embed ./nope": "no folder './nope' here",
-    "capture docs --text README.md": "holds no .safetensors files",
+    "capture docs --text README.md": "no .safetensors files",
     "methods sample:attention_query --inputs sample:mlp_down_in": "384 columns, ",
     "methods gone.npy --inputs gone.npy --methods rtn --out /no/such/q.safetensors": "no folder /no/such",
     "quantize": "Missing argument",

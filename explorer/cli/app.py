@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -47,11 +47,11 @@ def _options(
 
 
 WAITING = "PASSIVE"
-"""How torch's threads wait for each other, read once as torch is loaded: asleep.
+"""Torch's threads wait for each other asleep; torch reads the setting once, as it is loaded.
 
 By default they spin. On a machine whose cores are all busy a waiting thread then holds the core that the
-other needs: all named schemes on 512 x 512 values took 58 s of CPU instead of 4 on two cores with five times
-as much to do, and 160 s instead of 9 by the clock. ``OMP_WAIT_POLICY`` in the environment comes first.
+other thread needs: on two cores with five times as much to do, all named schemes on 512 x 512 values took
+58 s of CPU instead of 4, and 160 s instead of 9 by the clock. ``OMP_WAIT_POLICY`` in the environment wins.
 """
 
 
@@ -63,9 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(commands: typer.Typer, arguments: Sequence[str], name: str) -> int:
-    """Run one of ``commands`` of the program ``name``; exit codes as those of ``main``."""
+    """Run one of ``commands`` of the program ``name``; exit codes are those of ``main``."""
     try:
-        with COMMAND, _ended_in_order():
+        with COMMAND, ExitStack() as after:
+            if threading.current_thread() is threading.main_thread():
+                # SIGTERM ends the command as an exception does, so that temporary folders are removed.
+                after.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _end))
             command = typer.main.get_command(commands)
             code = command(list(arguments) or ["--help"], prog_name=name, standalone_mode=False)
     except (typer.TyperException, ValueError, OSError) as error:
@@ -79,21 +82,8 @@ def run_command(commands: typer.Typer, arguments: Sequence[str], name: str) -> i
     return code or 0
 
 
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Inside, SIGTERM ends the command as an exception does, so that temporary folders are removed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, _: object) -> None:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _end(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 def _refuse(error: Exception) -> int:

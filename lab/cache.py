@@ -19,7 +19,7 @@ from explorer.recordings.files import NOT_RECORDED, Recording, record_each, reco
 from explorer.recordings.machine import this_machine
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import label_of_text
-from explorer.survey.cache import CacheSurvey, each_alone
+from explorer.survey.cache import CacheSurvey
 from explorer.words import number
 from lab.intervals import paired
 from lab.tables import markdown
@@ -42,7 +42,6 @@ INTEGERS = {
     for block, of in ((CHANNEL, "32 tokens of a channel"), (TOKEN, "64 channels of a token"))
 }
 PLAIN = ("fp8_e4m3_cast", "nvfp4", "mxfp4", *INTEGERS)
-ROTATED = tuple(name for name in PLAIN if not name.startswith(("fp8", "int8")))
 RECENT = (0, 64)
 KIVI = {KEYS: (CHANNEL, TOKEN), VALUES: (TOKEN, CHANNEL)}
 """The blocks that KIVI takes, and the others."""
@@ -59,7 +58,6 @@ class CacheCost:
     keys: str
     values: str
     recent: int
-    rotated: bool
     kl: float
     low: float
     high: float
@@ -68,16 +66,18 @@ class CacheCost:
     texts: int
     tokens: int
     losses: tuple[float, ...]
+    rotated: bool = False
 
 
 def plans() -> list[CachePlan]:
-    """Keys alone and values alone by each scheme; pairs, with and without last tokens kept; and rotated."""
-    every = each_alone([Scheme.parse(name) for name in PLAIN])
+    """Keys alone and values alone by each scheme; and pairs, with and without last tokens kept."""
+    schemes = [Scheme.parse(name) for name in PLAIN]
+    every = [plan for one in schemes for plan in (CachePlan(keys=one), CachePlan(values=one))]
     for bits in BITS[1:]:
         channel, token = (Scheme.parse(integer(bits, block)) for block in (CHANNEL, TOKEN))
         every += [CachePlan(channel, token, recent) for recent in RECENT]
         every.append(CachePlan(token, channel))
-    return every + each_alone([Scheme.parse(name) for name in ROTATED], rotated=(True,))
+    return every
 
 
 def texts() -> Texts:
@@ -98,7 +98,6 @@ def run_cache(model: Model) -> Iterator[CacheCost]:
             keys=keys,
             values=values,
             recent=plan.recent,
-            rotated=plan.rotated,
             kl=row.kl,
             low=low,
             high=high,
@@ -120,21 +119,21 @@ def recorded_cache() -> Recording[CacheCost]:
     return recorded(NAME, CacheCost)
 
 
-def alone(rows: Sequence[CacheCost], part: str, scheme: str, rotated: bool = False) -> CacheCost | None:
+def alone(rows: Sequence[CacheCost], part: str, scheme: str) -> CacheCost | None:
     """The row with "keys" or "values" alone stored by ``scheme``; None where it was not recorded."""
     keys, values = (scheme, "") if part == KEYS else ("", scheme)
-    wanted = (keys, values, rotated)
+    wanted = (keys, values, False)
     return next((row for row in rows if (row.keys, row.values, row.rotated) == wanted), None)
 
 
 def alone_table(rows: Sequence[CacheCost]) -> str:
-    """By scheme the KL with keys alone, and with values alone, stored so: as they are, and rotated."""
+    """By scheme the KL with keys alone, and with values alone, stored so."""
     lines = []
     for name in PLAIN:
-        found = [alone(rows, part, name, turned) for part in (KEYS, VALUES) for turned in (False, True)]
+        found = [alone(rows, part, name) for part in (KEYS, VALUES)]
         if stored := [row for row in found if row is not None]:
             lines.append([_label(name), number(stored[0].bits), *map(_cell, found)])
-    titles = ["bits", "keys", "keys, rotated", "values", "values, rotated"]
+    titles = ["bits", "keys", "values"]
     return markdown(["scheme", *titles], lines or [[NOT_RECORDED, *[""] * len(titles)]])
 
 

@@ -1,5 +1,4 @@
-"""Keys and values of a model's attention as tensors to open: the model reads a text, and what its layers
-cache becomes a file in the bar, as one that the visitor drops there."""
+"""Capture keys and values of a model's attention while it reads a text, as a file that opens in the bar."""
 
 from __future__ import annotations
 
@@ -25,7 +24,6 @@ ABOUT = (
     "What each layer's attention caches while the model reads a text: keys, also before rotary embedding, "
     "and values, each [tokens, channels of all heads]. They open as a file, whose tensors are listed there."
 )
-_LAYER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,8 @@ class CacheCaptureView(StatusView):
 def capture_keys_and_values(
     where: str, revision: str, layer: str, text: str, tokens: float | None
 ) -> Iterator[CacheCaptureView]:
-    """Run a causal model on ``text`` (on built-in ones if empty); yields a status, and at the end the file of
-    all layers' keys and values, of which those of ``layer`` are opened first."""
+    """Run a causal model on ``text``, on built-in texts if empty; the file has all layers' keys and values,
+    and those of ``layer`` are opened first."""
     if revision.strip():
         raise SourceError("a model runs at its default revision: leave Revision empty")
     if not where.strip():
@@ -55,10 +53,10 @@ def capture_keys_and_values(
     found = CacheSurvey(runnable_model(where, head=True), lines)
     on = f"{len(lines)} texts" if lines else "the built-in texts"
     yield CacheCaptureView.unchanged(status=html.status(f"Running {found.model.name} on {on} …"))
-    tensors = labelled_cache(captured_cache(found.model, found.run_on, most))
+    tensors = labelled_cache(captured_cache(found.model, found.texts, most))
     path = fresh_folder() / f"{file_name(found.model.name)}-keys-and-values.safetensors"
     write_tensors(tensors, path, {"model": found.model.name})
-    first = first_tensor(tensors, layer)
+    first = _first_tensor(tensors, layer)
     rows, columns = tensors[first].shape
     yield CacheCaptureView(
         status=html.status(f"{len(tensors)} tensors of {rows} tokens; opened: {first}, {columns} channels."),
@@ -67,11 +65,10 @@ def capture_keys_and_values(
     )
 
 
-def first_tensor(tensors: Mapping[str, object], layer: str) -> str:
-    """The keys, as they are cached, of the layer whose number is the first in the name ``layer``; of the
-    middle one where that has none."""
+def _first_tensor(tensors: Mapping[str, object], layer: str) -> str:
+    """The cached keys of the layer that the name ``layer`` is of, or of the middle one."""
     keys = [name for name in tensors if name.startswith("keys") and not name.endswith("before rotary")]
-    number = _LAYER.search(layer)
+    number = re.search(r"\d+", layer)
     at = int(number.group()) if number else len(keys) // 2
     return keys[min(at, len(keys) - 1)]
 

@@ -1,4 +1,4 @@
-"""Which layers of a model suffer from which scheme, what a budget of bits buys, and the checkpoint of it."""
+"""Survey a model, buy the best recipe of a budget, check it, and write its checkpoint."""
 
 from __future__ import annotations
 
@@ -117,16 +117,15 @@ _SURVEYS = Memo[Survey](32)
 
 @dataclass(frozen=True)
 class SurveyView(StatusView):
-    """What the survey is of, and the map of layers and schemes."""
+    """A survey in words, and its map of layers and schemes."""
 
     heat: Shown
 
 
 @dataclass(frozen=True)
 class BudgetView(View):
-    """What the budget buys: the slider's ends, the verdict, the map with the choices, curve and strip, the
-    recipe as a file; the budget as it was typed, and what is to be said of it, both of which another budget
-    clears."""
+    """A recipe within a budget: the slider's ends, the verdict, the map with the choices, curve and strip,
+    and the recipe as a file. Another budget clears the budget as it was typed, and what is said of it."""
 
     bits: Shown
     heat: Shown
@@ -159,7 +158,7 @@ class BudgetView(View):
 
     @classmethod
     def untimed(cls, message: str) -> BudgetView:
-        """Of a model whose products have no times: no ends of another's stay at the slider."""
+        """The view of a model whose products have no times: the slider loses its ends."""
         return dataclasses.replace(
             cls.refused(message),
             bits=gr.update(minimum=0, maximum=1, value=0, label=NO_TIMES, interactive=False),
@@ -168,7 +167,7 @@ class BudgetView(View):
 
     @classmethod
     def of_another_recipe(cls, **shown: Shown) -> BudgetView:
-        """With ``shown``; what was measured and written of the recipe before is gone."""
+        """The view of another recipe: what was measured and written of the one before is gone."""
         return cls(
             checked=html.status(NOT_CHECKED),
             truth="",
@@ -203,7 +202,7 @@ class OpenedSurveyView(SurveyRunView):
 
 @dataclass(frozen=True)
 class CheckView(StatusView):
-    """How far the check is; what was measured, in words and as a table, and for the report (``Run``)."""
+    """A check: its progress, and the measured losses in words, as a table, and for the report (``Run``)."""
 
     sentence: Shown
     table: Shown
@@ -212,7 +211,7 @@ class CheckView(StatusView):
 
 @dataclass(frozen=True)
 class Run:
-    """What a check measured: of which recipe (its JSON), of a model at which place."""
+    """The result of a check, with the recipe (its JSON) and the place of the model."""
 
     recipe: str
     check: Check
@@ -313,7 +312,7 @@ def ends_of_link(query: Mapping[str, str]) -> tuple[float, float]:
 
 
 def of_link(query: Mapping[str, str]) -> tuple[str, int]:
-    """What an address's budget is of, and the tokens of a step: the usual ones for what is none."""
+    """Read the unit of an address's budget, and the tokens of a step; the usual ones for other values."""
     batch = query.get("batch", "")
     known = int(batch) if batch in map(str, BATCHES) else BATCHES[0]
     return (TIME if query.get("by") == TIME else BITS), known
@@ -338,7 +337,7 @@ def first(chosen: Selection, which: str, own: str | None) -> SurveyView:
 
 @shows(BudgetView)
 def budget(asked: Budget) -> BudgetView:
-    """What a budget buys (see ``Budget``): the slider, the verdict, the curve, the recipe as a strip and as a
+    """Show the recipe within a budget: the slider, the verdict, the curve, the recipe as a strip and as a
     file, and the commands."""
     try:
         one = asked.bought()
@@ -433,7 +432,7 @@ def targets_for(inputs: str, target: str) -> Any:
 
 
 def _commands(recipe: str, asked: Budget, head: Head, choice: Choice) -> list[str]:
-    """From the survey to the checkpoint, as one would type it: files are named after the model."""
+    """The commands from the survey to the checkpoint; files are named after the model."""
     model, schemes, methods = head.model, head.schemes, head.methods
     stem = file_name(Path(model).name)
     found, made = f"{stem}.jsonl", shlex.quote(recipe)
@@ -560,8 +559,8 @@ def _model_of(where: str, found: Survey, head: bool = False) -> Model:
 
 @shows(CheckView)
 def check(asked: Budget, where: str) -> Iterator[CheckView]:
-    """Run the model that the recipe makes on held-out texts, beside single schemes of its size and the
-    same budget by another signal. ``where``: the model, if it is not where the survey found it."""
+    """Run the model that the recipe makes on held-out texts, beside single schemes of its size. ``where``:
+    the model, if it is not where the survey found it."""
     one = asked.bought()
     found, recipe = one.survey, one.recipe
     place = where.strip() or found.head.model
@@ -790,8 +789,7 @@ def _build_constraints() -> tuple[gr.Dropdown, gr.Textbox, gr.Dropdown]:
 def _build_budget(
     bits: FreeSlider, text: gr.Textbox, told: gr.HTML, heat: Any
 ) -> tuple[BudgetView, _RecipeRuns]:
-    """What the budget of the slider ``bits``, or of the ``text``, of which ``told`` speaks, buys, marked in
-    the map ``heat``, and what may be done with it."""
+    """Lay out the recipe within the budget of the slider ``bits`` or the ``text``, and its runs."""
     sentence = block(elem_id="survey-sentence")
     strip = plot_card(
         "The recipe",
@@ -897,7 +895,7 @@ def _wire_survey(event: Any, what: str, asked: _Asked, shown: SurveyView, view: 
 
 
 def _keep_in_address(page: Page, asked: _Asked, bought: list[Any], taken_in: list[Any]) -> None:
-    """What the visitor chooses is a step of Back; what follows it is not."""
+    """Keep the controls in the address: a visitor's choice is a step of Back, its consequences are not."""
     for key, control, chosen, followed in (
         ("survey", asked.which, [asked.which.input], [asked.which.change]),
         ("for", asked.target, [asked.target.input], taken_in),

@@ -134,7 +134,7 @@ def _times(batch: int) -> StepTimes:
     from explorer.survey.times import recorded_times
 
     if gpu_device() is None:
-        return recorded_times("", batch)
+        return recorded_times(batch)
     from explorer.bench.layers import times_here
 
     return times_here(batch)
@@ -319,15 +319,12 @@ class WrittenRecipe:
         show_default="stored exactly, or as the recipe says",
     )
     recent: int = typer.Option(0, min=0, help="Last tokens of the cache that stay exact.")
-    rotated: bool = typer.Option(
-        False, "--rotated", help="Multiply the cache by a Hadamard matrix within each head first."
-    )
 
     def __post_init__(self) -> None:
         """``ValueError`` before any work for a file that is not here, or options of a cache without one."""
         check_readable(self.recipe, self.calibration, self.imatrix)
-        if self.cache is None and (self.recent or self.rotated):
-            raise ValueError("--recent and --rotated say how --cache KEYS/VALUES stores: give that too")
+        if self.cache is None and self.recent:
+            raise ValueError("--recent says how --cache KEYS/VALUES stores: give that too")
 
     def load(self) -> ModelRecipe:
         """Return the recipe, with another cache if one is asked for."""
@@ -337,7 +334,7 @@ class WrittenRecipe:
         found = ModelRecipe.load(self.recipe)
         if self.cache is None:
             return found
-        return dataclasses.replace(found, cache=CachePlan.parse(self.cache, self.recent, self.rotated))
+        return dataclasses.replace(found, cache=CachePlan.parse(self.cache, self.recent))
 
     def model(self, chosen: ModelRecipe, device: str | None) -> Model:
         """Return the model with its head; ``ValueError`` if its weights are not those of the recipe."""

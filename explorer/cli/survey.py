@@ -31,7 +31,6 @@ from explorer.cli.output import PrintedTable, emit, hide_bars_of_transformers, r
 from explorer.words import bytes_
 
 if TYPE_CHECKING:
-    from explorer.analysis.cache import CachePlan
     from explorer.models.texts import AnyTexts
     from explorer.survey import Survey
     from explorer.survey.cache import CacheRow, CacheSurvey
@@ -195,45 +194,20 @@ def loss_words(found: Survey, is_loss: bool) -> str:
     return f"predicted loss ({found.head.loss})" if is_loss else "error, not a loss"
 
 
-@dataclass(frozen=True)
-class CacheOptions:
-    """The ways of storing keys and values that are compared."""
-
-    schemes: str | None = typer.Option(
-        None,
-        help="Comma-separated schemes, each for keys alone and for values alone.",
-        show_default="eleven from 8 to 2 bits",
-    )
-    pairs: str = typer.Option("", help="Comma-separated KEYS/VALUES: schemes of both at the same time.")
-    recent: int = typer.Option(0, min=0, help="Last tokens that stay exact.")
-    rotated: bool = typer.Option(
-        False, "--rotated", help="Each also with a Hadamard matrix within each head."
-    )
-
-    def plans(self) -> list[CachePlan]:
-        """Return each way of storing a cache."""
-        from explorer.analysis.cache import CachePlan
-        from explorer.survey.cache import SCHEMES, each_alone
-
-        turns = (False, True) if self.rotated else (False,)
-        names = SCHEMES if self.schemes is None else split(self.schemes)
-        plans = list(each_alone([parse_scheme(name) for name in names], self.recent, turns))
-        for pair in listed(self.pairs):
-            plans += [CachePlan.parse(pair, self.recent, turned) for turned in turns]
-        return plans
-
-
 @command(
-    "cache path/to/model --text text.txt --rotated",
-    "cache path/to/model --pairs int4~32x1~asymmetric~float16~minmax/int4~1x64~asymmetric~float16~minmax",
+    "cache path/to/model --text text.txt",
     "cache path/to/model --schemes fp8_e4m3_cast --out cache.safetensors",
     name="cache",
 )
 def cache_of(
     how: TextOptions,
-    tried: CacheOptions,
     model: str = typer.Argument(help="Folder or Hub id of a causal model."),
     text: str | None = texts_option("to measure on"),
+    schemes: str | None = typer.Option(
+        None,
+        help="Comma-separated schemes, each for keys alone and for values alone.",
+        show_default="eleven from 8 to 2 bits",
+    ),
     out: str | None = typer.Option(
         None, help="Write keys and values of the texts to this .safetensors file."
     ),
@@ -241,7 +215,7 @@ def cache_of(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """What a format of the cache of keys and values costs a causal model, and what it saves."""
+    """Measure what each format of the cache of keys and values costs a causal model, and what it saves."""
     check_readable(text)
     check_suffix("--out", out)
     (texts,) = how.read(text)
@@ -249,15 +223,15 @@ def cache_of(
     from explorer.analysis.cache import CachePlan
     from explorer.export.files import write_tensors
     from explorer.models.capture import load_model
-    from explorer.survey.cache import CacheSurvey, captured_cache
+    from explorer.survey.cache import SCHEMES, CacheSurvey, captured_cache
     from explorer.survey.sentences import texts_run
 
-    plans = tried.plans()
+    asked = [parse_scheme(name) for name in (SCHEMES if schemes is None else split(schemes))]
     found = CacheSurvey(load_model(model, revision, use_device(device), head=True), texts)
     with reporting("caches", as_json) as progress:
-        rows = list(found.rows(plans, progress))
+        rows = list(found.rows(asked, progress))
     if out:
-        write_tensors(captured_cache(found.model, found.run_on), out, {"model": found.model.name})
+        write_tensors(captured_cache(found.model, found.texts), out, {"model": found.model.name})
     ran = found.reference
     records = {
         "rows": rows,
@@ -266,10 +240,9 @@ def cache_of(
         "bytes_a_token": found.shape.bytes_a_token(CachePlan()),
         "shape": found.shape,
     }
-    exactly = f"; the last {tried.recent:,} tokens stay exact" if tried.recent else ""
     measured = (
         f"KL: nats a token, over {texts_run(len(ran.sequences), ran.left_out)} of "
-        f"{text or 'the built-in held-out ones'}, {ran.tokens:,} tokens; 95 % interval over texts{exactly}"
+        f"{text or 'the built-in held-out ones'}, {ran.tokens:,} tokens; 95 % interval over texts"
     )
     emit(as_json, records, _cache_table(rows), measured, *_cache_words(found), written(out))
 
@@ -278,12 +251,11 @@ def _cache_table(rows: Sequence[CacheRow]) -> PrintedTable:
     from explorer.analysis.cache import CONTEXT
 
     at = f"at {CONTEXT:,} tokens"
-    columns = ("of", "scheme", "rotated", "bits", "bytes a token", at, "KL (nats)", "95 %", "same token")
+    columns = ("of", "scheme", "bits", "bytes a token", at, "KL (nats)", "95 %", "same token")
     lines = [
         (
             row.part,
             row.scheme,
-            "yes" if row.rotated else "",
             row.bits,
             round(row.bytes_a_token),
             bytes_(row.context_bytes),

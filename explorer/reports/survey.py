@@ -71,7 +71,7 @@ def bought(found: Survey, asked: Asked) -> Bought:
         target=target_of(asked.target),
         keep=asked.keep,
         inputs=inputs_of(asked.inputs) if asked.inputs else None,
-        times=recorded_times("", asked.batch) if asked.batch is not None else None,
+        times=recorded_times(asked.batch) if asked.batch is not None else None,
     )
     front = frontier(found, constraints=constraints)
     if front.by_time is None:

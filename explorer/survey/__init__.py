@@ -1,4 +1,4 @@
-"""Which layers of a model suffer from which scheme, and what a budget buys.
+"""Survey the layers of a model, choose a scheme for each within a budget, check and apply the recipe.
 
     survey = load_survey(SURVEYS / "all-MiniLM-L6-v2.jsonl")  # .head, .layers, .linear, .complete
     front = frontier(survey)     # .bits, .loss; .uniform, single schemes

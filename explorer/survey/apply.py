@@ -1,4 +1,4 @@
-"""What an export asks of a recipe: the model's folder, the codes of each layer, and what the card says."""
+"""The parts of an export that come from a recipe: codes of each layer, fixed scales, text of the card."""
 
 from __future__ import annotations
 
@@ -213,8 +213,8 @@ def beside(recipe: ModelRecipe) -> dict[str, str]:
 
 
 def weights_alone(inputs: bool, cache: CachePlan | None = None) -> str:
-    """What is said beside a prediction, which lacks what quantized ``inputs`` and a quantized ``cache`` add;
-    empty without either."""
+    """Qualify a predicted loss, which leaves out quantized ``inputs`` and a quantized ``cache``; empty
+    without either."""
     adding = ["quantized inputs"] * inputs + ["a quantized cache"] * (cache is not None)
     if not adding:
         return ""
@@ -222,7 +222,7 @@ def weights_alone(inputs: bool, cache: CachePlan | None = None) -> str:
 
 
 def inputs_words(recipe: ModelRecipe) -> str:
-    """How a recipe's layers have their inputs quantized, and where they differ how many have which."""
+    """Describe the inputs of a recipe's layers, with counts where they differ."""
     counts = Counter(recipe.input_schemes.values())
     coded = sum(one.scheme.plain_dtype is None for one in recipe.layers.values())
     if len(counts) == 1 and len(recipe.input_schemes) == coded:
@@ -237,8 +237,8 @@ def _layers(count: int) -> str:
 
 
 def against_cache(recipe: ModelRecipe, target: str, folder: Path | None) -> str:
-    """Why files of ``target`` cannot say how the recipe stores keys and values; empty if they can, or if it
-    stores them exactly. ``folder``: the model's, None where its tensors are not known."""
+    """Give the reason why files of ``target`` cannot say how the recipe stores keys and values; empty if they
+    can, or if it stores them exactly. ``folder``: the model's, None where its tensors are not known."""
     if recipe.cache is None:
         return ""
     export = export_of(target)
@@ -246,7 +246,7 @@ def against_cache(recipe: ModelRecipe, target: str, folder: Path | None) -> str:
 
 
 def card_of(recipe: ModelRecipe, measured: bool = False, imatrix: str = "", against_cache: str = "") -> str:
-    """What a model card says of the recipe, in Markdown; ``measured``: the true loss follows; ``imatrix``:
+    """Describe the recipe for a model card, in Markdown. ``measured``: the true loss follows; ``imatrix``:
     the name of the importance file that weighed the rounding; ``against_cache``: why the files cannot say how
     keys and values are stored."""
     schemes = ", ".join(f"{count} layer{'s' * (count > 1)} {text}" for text, count in recipe.counts.items())

@@ -46,7 +46,6 @@ class Constraints:
     target       the checkpoint format that has to carry the recipe; None: any scheme beside any other. A
                  format that holds codes of embeddings has them, and the head, among the layers to choose for
     keep         layers whose names match one of these patterns (``models.files.matches``) stay as they are
-    only         if given, the layers to choose for, whatever ``keep`` says and whatever they are
     fuse         query, key and value have one scheme, and gate and up: also wherever the target's engine
                  multiplies them as one matrix
     inputs       the scheme of the inputs of layers of codes; None: not quantized
@@ -58,7 +57,6 @@ class Constraints:
     schemes: tuple[str, ...] = ()
     target: Export | None = None
     keep: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
     fuse: bool = False
     inputs: Scheme | None = None
     keep_inputs: tuple[str, ...] = ()
@@ -70,13 +68,11 @@ class Constraints:
 
     @property
     def fused(self) -> bool:
-        """Whether layers that engines multiply as one matrix have one scheme."""
+        """True if layers that engines multiply as one matrix have one scheme."""
         return self.fuse or (self.target is not None and self.target.fused)
 
     def keeps(self, layer: Layer) -> bool:
-        """Whether ``layer`` stays as it is."""
-        if self.only:
-            return layer.name not in self.only
+        """True for a layer that stays as it is."""
         tables = self.target is not None and self.target.tables
         if layer.is_table:
             return not tables or self.times is not None or self._named(layer)
@@ -89,7 +85,7 @@ class Constraints:
     def without_table(self, layer: Layer) -> str:
         """The reason why ``layer``, a table of embeddings that was not asked to be kept, stays as it is where
         the target holds no codes of tables; empty for other layers and targets."""
-        if self.target is None or self.target.tables or self.times is not None or self.only:
+        if self.target is None or self.target.tables or self.times is not None:
             return ""
         told = layer.is_table and not self._named(layer)
         return f"{self.target.label} has codes of linear layers alone" if told else ""

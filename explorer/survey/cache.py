@@ -1,19 +1,15 @@
-"""What a format of the cache of keys and values costs a causal model, measured by its next tokens.
+"""Measure what a format of the cache of keys and values costs a causal model, by its next tokens.
 
-The original network is run piece by piece, ``PIECE`` tokens at a time, with a cache that restores older keys
-and values from their codes before attention reads them, as a serving engine does while it writes. A token
-sees the last ``recent`` tokens, its own piece and the pieces that are not complete exactly; all before are
-restored once, when they become old. That is so for all schemes whose scales are found from what is stored, so
-that those of tokens compare with those of channels. Schemes without scales, and with fixed ones, round each
-number as it comes: with ``recent`` 0 no token is exact, as where an engine stores FP8.
+The original network is run ``PIECE`` tokens at a time, with a cache that restores older keys and values from
+their codes before attention reads them, as a serving engine does while it writes. The last ``recent`` tokens,
+the piece that is run and the pieces that are not complete are exact; all before are restored once, when they
+become old. That holds for all schemes whose scales are found from what is stored, so that scales of tokens
+compare with scales of channels. Schemes without scales, and with fixed ones, round each number as it comes.
 
 Blocks do not cross heads: a block of 64 channels in heads of 80 is followed by one of 16. Scales of a whole
-token (``int8_row``) are of all its heads.
-
-Keys are cached after rotary embedding. Few of their channels are large, always the same ones, so that scales
-of a channel (blocks of tokens x 1) suit them; values have no such channels, and scales of a token (1 x
-channels) suit them: Z. Liu et al., "KIVI", arXiv 2402.02750; C. Hooper et al., "KVQuant", arXiv 2401.18079.
-With ``rotated`` each head's channels are multiplied by a Hadamard matrix first ("QuaRot", arXiv 2404.00456).
+token (``int8_row``) are of all its heads. Keys are cached after rotary embedding: few of their channels are
+large, always the same ones, so that scales of a channel (blocks of tokens x 1) suit them. Values have no such
+channels, and scales of a token (1 x channels) suit them: Z. Liu et al., "KIVI", arXiv 2402.02750.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -43,7 +39,6 @@ from explorer.analysis.cache import (
     is_fixed,
     matrix_of,
 )
-from explorer.core.hadamard import Rotation, find_rotation
 from explorer.models.capture import LONGEST, Model
 from explorer.models.evaluate import built_in_texts, held_out_texts
 from explorer.models.inputs import fixed_scale, quantized_inputs
@@ -56,19 +51,13 @@ from explorer.survey.loss import Loss, LossReference, reference_for
 
 SCHEMES = (
     "fp8_e4m3_cast",
-    "int8~32x1~asymmetric~float16~minmax",
-    "int8~1x64~asymmetric~float16~minmax",
-    "mxfp4",
-    "nvfp4",
-    "int4~32x1~asymmetric~float16~minmax",
-    "int4~1x64~asymmetric~float16~minmax",
-    "int3~32x1~asymmetric~float16~minmax",
-    "int3~1x64~asymmetric~float16~minmax",
-    "int2~32x1~asymmetric~float16~minmax",
-    "int2~1x64~asymmetric~float16~minmax",
+    *("int8~32x1~asymmetric~float16~minmax", "int8~1x64~asymmetric~float16~minmax"),
+    *("mxfp4", "nvfp4"),
+    *(f"int{b}~{block}~asymmetric~float16~minmax" for b in (4, 3, 2) for block in ("32x1", "1x64")),
 )
 """Scales of a channel's 32 tokens or of 64 channels of a token, which are a head's where it has so many, and
 formats with blocks of their own."""
+_BEFORE = "_before_rotary"
 
 
 class _RestoredLayer(DynamicLayer):
@@ -88,7 +77,7 @@ class _RestoredLayer(DynamicLayer):
             start, old = self._old[name], self._old_by(scheme, before)
             if old > start:
                 part = states[:, :, start:old]
-                part.copy_(restored(part, scheme, self._plan.rotated, self._scales.get(name)))
+                part.copy_(restored(part, scheme, self._scales.get(name)))
                 self._old[name] = old
         return self.keys, self.values
 
@@ -100,41 +89,28 @@ class _RestoredLayer(DynamicLayer):
         return max(0, before - recent) if recent else self.get_seq_length()
 
 
-def restored(states: Tensor, scheme: Scheme, rotated: bool = False, scale: float | None = None) -> Tensor:
-    """``states`` [1, heads, tokens, channels] from the codes of the matrix that ``matrix_of`` says, by the
-    fixed ``scale`` if given."""
-    (count, tokens, channels), mixed = states.shape[1:], _mixed(states[0].float(), rotated)
-    rows = mixed.transpose(0, 1) if scheme.block[1] is None else mixed
-    matrix = rows.reshape(matrix_of(scheme, tokens, (count, channels)))
+def restored(states: Tensor, scheme: Scheme, scale: float | None = None) -> Tensor:
+    """Restore ``states`` [1, heads, tokens, channels] from the codes of the matrix that ``matrix_of`` says,
+    by the fixed ``scale`` if given."""
+    count, tokens, channels = states.shape[1:]
+    by_token = scheme.block[1] is None
+    rows = states[0].transpose(0, 1) if by_token else states[0]
+    matrix = rows.float().reshape(matrix_of(scheme, tokens, (count, channels)))
     found = quantized_inputs(matrix, scheme, scale).view(rows.shape)
-    heads = found.transpose(0, 1) if scheme.block[1] is None else found
-    rotation = _rotation(channels, heads.device) if rotated else None
-    whole = heads if rotation is None else rotation.undo(heads.reshape(-1, channels)).view(heads.shape)
-    return whole[None].to(states.dtype)
-
-
-def _mixed(heads: Tensor, rotated: bool) -> Tensor:
-    """``heads`` [heads, tokens, channels], multiplied by a Hadamard matrix if ``rotated``."""
-    if not rotated:
-        return heads
-    rotation = _rotation(heads.shape[-1], heads.device)
-    return rotation.inputs(heads.reshape(-1, heads.shape[-1])).view(heads.shape)
-
-
-def _rotation(channels: int, device: torch.device) -> Rotation:
-    found = find_rotation(channels)
-    return replace(found, signs=found.signs.to(device))
+    return (found.transpose(0, 1) if by_token else found)[None].to(states.dtype)
 
 
 class CachedNetwork(nn.Module):
-    """A causal network whose cache is stored as ``plan`` says, with the fixed ``scales`` of ``fixed_scales``;
-    outputs have ``logits`` [1, tokens, vocabulary]. ``ValueError`` for a network that attention does not run
-    in, and without the scales that the plan needs."""
+    """A causal network with a cache that is stored as ``plan`` says, with the fixed ``scales`` of
+    ``fixed_scales``; outputs have ``logits`` [1, tokens, vocabulary]. ``ValueError`` for a network without a
+    cache, without the scales that the plan needs, and for a rotated plan of an earlier version."""
 
     def __init__(
         self, network: nn.Module, plan: CachePlan, scales: Mapping[str, float] | None = None
     ) -> None:
         super().__init__()
+        if plan.rotated:
+            raise ValueError("a cache multiplied by a Hadamard matrix is not run by this version")
         if plan.is_fixed and not scales:
             raise ValueError(f"{plan.text}: its fixed scales are not known")
         self.network, self.plan, self.scales = network, plan, scales or {}
@@ -151,46 +127,32 @@ class CachedNetwork(nn.Module):
         return output
 
 
-def _cache(plan: CachePlan, scales: Mapping[str, float] | None = None) -> Cache:
+def _cache(plan: CachePlan, scales: Mapping[str, float]) -> Cache:
     """An empty cache. Layers with a sliding window keep all tokens: the network masks them."""
-    names, known = (f"layers.{i}" for i in itertools.count()), scales or {}
+    numbers = itertools.count()
 
     def layer() -> _RestoredLayer:
-        name = next(names)
-        own = {part: known[f"{name}.{part}"] for part in (KEYS, VALUES) if f"{name}.{part}" in known}
+        name = f"layers.{next(numbers)}"
+        own = {part: scales[f"{name}.{part}"] for part in (KEYS, VALUES) if f"{name}.{part}" in scales}
         return _RestoredLayer(plan, own)
 
     return Cache(layer_class_to_replicate=layer)
 
 
 def fixed_scales(model: Model, plan: CachePlan, texts: AnyTexts = ()) -> dict[str, float]:
-    """The fixed scales that ``plan`` needs, "layers.0.keys" -> scale: of the range that a scheme's calibrator
-    finds in all keys, or values, that ``texts`` (built-in calibration texts if empty) give a layer. None are
-    found, and nothing is run, where the plan has no fixed scales."""
+    """Find the fixed scales that ``plan`` needs, "layers.0.keys" -> scale, of the range that a scheme's
+    calibrator finds in all keys, or values, of ``texts`` (built-in calibration texts if empty). Nothing is
+    run for a plan without fixed scales."""
     schemes = {part: scheme for part, scheme in plan.parts if scheme is not None and is_fixed(scheme)}
     if not schemes:
         return {}
     observers: dict[str, Observer] = {}
     for layers in _each_text(model, texts or built_in_texts(True)):
-        for i, (keys, values) in enumerate(layers):
-            for part, states in ((KEYS, keys), (VALUES, values)):
+        for i, states in enumerate(layers):
+            for part, heads in zip((KEYS, VALUES), states, strict=True):
                 if part in schemes:
-                    observers.setdefault(f"layers.{i}.{part}", Observer()).add(_mixed(states, plan.rotated))
-    return {
-        name: fixed_scale(observer, schemes[name.rpartition(".")[2]]) for name, observer in observers.items()
-    }
-
-
-def each_alone(
-    schemes: Sequence[Scheme], recent: int = 0, rotated: Sequence[bool] = (False,)
-) -> list[CachePlan]:
-    """Each scheme for keys alone, then for values alone, as it is and rotated as ``rotated`` says."""
-    plans = []
-    for scheme in schemes:
-        for turned in rotated:
-            plans.append(CachePlan(keys=scheme, recent=recent, rotated=turned))
-            plans.append(CachePlan(values=scheme, recent=recent, rotated=turned))
-    return plans
+                    observers.setdefault(f"layers.{i}.{part}", Observer()).add(heads)
+    return {name: fixed_scale(one, schemes[name.rpartition(".")[2]]) for name, one in observers.items()}
 
 
 @dataclass(frozen=True)
@@ -201,8 +163,6 @@ class CacheRow:
 
     part: str
     scheme: str
-    rotated: bool
-    recent: int
     kl: float
     low: float | None
     high: float | None
@@ -214,44 +174,38 @@ class CacheRow:
 
 @dataclass(frozen=True, eq=False)
 class CacheSurvey:
-    """A causal model on texts, against which caches are measured; without texts, on the built-in ones that
-    checks use. ``SourceError`` for other models."""
+    """A causal model on texts, against which caches are measured; on the built-in texts that checks use if
+    empty. ``SourceError`` for other models."""
 
     model: Model
-    texts: AnyTexts
+    texts: AnyTexts = ()
 
     def __post_init__(self) -> None:
         if not self.model.causal:
             raise SourceError(f"{self.model.name} predicts no tokens: it keeps no keys and values")
-
-    @property
-    def run_on(self) -> AnyTexts:
-        """The texts."""
-        return self.texts or held_out_texts(True)
+        object.__setattr__(self, "texts", self.texts or held_out_texts(True))
 
     @cached_property
     def reference(self) -> LossReference:
-        return reference_for(self.model, self.run_on)
+        return reference_for(self.model, self.texts)
 
     @cached_property
     def shape(self) -> CacheShape:
-        """What the model's layers keep of a token."""
-        return shape_of(self.model, self.run_on)
+        """The keys and values that the model's layers keep of a token."""
+        return shape_of(self.model, self.texts)
 
-    def loss(self, plan: CachePlan, progress: Progress | None = None) -> Loss:
-        """The loss of ``plan``; fixed scales are those of the built-in calibration texts."""
-        network = CachedNetwork(self.model.network, plan, fixed_scales(self.model, plan))
-        return self.reference.measure(network, progress)
+    def loss(self, plan: CachePlan) -> Loss:
+        """Measure the loss of ``plan``; fixed scales are those of the built-in calibration texts."""
+        scales = fixed_scales(self.model, plan)
+        return self.reference.measure(CachedNetwork(self.model.network, plan, scales))
 
     def row(self, plan: CachePlan, loss: Loss) -> CacheRow:
-        """What ``plan``, whose loss is given, costs and saves."""
+        """The row of ``plan``, whose loss is given."""
         chosen = {part: scheme for part, scheme in plan.parts if scheme is not None}
         counted = [self.shape.bits(part, scheme) for part, scheme in chosen.items()] or [float(EXACT_BITS)]
         return CacheRow(
             part=next(iter(chosen)) if len(chosen) == 1 else BOTH,
             scheme=" / ".join(dict.fromkeys(map(str, chosen.values()))) or "as it is",
-            rotated=plan.rotated,
-            recent=plan.recent,
             kl=loss.value,
             low=loss.low,
             high=loss.high,
@@ -261,8 +215,9 @@ class CacheSurvey:
             context_bytes=self.shape.bytes_of(plan, CONTEXT),
         )
 
-    def rows(self, plans: Sequence[CachePlan], progress: Progress | None = None) -> Iterator[CacheRow]:
-        """What each of ``plans`` costs."""
+    def rows(self, schemes: Sequence[Scheme], progress: Progress | None = None) -> Iterator[CacheRow]:
+        """Measure each scheme for keys alone, then for values alone."""
+        plans = [plan for one in schemes for plan in (CachePlan(keys=one), CachePlan(values=one))]
         for done, plan in enumerate(plans, 1):
             yield self.row(plan, self.loss(plan))
             if progress is not None:
@@ -270,70 +225,61 @@ class CacheSurvey:
 
 
 def shape_of(model: Model, texts: AnyTexts) -> CacheShape:
-    """What the layers of ``model`` keep of a token, as two tokens of ``texts`` show, and the sliding windows
-    that its config names."""
-    config = model.network.config
+    """Find what the layers of ``model`` keep of a token, as two tokens of ``texts`` show, and the sliding
+    windows that its config names."""
     windows = [
-        getattr(layer, "sliding_window", None) if layer.is_sliding else None
-        for layer in DynamicCache(config=config).layers
+        layer.sliding_window if layer.is_sliding else None
+        for layer in DynamicCache(config=model.network.config).layers
     ]
-    layers = next(_each_text(model, texts, 2))
-    return CacheShape(
-        tuple(
-            CacheLayer(_heads(keys), _heads(values), windows[i] if i < len(windows) else None)
-            for i, (keys, values) in enumerate(layers)
-        )
-    )
-
-
-def _heads(states: Tensor) -> tuple[int, int]:
-    return states.shape[0], states.shape[2]
+    heads = [
+        [(states.shape[0], states.shape[2]) for states in layer]
+        for layer in next(_each_text(model, texts, 2))
+    ]
+    pairs = itertools.zip_longest(heads, windows[: len(heads)])
+    return CacheShape(tuple(CacheLayer(keys, values, window) for (keys, values), window in pairs))
 
 
 def captured_cache(model: Model, texts: AnyTexts, tokens: int = 512) -> dict[str, Tensor]:
-    """Keys and values of the first ``tokens`` tokens of ``texts``, float32 [tokens, heads · channels], as
-    "layers.0.keys" (after rotary embedding) and "layers.0.values"; and "layers.0.keys_before_rotary" of
-    networks whose projection of keys is called ``k_proj``. ``SourceError`` where there is no cache."""
-    before: dict[str, list[Tensor]] = {}
-    projections = [m for name, m in model.network.named_modules() if name.endswith("k_proj")]
-    handles = [
-        m.register_forward_hook(
-            lambda _, __, output, name=f"layers.{i}.{KEYS}{_BEFORE}": before.setdefault(name, []).append(
-                output[0].float().cpu()
-            )
-        )
-        for i, m in enumerate(projections)
-    ]
+    """Capture keys and values of the first ``tokens`` tokens of ``texts``, float32 [tokens, heads ·
+    channels]: "layers.0.keys" (after rotary embedding) and "layers.0.values"; and
+    "layers.0.keys_before_rotary" of networks whose projection of keys is called ``k_proj``. ``SourceError``
+    where there is no cache."""
     found: dict[str, list[Tensor]] = {}
+    projections = [m for name, m in model.network.named_modules() if name.endswith("k_proj")]
+
+    def keep(name: str, rows: Tensor) -> None:
+        found.setdefault(name, []).append(rows.float().cpu())
+
+    handles = [
+        projection.register_forward_hook(
+            lambda _, __, output, name=f"layers.{i}.{KEYS}{_BEFORE}": keep(name, output[0])
+        )
+        for i, projection in enumerate(projections)
+    ]
     try:
         for layers in _each_text(model, texts, tokens):
             for i, states in enumerate(layers):
                 for part, heads in zip((KEYS, VALUES), states, strict=True):
-                    rows = heads.transpose(0, 1).flatten(1).cpu()
-                    found.setdefault(f"layers.{i}.{part}", []).append(rows)
+                    keep(f"layers.{i}.{part}", heads.transpose(0, 1).flatten(1))
     finally:
         for handle in handles:
             handle.remove()
-    return {name: torch.cat(parts) for name, parts in sorted((found | before).items())}
-
-
-_BEFORE = "_before_rotary"
+    return {name: torch.cat(parts) for name, parts in sorted(found.items())}
 
 
 def labelled_cache(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of ``captured_cache`` by names to choose from, layer by layer: "keys of layer 3, before
+    """Name the tensors of ``captured_cache`` to choose from, layer by layer: "keys of layer 3, before
     rotary", "keys of layer 3, after rotary" and "values of layer 3". Where the projection's keys are not
     known, or are cached as they are, there is one tensor, "keys of layer 3"."""
     labelled = {}
-    for i in range(len([name for name in found if name.endswith(f".{VALUES}")])):
-        keys, values = (found[f"layers.{i}.{part}"] for part in (KEYS, VALUES))
-        before = found.get(f"layers.{i}.{KEYS}{_BEFORE}")
+    for i in range(sum(name.endswith(f".{VALUES}") for name in found)):
+        keys, before = found[f"layers.{i}.{KEYS}"], found.get(f"layers.{i}.{KEYS}{_BEFORE}")
         if before is None or torch.equal(before, keys):
             labelled[f"keys of layer {i}"] = keys
         else:
             labelled[f"keys of layer {i}, before rotary"] = before
             labelled[f"keys of layer {i}, after rotary"] = keys
-        labelled[f"values of layer {i}"] = values
+        labelled[f"values of layer {i}"] = found[f"layers.{i}.{VALUES}"]
     return labelled
 
 
@@ -347,9 +293,8 @@ def _each_text(
         checkpoint()
         if kept >= tokens:
             break
-        cache = _cache(CachePlan())
-        length = min(len(sequence.ids), tokens - kept)
-        ids = torch.tensor([sequence.ids[: int(length)]], device=model.device)
+        cache = _cache(CachePlan(), {})
+        ids = torch.tensor([sequence.ids[: int(min(len(sequence.ids), tokens - kept))]], device=model.device)
         with torch.no_grad():
             model.network(input_ids=ids, past_key_values=cache, use_cache=True)
         if not cache.layers:

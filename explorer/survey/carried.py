@@ -1,5 +1,4 @@
-"""What checkpoint formats carry of a survey's layers: schemes, products with quantized inputs, bytes of
-files."""
+"""The schemes, products with quantized inputs and bytes of files that checkpoint formats carry."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A recipe held against the truth: the assembled model is run on texts that it was not chosen by.
+"""Measure a recipe: the model that it makes is run on texts that it was not chosen by.
 
-Its loss stands beside the prediction, beside single schemes of the same size for all layers, and beside
-recipes of the same budget by other signals.
+Its loss stands beside the prediction, and beside single schemes of the same size for all layers.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme
 from explorer.survey.apply import input_scales_of, inputs_words
 from explorer.survey.assemble import Assembled, assemble, shapes_of
-from explorer.survey.budget import Choice, Constraints, Frontier, best_methods, frontier
+from explorer.survey.budget import best_methods
 from explorer.survey.carried import StoredBits, model_folder, product_refusal, stored_bits, target_of
 from explorer.survey.importances import layer_importances
 from explorer.survey.interval import Interval, predicted_interval
@@ -36,8 +35,8 @@ from explorer.survey.loss import Loss, hash_of, reference_for
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import Survey
 from explorer.survey.run import SCHEMES
-from explorer.survey.sensitivities import SENSITIVITIES, WEIGHT
-from explorer.survey.times import CheckedTime, StepTimes, machines, recorded_times
+from explorer.survey.sensitivities import SENSITIVITIES
+from explorer.survey.times import CheckedTime
 
 UNIFORM = 3
 """Single schemes that a recipe stands beside: those of the least predicted loss. The target's usual one is
@@ -45,15 +44,14 @@ run too."""
 SAME_SIZE = 0.02
 """Bits per weight that a single scheme may be larger and still be of the same size."""
 RECIPE, WEIGHTS_ALONE = "recipe", "recipe, its weights alone"
-BY_SIGNAL, ONE_SCHEME = "same budget by another signal", "one scheme for all layers"
+ONE_SCHEME = "one scheme for all layers"
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One model that was run. ``what``: "recipe", "recipe, its weights alone", "same budget by another
-    signal" or "one scheme for all layers"; ``name``: the signal or scheme; ``predicted`` is None where
-    nothing predicts a loss, and ``predicted_interval`` where the survey gives none
-    (``explorer.survey.interval``)."""
+    """One model that was run. ``what``: "recipe", "recipe, its weights alone" or "one scheme for all layers";
+    ``name``: the signal or scheme. ``predicted`` is None where nothing predicts a loss, and
+    ``predicted_interval`` where the survey gives none (``survey.interval``)."""
 
     what: str
     name: str
@@ -65,16 +63,18 @@ class Checked:
 
 @dataclass(frozen=True)
 class Check:
-    """What ``check_recipe`` measured; the recipe is the first of ``rows``. ``better``: the share of the loss
-    of the best single scheme that the recipe saves, negative where it is worse; None without one.
-    ``uniform``: the recipe is one scheme for all layers itself. ``target``: the checkpoint format that bits
-    are counted in, "" for codes and scales alone. ``part``: what of the model texts run, "" for all.
-    ``inputs``: how layers' inputs were quantized in all models but that of "weights alone", in words, ""
-    where they were not; ``predicts_inputs``: predictions have what that adds; ``cache``: how these models
-    stored keys and values, in words, "" for exactly. ``calibrated``: the texts are those that the survey, or
-    a method, was calibrated by. ``refused``: single schemes, and signals that choose one, that the recipe's
-    methods do not serve -> why. ``time``: of a step, predicted and measured, of a recipe that predicts one
-    (``explorer.bench.layers.checked_time``)."""
+    """The result of ``check_recipe``.
+
+    rows        the recipe first
+    uniform     the recipe is itself one scheme for all layers
+    target      the checkpoint format that bits are counted in, "" for codes and scales alone
+    part        the part of the model that texts run, "" for all
+    inputs      how layers' inputs were quantized, except in the row of weights alone, in words; "" for not
+    cache       how keys and values were stored there, in words; "" for exactly
+    calibrated  the texts are those that the survey, or a method, was calibrated by
+    refused     single schemes that the recipe's methods do not serve, with the reason
+    time        of a step, predicted and measured, of a recipe that predicts one (``bench.layers``)
+    """
 
     rows: tuple[Checked, ...]
     texts_sha256: str
@@ -107,6 +107,8 @@ class Check:
 
     @property
     def better(self) -> float | None:
+        """The share of the loss of the best single scheme that the recipe saves, negative where it is worse;
+        None without one."""
         best = self.single
         return 1 - self.rows[0].loss.value / best.loss.value if best and best.loss.value > 0 else None
 
@@ -122,14 +124,13 @@ def check_recipe(
 ) -> Check:
     """Run the recipe and what it stands beside on ``texts`` (held-out built-in ones if empty).
 
-    With the ``survey`` that it is from, predictions stand beside single schemes too, and the recipe that
-    another signal gives for its layers. What it stands beside is made of the schemes that the recipe was
-    chosen from, under its constraints. Where the recipe quantizes inputs, or the cache of keys and values, so
-    do all of them, and the recipe is run without that too. ``calibration``: what methods see, and what fixed
-    scales of inputs are found by, in the original model. ``imatrix``: an importance file of llama.cpp, whose
-    importances weigh the rounding of all of them, where their schemes take any. ``model`` has its head
-    (``load_model(..., head=True)``). ``ValueError`` if the survey is of other weights, or predicts another
-    loss than this network has, and for a cache of a model that has none.
+    Single schemes are those that the recipe was chosen from, with predictions if the ``survey`` that it is
+    from is given. Where the recipe quantizes inputs, or the cache of keys and values, so do all of them, and
+    the recipe is run without that too. ``calibration``: what methods see, and what fixed scales of inputs are
+    found by, in the original model. ``imatrix``: an importance file of llama.cpp, whose importances weigh the
+    rounding of all of them, where their schemes take any. ``model`` has its head (``load_model(...,
+    head=True)``). ``ValueError`` if the survey is of other weights, or predicts another loss than this
+    network has, and for a cache of a model that has none.
     """
     if survey is not None and survey.head.weights_sha256 != recipe.weights_sha256:
         raise ValueError(f"the survey is of other weights than the recipe for {recipe.model}")
@@ -141,7 +142,6 @@ def check_recipe(
     inputs, cached = inputs_of(recipe, model, calibration), cached_by(recipe, model, calibration)
     if inputs or recipe.cache is not None:
         todo.append((WEIGHTS_ALONE, *todo[0][1:]))
-    todo += _by_other_signals(recipe, survey)
     folder = model_folder(recipe.model, recipe.revision) if recipe.target else None
     stored = stored_bits(target_of(recipe.target), folder)
     shapes = shapes_of(model, recipe.layers)
@@ -154,7 +154,7 @@ def check_recipe(
             weighed = _importances(imatrix, model, layers, shapes)
             assembled = assemble_recipe(recipe, model, calibration, layers, seen, importances=weighed)
         except ValueError as error:
-            if what not in (BY_SIGNAL, ONE_SCHEME):
+            if what != ONE_SCHEME:
                 raise
             refused[name] = str(error)
             continue
@@ -172,9 +172,9 @@ def check_recipe(
 
 
 def cached_by(recipe: ModelRecipe, model: Model, calibration: AnyTexts) -> Callable[[nn.Module], nn.Module]:
-    """What gives a network the recipe's cache, with fixed scales found by running the original ``model`` on
-    ``calibration`` (built-in texts if empty); as it is without one. ``ValueError`` for a model without a
-    cache."""
+    """Return a function that gives a network the recipe's cache, with fixed scales found by running the
+    original ``model`` on ``calibration`` (built-in texts if empty); as it is without one. ``ValueError`` for
+    a model without a cache."""
     plan = recipe.cache
     if plan is None:
         return lambda network: network
@@ -222,8 +222,8 @@ def _importances(
 
 
 def calibrated_by(recipe: ModelRecipe, texts: AnyTexts, calibration: AnyTexts) -> bool:
-    """Whether ``texts`` are those that a recipe's survey ran, or its methods see; the built-in held-out ones,
-    where none are given, are never."""
+    """True if ``texts`` are those that the recipe's survey ran or its methods see; the built-in held-out
+    texts, which stand for none, never are."""
     if not texts:
         return False
     used = {recipe.texts_sha256, hash_of(calibration) if calibration else ""} - {""}
@@ -245,8 +245,9 @@ def other_texts(recipe: ModelRecipe, calibration: AnyTexts, causal: bool) -> str
 def inputs_of(
     recipe: ModelRecipe, model: Model, calibration: AnyTexts, target: str = ""
 ) -> dict[str, QuantizedInputs]:
-    """How the inputs of the recipe's layers are quantized, as the reader of ``target`` rounds them (that of
-    the recipe if empty), with their fixed scales; of layers that hold no codes, how they would be."""
+    """Return how the inputs of the recipe's layers are quantized, as the reader of ``target`` rounds them
+    (that of the recipe if empty), with their fixed scales; of layers that hold no codes, how they would
+    be."""
     target, scales = target or recipe.target, input_scales_of(recipe, lambda: model, calibration)
     as_read = export_of(target).as_read if target else (lambda inputs, dtype: inputs)
     asked = asked_inputs(recipe).items()
@@ -254,8 +255,8 @@ def inputs_of(
 
 
 def asked_inputs(recipe: ModelRecipe) -> dict[str, Scheme]:
-    """How inputs are quantized by layer, of whatever scheme the layers are: so are they in what stands beside
-    the recipe."""
+    """Return the schemes of inputs by layer, whatever the layers' own schemes: single schemes beside the
+    recipe have the same inputs."""
     if not recipe.input_schemes:
         return {}
     found = ((name, recipe.inputs_of(name)) for name in recipe.layers)
@@ -266,56 +267,6 @@ _Prediction = tuple[float | None, Interval | None]
 _Methods = Mapping[str, Mapping[str, str]]
 """Layer -> scheme -> method, where that is not rounding to nearest; empty: the survey chose none."""
 _Todo = tuple[str, str, Mapping[str, Recipe], _Prediction]
-
-
-def _by_other_signals(recipe: ModelRecipe, survey: Survey | None) -> Iterator[_Todo]:
-    """The choice by weight error for the same layers and budget, and by the survey's default where that is
-    another signal; none for a recipe with several schemes of inputs."""
-    times = times_of(recipe)
-    if survey is None or recipe.bits is None or any(recipe.own_inputs.values()):
-        return
-    if recipe.predicted_time is not None and times is None:
-        return
-    kept_to = Constraints(
-        schemes=_chosen_from(recipe, survey),
-        target=target_of(recipe.target),
-        only=tuple(recipe.layers),
-        fuse=recipe.fused,
-        inputs=recipe.inputs,
-        keep_inputs=tuple(recipe.own_inputs),
-        times=times,
-        methods=_surveyed_methods(recipe, survey),
-    )
-    by = _methods_beside(recipe, survey)
-    for signal in dict.fromkeys((WEIGHT, survey.head.default)):
-        if signal != recipe.signal and signal in survey.head.signals:
-            choice = _same_budget(frontier(survey, signal, kept_to), recipe, recipe.bits)
-            if choice is None:
-                continue
-            layers = {n: _beside(recipe, by, n, s) for n, s in choice.schemes.items()}
-            loss = choice.loss if SENSITIVITIES[signal].is_loss else None
-            interval = predicted_interval(survey, signal, choice.schemes, choice.methods)
-            yield BY_SIGNAL, signal, layers, (loss, interval)
-
-
-def times_of(recipe: ModelRecipe) -> StepTimes | None:
-    """The recorded times that the time of ``recipe`` was predicted by; None for one that predicts none, or by
-    times that are not recorded here."""
-    predicted = recipe.predicted_time
-    if predicted is None or predicted.machine not in machines().values() or predicted.how == "measured":
-        return None
-    return recorded_times(predicted.machine, predicted.batch)
-
-
-def _same_budget(front: Frontier, recipe: ModelRecipe, bits: float) -> Choice | None:
-    """The choice within the bits of ``recipe``, or within its time if it predicts one; None where times that
-    were recorded anew allow none."""
-    if recipe.predicted_time is None:
-        return front.at(bits)
-    try:
-        return front.at_time(recipe.predicted_time.seconds * (1 + 1e-9))
-    except ValueError:
-        return None
 
 
 def _single_schemes(
@@ -344,7 +295,7 @@ def _single_schemes(
 
 
 def _carried(recipe: ModelRecipe, scheme: Scheme, shapes: Mapping[str, Shape]) -> bool:
-    """Whether the recipe's target carries ``scheme`` in all layers, with the recipe's inputs."""
+    """True if the recipe's target carries ``scheme`` in all layers, with the recipe's inputs."""
     target, asked = target_of(recipe.target), asked_inputs(recipe)
     if any(product_refusal(target, one)(scheme) for one in {asked.get(name) for name in shapes}):
         return False

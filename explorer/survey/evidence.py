@@ -63,7 +63,8 @@ def _of_methods(
     reached: Sequence[str],
     seen: int,
 ) -> dict[str, MethodEvidence]:
-    """What methods see of each module and are judged by: the first ``seen`` tokens, and ``held_out``."""
+    """Gather the inputs that methods see of each module and those that they are judged by: the first ``seen``
+    tokens, and ``held_out``."""
     names = [name for name in reached if name in held_out]
     captured = capture(model, reference.texts, names, seen) if names and seen else []
     found = {one.name: held_out[one.name].evidence(one.activations) for one in captured}

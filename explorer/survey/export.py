@@ -1,4 +1,4 @@
-"""From a recipe to a checkpoint: what is wanted, what has to be run for it, the request that is written."""
+"""Turn a recipe into a checkpoint: run what it needs, and write the request."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ TRIED = 16
 
 @dataclass(frozen=True, eq=False)
 class Folding:
-    """What folding changed.
+    """The changes of folding.
 
     divisors  what the inputs of a linear layer are divided by now, float32 [K], by module
     changed   parameters of the network by name, but for weights whose codes a method chooses: in the dtype of

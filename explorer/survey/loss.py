@@ -1,5 +1,5 @@
-"""What a change of weights costs a model on texts, measured: of an encoder its embeddings, of a causal
-language model its distributions of the next token, each against those of the original model.
+"""Measure the loss of changed weights on texts: of an encoder by its embeddings, of a causal language model
+by its distributions of the next token, each against the original model.
 
 A loss also gives ``objectives``: scalars whose squared gradients are, on average, the Fisher information that
 the signals of ``sensitivities`` are made of. For embeddings e of length one the loss 1 - cos is ½‖Δe‖², and

@@ -1,4 +1,4 @@
-"""What a model card says of the loss of a checkpoint that was just written, as measured in this run."""
+"""Measure the loss of a checkpoint that was just written, for its model card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a method leaves of the loss that rounding a layer to nearest costs, predicted from the layer alone.
+"""Predict the share of a layer's rounding loss that remains with a method, from the layer alone.
 
 Fisher's diagonal cannot see it: a method such as GPTQ makes the errors of a row's weights cancel over the
 layer's inputs, and that is in the products of two weights. Here the Fisher information of each row o of the
@@ -66,7 +66,8 @@ def check_method(name: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class MethodEvidence:
-    """What methods see of a layer [N, K], and what their result is weighed by; on the CPU, unless moved.
+    """The inputs that methods see of a layer [N, K], and the weights of their errors; on the CPU, unless
+    moved.
 
     inputs    float32 [tokens, K], the first of the calibration texts, as ``assemble`` gives them to methods
     held_out  float32 [others, K], of later tokens
@@ -100,7 +101,7 @@ class MethodEvidence:
 
     @property
     def known(self) -> bool:
-        """Whether there are tokens enough to tell a share by."""
+        """True if there are enough tokens to predict a share."""
         return len(self.held_out) >= FEWEST and bool(self.tokens.any())
 
 
@@ -134,7 +135,7 @@ class HeldOutRows:
         output.register_hook(count)
 
     def evidence(self, inputs: Tensor) -> MethodEvidence | None:
-        """What was gathered, beside the ``inputs`` that methods see; None where that is too little."""
+        """Return the gathered rows beside the ``inputs`` that methods see; None where they are too few."""
         if self.outputs is None:
             return None
         found = MethodEvidence(inputs, torch.cat(self.inputs), torch.cat(self.tokens), self.outputs)
@@ -152,7 +153,7 @@ def tokens_for(widths: Sequence[int]) -> int:
 
 
 def rows_of(tokens: int, most: int) -> tuple[int, int]:
-    """Of so many calibration tokens: how many methods see, at most ``most``, and the stride of the others."""
+    """Split calibration tokens: how many methods see, at most ``most``, and the stride of the others."""
     seen = min(most, tokens // 2)
     return seen, max(1, (tokens - seen) // HELD_OUT)
 

@@ -79,7 +79,7 @@ class ModelRecipe:
                 check_scheme(inputs)
 
     def inputs_of(self, layer: str) -> Scheme | None:
-        """How the inputs of ``layer`` are quantized if it holds codes; None: not."""
+        """The scheme of the inputs of ``layer`` if it holds codes; None: not quantized."""
         return self.own_inputs.get(layer, self.inputs)
 
     @cached_property
@@ -91,7 +91,7 @@ class ModelRecipe:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many layers have each recipe, by its text."""
+        """The number of layers by the text of their recipe."""
         counts: dict[str, int] = {}
         for recipe in self.layers.values():
             counts[str(recipe)] = counts.get(str(recipe), 0) + 1
@@ -161,7 +161,7 @@ class ModelRecipe:
 
 @dataclass(frozen=True)
 class _Cache:
-    """What a recipe's file holds of a cache: schemes, "" for what stays exact."""
+    """A cache in a recipe's file: schemes, "" for what stays exact."""
 
     keys: str
     values: str
@@ -170,7 +170,6 @@ class _Cache:
 
     @classmethod
     def of(cls, plan: CachePlan) -> Self:
-        """What is written of ``plan``."""
         keys, values = ("" if scheme is None else str(scheme) for _, scheme in plan.parts)
         return cls(keys, values, plan.recent, plan.rotated)
 
@@ -182,7 +181,7 @@ class _Cache:
 
 @dataclass(frozen=True)
 class _File:
-    """What a recipe's file holds beside its version."""
+    """The content of a recipe's file beside its version."""
 
     model: str
     revision: str | None

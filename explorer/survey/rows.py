@@ -118,12 +118,12 @@ class Layer:
 
     @property
     def weights(self) -> int:
-        """How many weights it has."""
+        """The number of its weights."""
         return math.prod(self.shape)
 
     @property
     def stored_bytes(self) -> int:
-        """Of its weight as the model stores it."""
+        """Bytes of its weight as the model stores it."""
         return round(self.weights * itemsize(self.dtype))
 
     @property
@@ -139,8 +139,8 @@ class Layer:
         return self.role is Role.EMBEDDING
 
     def cost(self, signal: str, scheme: str, method: str = "") -> float:
-        """What the codes of ``method`` under ``scheme`` cost by ``signal``, which predicts a loss; those of
-        rounding to nearest if empty. ``KeyError`` for what the survey has not."""
+        """The cost by ``signal`` of the codes of ``method`` under ``scheme``, or of rounding to nearest if
+        empty. ``KeyError`` for what the survey has not."""
         cost = self.costs[signal][scheme]
         return cost * self.methods[method][scheme] if method else cost
 
@@ -318,7 +318,7 @@ def _rounded(value: Any) -> Any:
 
 
 def head_differs(found: Head, wanted: Head) -> Iterator[str]:
-    """What a file's head says otherwise than a survey that would go on in it, in words."""
+    """List the differences between a file's head and a survey that would go on in it, in words."""
     names = {
         "model": "the model",
         "revision": "the revision",

@@ -66,7 +66,7 @@ MOST_UNMATCHED = 0.2
 
 @dataclass(frozen=True)
 class SurveyPlan:
-    """What ``survey_model`` is to do.
+    """The request of a survey.
 
     schemes     texts of schemes
     signals     rows of ``SENSITIVITIES``; None: all, or the weight error alone where the model cannot be run
@@ -102,11 +102,11 @@ class SurveyPlan:
 
     @property
     def runs(self) -> bool:
-        """Whether the model is run."""
+        """True if the model is run."""
         return self.signals is None or FISHER in self.signals
 
     def surveys(self, role: Role | None) -> bool:
-        """Whether layers of ``role`` get costs."""
+        """True if layers of ``role`` get costs."""
         return role in (Role.LINEAR, Role.HEAD) or (self.embeddings and role is Role.EMBEDDING)
 
     def calibration(self, causal: bool) -> AnyTexts:
@@ -333,7 +333,7 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True, eq=False)
 class _Ran:
-    """What running the model gave: ``loss`` is empty, and ``why`` set, if it was not run."""
+    """The result of running the model: ``loss`` is empty, and ``why`` set, if it was not run."""
 
     evidence: Mapping[str, Evidence]
     loss: str = ""
@@ -378,8 +378,8 @@ def _run(
 
 
 def _weights(model: Model, layers: Mapping[TensorInfo, Role]) -> dict[str, HeldWeight]:
-    """Where the network has the weight of each layer; ``SourceError`` if it has none of so many that what the
-    signals say would not be of this model: transformers transposes some layers, and merges others."""
+    """Find the weight of each layer in the network; ``SourceError`` if it lacks so many that losses would be
+    of another model: transformers transposes some layers, and merges others."""
     found = weights_of(model.network, {_layer(i): (i.shape[0], i.shape[1]) for i in layers})
     linear = [info for info, role in layers.items() if role is Role.LINEAR]
     left = [info for info in linear if _layer(info) not in found]
@@ -435,8 +435,8 @@ def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: i
 
 
 def _begun(out: Path) -> bool:
-    """Whether there is a file to go on with, or to refuse: all but an empty one and a survey that was cut off
-    within its first line, which are begun anew."""
+    """True for a file to go on with, or to refuse; an empty file, and a survey that was cut off within its
+    first line, are begun anew."""
     if not out.exists():
         return False
     with out.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What rounding a layer costs, by the weights alone or by Fisher's diagonal: ``SENSITIVITIES``.
+"""The cost of rounding a layer, by the weights alone or by Fisher's diagonal: ``SENSITIVITIES``.
 
 With a loss L that is smallest, and flat, at the original weights, and F = E[g gᵀ] its Fisher information,
 L(ΔW) ≈ ½ ΔWᵀ F ΔW; ``fisher_diagonal`` keeps F's diagonal. Costs are summed over layers. Both signals order
@@ -44,7 +44,7 @@ SENSITIVITIES: dict[str, Sensitivity] = {
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What running the model on texts gave of one layer [N, K].
+    """The squared gradients and inputs of one layer [N, K], from running the model on texts.
 
     ``fisher``: the mean squared gradient of its weights; ``folds``: the same of each fold of the texts;
     ``fisher_diagonal`` float32 [N, K] of each weight; ``texts``: how many gave its weights a gradient;

@@ -10,7 +10,7 @@ time under every recipe, and are not counted.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
@@ -26,8 +26,6 @@ from explorer.schemes import SCHEMES, Scheme
 
 Weight = tuple[int, int]
 """N and K."""
-HERE = "here"
-"""The name of this machine's GPU among the machines."""
 UNQUANTIZED = SCHEMES["bf16"]
 """What layers that stay as they are count as, whatever dtype the file has: engines run them in 16 bits."""
 How = Literal["recorded", "scaled", "modelled", "measured"]
@@ -119,7 +117,8 @@ class StepTimes:
         return self._known[key]
 
     def refusal(self, scheme: Scheme, shape: Weight, inputs: Scheme | None = None) -> str:
-        """Why there is no time for a weight [N, K] under ``scheme`` with such inputs; "" if there is one."""
+        """The reason why there is no time for a weight [N, K] under ``scheme`` with such inputs; "" if there
+        is one."""
         time = self.of(scheme, shape, inputs)
         return f"no time of a step: {time.reason}" if time.seconds is None else ""
 
@@ -146,9 +145,9 @@ class StepTimes:
         fused: bool,
         inputs: Mapping[str, Scheme] | None = None,
     ) -> PredictedTime:
-        """The step of a model whose ``layers`` have these ``shapes`` [N, K], with the layers ``kept`` beside
-        them; ``inputs``: how those of layers are quantized. ``ValueError`` where one of its products has no
-        time."""
+        """Predict the step of a model whose ``layers`` have these ``shapes`` [N, K], with the layers ``kept``
+        beside them; ``inputs``: how those of layers are quantized. ``ValueError`` where one of its products
+        has no time."""
         groups, seen = fused_groups(layers) if fused else [(name,) for name in layers], inputs or {}
         times = []
         for group in groups:
@@ -160,14 +159,10 @@ class StepTimes:
         missing = next((time for time in times if time.seconds is None), None)
         if missing is not None:
             raise ValueError(missing.reason)
-        return self.total([*times, *self.unquantized(kept, fused)], tuple(kept))
-
-    def total(self, times: Iterable[ShapeTime], kept: tuple[str, ...] = ()) -> PredictedTime:
-        """``times`` of a step's products in one."""
-        every = list(times)
+        every = [*times, *self.unquantized(kept, fused)]
         seconds = sum(time.seconds or 0.0 for time in every)
         how: How = "scaled" if any(time.kind == "scaled" for time in every) else self.how
-        return PredictedTime(seconds, self.batch, self.machine, self.date, how, kept)
+        return PredictedTime(seconds, self.batch, self.machine, self.date, how, tuple(kept))
 
 
 def joined(shapes: Sequence[Weight]) -> list[Weight]:
@@ -176,30 +171,16 @@ def joined(shapes: Sequence[Weight]) -> list[Weight]:
     return [(sum(n for n, _ in shapes), shapes[0][1])] if same else list(shapes)
 
 
-def machines() -> dict[str, str]:
-    """Short name -> the GPU that products were recorded on."""
-    gpu = recorded_gemms().machine.gpu
-    return {gpu.split()[-1].lower(): gpu} if gpu else {}
-
-
-def recorded_times(machine: str, batch: int) -> StepTimes:
-    """The times of a recorded ``machine`` ("" is the first), by its short or full name. ``ValueError`` with
-    the machines there are, and for a batch below 1."""
-    there = machines()
-    asked = machine.strip().lower() or next(iter(there), "")
-    gpu = next((full for short, full in there.items() if asked in (short, full.lower())), "")
-    if not gpu:
-        known = ", ".join(there) or "none"
-        raise ValueError(
-            f"no times were recorded on {machine!r}; recorded: {known}; {HERE!r} measures this machine's GPU"
-        )
+def recorded_times(batch: int) -> StepTimes:
+    """Return the times of products with ``batch`` tokens on the recorded GPU; ``ValueError`` below 1."""
     if batch < 1:
         raise ValueError(f"a step multiplies at least 1 token, not {batch}")
 
     def product(scheme: Scheme, shape: Weight, inputs: Scheme | None) -> ShapeTime:
         return _recorded(scheme, inputs, (batch, *shape))
 
-    return StepTimes(gpu, batch, product, recorded_gemms().machine.date)
+    machine = recorded_gemms().machine
+    return StepTimes(machine.gpu, batch, product, machine.date)
 
 
 def _recorded(scheme: Scheme, inputs: Scheme | None, shape: tuple[int, int, int]) -> ShapeTime:

@@ -44,7 +44,6 @@ from explorer.survey.cache import (
     CachedNetwork,
     CacheSurvey,
     captured_cache,
-    each_alone,
     fixed_scales,
     labelled_cache,
     restored,
@@ -89,7 +88,8 @@ def test_attention_reads_old_tokens_from_their_codes_and_recent_ones_exactly(rec
 
 def test_a_cache_that_nothing_is_done_to_costs_nothing(llama: Model) -> None:
     """If this fails, running a text in pieces moves its logits: positions or masks are wrong."""
-    (row,) = CacheSurvey(llama, [WORDS]).rows([CachePlan()])
+    survey = CacheSurvey(llama, [WORDS])
+    row = survey.row(CachePlan(), survey.loss(CachePlan()))
     assert row.kl < 1e-6 and row.same_top == 1.0
     assert (row.part, row.scheme, row.bits, row.bytes_a_token) == (BOTH, "as it is", 16.0, 2 * 32 * 2 * 2)
     assert row.context_bytes == CONTEXT * row.bytes_a_token
@@ -110,28 +110,14 @@ def test_parts_cost_more_at_fewer_bits_and_less_with_recent_tokens(llama: Model)
     """If this fails, a part is not stored as its plan says, or its bits are not those of its scheme."""
     survey = CacheSurvey(llama, [WORDS])
     coarse, fine = (Scheme.parse(BY_TOKEN.replace("int4", fmt)) for fmt in ("int2", "int8"))
-    rows = list(
-        survey.rows([*each_alone([coarse, fine]), CachePlan(coarse, coarse, 64), CachePlan(coarse, fine)])
-    )
+    both = [CachePlan(coarse, coarse, 64), CachePlan(coarse, fine)]
+    rows = [*survey.rows([coarse, fine]), *(survey.row(plan, survey.loss(plan)) for plan in both)]
     assert [row.part for row in rows] == [KEYS, VALUES] * 2 + [BOTH] * 2
     assert all(few.kl > 10 * more.kl for few, more in zip(rows[:2], rows[2:4], strict=True))
     assert rows[4].kl < 1e-6 and rows[5].scheme == f"{coarse} / {fine}"
     bits = [coarse.bits_per_element((4, 32)).total, fine.bits_per_element((4, 32)).total]
     assert [row.bits for row in rows] == [bits[0]] * 2 + [bits[1]] * 2 + [bits[0], sum(bits) / 2]
     assert rows[5].bytes_a_token == pytest.approx(2 * 32 * sum(bits) / 8)
-
-
-def test_a_rotation_spreads_a_large_channel() -> None:
-    """If this fails, a rotated cache is not rotated back, or not within its heads."""
-    states = torch.randn(1, 2, 8, 64, generator=torch.Generator().manual_seed(0))
-    states[..., 7] += 30
-    scheme = Scheme.parse("int4~1x64~asymmetric~float16~minmax")
-    plain, turned = (restored(states, scheme, rotated) - states for rotated in (False, True))
-    assert turned.square().sum() < 0.5 * plain.square().sum()
-    by_channel = restored(states, Scheme.parse("int4~8x1~asymmetric~float16~minmax")) - states
-    assert by_channel.square().sum() < 0.1 * plain.square().sum()
-    kept = restored(states, Scheme.parse("fp32"), rotated=True)
-    assert torch.allclose(kept, states, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "channels"), [("nvfp4", 80), ("mxfp4", 96), (WIDE, 80), (WIDE, 64)])
@@ -174,6 +160,8 @@ def test_a_fixed_scale_is_of_all_calibration_tokens_and_rounds_each_token_as_it_
     assert fixed_scales(llama, CachePlan(values=Scheme.parse("int8_row"))) == {}
     with pytest.raises(ValueError, match="scales"):
         CachedNetwork(llama.network, plan)
+    with pytest.raises(ValueError, match="Hadamard"):
+        CachedNetwork(llama.network, PLANS["by token"])
 
 
 @pytest.mark.parametrize("kind", ["Mistral", "Gemma2"])
@@ -290,20 +278,18 @@ def test_tokens_that_stay_exact_are_counted(name: str, recent: int, tokens: int,
     assert windowed.bytes_of(plan, tokens) == pytest.approx((coded + 50 * 16) * 64 / 8)
 
 
-def test_the_command_measures_pairs_and_writes_the_cache(
+def test_the_command_measures_schemes_and_writes_the_cache(
     tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If this fails, `explorer cache` does not do what its help says."""
     out, text = tmp_path / "cache.safetensors", tmp_path / "text.txt"
     text.write_text(" ".join([WORDS] * 3))
-    pair = "int8~32x1~asymmetric~float16~minmax/int2~1x32~asymmetric~float16~minmax"
-    options = ["--text", str(text), "--schemes", "int8_row", "--pairs", pair, "--rotated", "--json"]
+    options = ["--text", str(text), "--schemes", f"int8_row,{BY_TOKEN}", "--json"]
     assert main(["cache", str(tiny_llama), *options, "--out", str(out)]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert [row["part"] for row in said["rows"]] == [KEYS, VALUES, KEYS, VALUES, BOTH, BOTH]
-    assert [row["rotated"] for row in said["rows"]] == [False, False, True, True, False, True]
-    assert said["rows"][4]["scheme"] == " / ".join(str(Scheme.parse(one)) for one in pair.split("/"))
-    assert said["rows"][4]["kl"] > 0
+    assert [row["part"] for row in said["rows"]] == [KEYS, VALUES] * 2
+    assert [row["scheme"] for row in said["rows"]] == ["int8_row"] * 2 + [BY_TOKEN] * 2
+    assert said["rows"][2]["kl"] > 0
     assert said["bytes_a_token"] == 256 and (said["texts"], said["tokens"]) == (1, 60)
     with safetensors.safe_open(out, "pt") as file:
         assert set(file.keys()) == set(captured_cache(load_model(str(tiny_llama), head=True), [WORDS]))

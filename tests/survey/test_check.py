@@ -6,7 +6,6 @@ If these fail, the number that is called measured is not that of the model which
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,17 +17,13 @@ from explorer.checkpoints import EXPORTS
 from explorer.methods import apply as by_method
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, capture, load_model
-from explorer.products.shape_times import ShapeTime
-from explorer.schemes import Scheme
 from explorer.survey import Constraints, ModelRecipe, Survey, frontier, recipe_of
-from explorer.survey import check as checking
 from explorer.survey.apply import codes_of
 from explorer.survey.assemble import assemble
-from explorer.survey.check import BY_SIGNAL, ONE_SCHEME, RECIPE, Checked, check_recipe, other_texts
+from explorer.survey.check import ONE_SCHEME, RECIPE, Checked, check_recipe, other_texts
 from explorer.survey.export import Wanted, request_of
 from explorer.survey.loss import hash_of, reference_for
 from explorer.survey.sentences import truth
-from explorer.survey.times import StepTimes
 from tests.survey.conftest import HELD_OUT, QUERY, UP
 from tests.survey.conftest import SEEN as TEXTS
 
@@ -137,60 +132,31 @@ def test_fused_layers_share_the_scale_of_the_tensor(llama: Model, tiny_llama: Pa
 
 
 def test_a_check_stands_beside_what_the_recipe_could_be(llama: Model, survey: Survey) -> None:
-    """Schemes that it was not allowed prove nothing about it; what another signal chooses is fused too."""
+    """Schemes that it was not allowed prove nothing about it."""
     kept_to = Constraints(("int4_group64", "int8_row"), EXPORTS["compressed-tensors"], fuse=True)
     recipe = recipe_of(survey, frontier(survey, "weight", kept_to).at(6), "weight", constraints=kept_to)
     check = check_recipe(recipe, llama, HELD_OUT, survey)
     single = [row.name for row in check.rows if row.what == ONE_SCHEME]
     assert single == ["int4_group64"] and check.single and check.single.name == "int4_group64"
-    (by_signal,) = [row for row in check.rows if row.what == BY_SIGNAL]
-    assert by_signal.name == survey.head.default and by_signal.bits <= 6
     assert "INT4 group 64 (" in truth(check) and "compressed-tensors" in truth(check) and not check.uniform
     one = recipe_of(survey, frontier(survey, "weight", Constraints(schemes=("nvfp4",))).at(5), "weight")
     assert check_recipe(one, llama, HELD_OUT).uniform, "beside the second best it would seem to save"
 
 
 def test_a_check_stands_beside_what_it_must(llama: Model, survey: Survey) -> None:
-    """The recipe first, with its prediction; the usual signal at the same bits; single schemes of no more
-    bits."""
+    """The recipe first, with its prediction; single schemes of no more bits."""
     recipe = recipe_of(survey, frontier(survey).at(4.6))
     steps: list[tuple[int, int]] = []
     check = check_recipe(recipe, llama, HELD_OUT, survey, progress=lambda *done: steps.append(done))
     kinds = [row.what for row in check.rows]
-    assert kinds == [RECIPE, BY_SIGNAL, *[ONE_SCHEME] * 3] and steps[-1] == (5, 5)
-    first, by_weight, *single = check.rows
+    assert kinds == [RECIPE, *[ONE_SCHEME] * 3] and steps[-1] == (4, 4)
+    first, *single = check.rows
     assert first.predicted == recipe.predicted_loss and first.bits == pytest.approx(recipe.bits, rel=1e-6)
-    assert by_weight.name == "weight" and by_weight.predicted is None and by_weight.bits <= 4.6
     assert all(row.bits <= 4.62 and row.predicted for row in single)
     assert single[0].name == "nvfp4" and 0.2 < first.loss.value / (first.predicted or 0) < 5
     made = assemble(llama, recipe.layers, TEXTS).network
     assert first.loss.value == reference_for(llama, HELD_OUT).measure(made).value
     assert check.better == pytest.approx(1 - first.loss.value / min(row.loss.value for row in single))
-
-
-def test_another_signal_has_the_same_time(survey: Survey, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a recipe for a budget of time stands what another signal gives within that time; nothing, where
-    the times are not recorded here."""
-
-    def product(scheme: Scheme, shape: tuple[int, int], inputs: Scheme | None) -> ShapeTime:
-        return ShapeTime((8, *shape), "measured", seconds=1e-9 * scheme.format.bits * math.prod(shape))
-
-    times = StepTimes("NVIDIA H200", 8, product)
-    kept_to = Constraints(times=times, keep=("o_proj",))
-    front = frontier(survey, constraints=kept_to)
-    assert front.by_time is not None
-    choice = front.at_time((front.by_time.least + front.by_time.most) / 2)
-    recipe = recipe_of(survey, choice, constraints=kept_to)
-    assert recipe.predicted_time is not None and recipe.bits is not None
-    monkeypatch.setattr(checking, "recorded_times", lambda machine, batch: times)
-    ((_, signal, layers, _),) = checking._by_other_signals(recipe, survey)
-    shapes = {x.name: x.shape for x in survey.linear}
-    kept = {name: shapes[name] for name in recipe.predicted_time.kept}
-    taken = times.of_recipe(layers, shapes, kept, False)
-    assert signal == "weight" and set(layers) == set(recipe.layers) and kept
-    assert taken.seconds <= recipe.predicted_time.seconds * (1 + 1e-8)
-    elsewhere = replace(recipe.predicted_time, machine="another GPU")
-    assert not list(checking._by_other_signals(replace(recipe, predicted_time=elsewhere), survey))
 
 
 def test_a_verdict_names_what_contradicts_it(llama: Model, survey: Survey) -> None:

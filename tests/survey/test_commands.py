@@ -132,8 +132,7 @@ REFUSED = [
     ("apply RECIPE --to gguf --model BERT --out NEW", "made for"),
     ("apply RECIPE --to onnx --text SEEN --out NEW", "--measure"),
     ("cache MODEL --schemes int8_column", "int8_column"),
-    ("cache MODEL --pairs int8_row", "two schemes"),
-    ("cache MODEL --recent -1", "recent"),
+    ("check RECIPE --cache int8_row", "two schemes"),
 ]
 """Commands, and the fact that the reader needs."""
 

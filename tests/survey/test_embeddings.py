@@ -28,6 +28,7 @@ from explorer.survey.loss import each_objective, reference_for
 from explorer.survey.run import SurveyPlan, survey_model
 from explorer.survey.sentences import kept_words
 from tests.survey.conftest import TEXTS, random_llama
+from tests.survey.conftest import target as carrying
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TABLE, BERTS = "model.embed_tokens", "embeddings.word_embeddings"
@@ -145,7 +146,7 @@ def test_a_method_leaves_the_table_to_rounding(tiny_llama: Path, tmp_path: Path)
     """A lookup has no inputs that codes could be chosen by; one that asks for it anyway is told so."""
     plan = SurveyPlan(str(tiny_llama), None, (COARSE, "int8_row"), ("weight",))
     survey = survey_model(plan, tmp_path / "s.jsonl")
-    constraints = Constraints(only=tuple(x.name for x in survey.linear))
+    constraints = Constraints(target=carrying(tables=True))
     choice = frontier(survey, "", constraints).at(8.5)
     assert {TABLE, "lm_head"} < set(choice.schemes)
     recipe = recipe_of(survey, choice, method="gptq", constraints=constraints)

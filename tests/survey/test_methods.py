@@ -250,14 +250,13 @@ def test_a_check_runs_the_methods(survey: Survey, llama: Model) -> None:
     )
 
 
-def test_a_choice_by_another_signal_that_the_method_refuses_is_left_out(survey: Survey, llama: Model) -> None:
-    """The weight error buys INT8 with one scale of the tensor, which GPTQ refuses: else nothing is
-    checked."""
+def test_a_single_scheme_that_the_method_refuses_is_left_out(survey: Survey, llama: Model) -> None:
+    """INT8 with one scale of the tensor by GPTQ: else nothing is checked."""
     layers = {x.name: Recipe(Scheme.parse("nvfp4"), "gptq") for x in survey.linear if x.role is Role.LINEAR}
     head = survey.head
     recipe = ModelRecipe(head.model, None, head.weights_sha256, layers, bits=9.0, signal=head.default)
     found = check_recipe(recipe, llama, SENTENCES, survey, TEXTS)
-    assert found.rows[0].what == RECIPE and "GPTQ quantizes rows" in found.refused["weight"]
+    assert found.rows[0].what == RECIPE and "GPTQ quantizes rows" in found.refused["int8_tensor"]
 
 
 def test_the_rows_that_methods_keep_have_to_fit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,6 @@ from explorer.cli.app import run_command
 from explorer.cli.bench import Record, Repeats, run
 from explorer.cli.commands import add_command
 from explorer.cli.options import (
-    TEXT_FILE,
     AllSchemes,
     Device,
     Json,
@@ -23,11 +23,11 @@ from explorer.cli.options import (
     parse_schemes,
     shapes_of,
     split,
+    texts_option,
     use_device,
 )
-from explorer.cli.output import PrintedTable, emit, hide_bars_of_transformers, print_json, say
+from explorer.cli.output import PrintedTable, emit, hide_bars_of_transformers, say, table_of
 from lab.conformance import command as conformance
-from lab.conformance.command import examples
 
 if TYPE_CHECKING:
     from explorer.models.capture import Model
@@ -40,6 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(conformance.app)
+command = partial(add_command, app, None, program="python -m lab")
 
 
 Embedder = Annotated[
@@ -62,31 +63,24 @@ def _table(rows: Iterable[object], titles: Sequence[str], fields: Sequence[str])
     return PrintedTable(tuple(titles), [tuple(getattr(row, field) for field in fields) for row in rows])
 
 
-@app.command(epilog=examples("docs", "docs --check"))
+@command("docs", "docs --check")
 def docs(
-    check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit code 1 if a page would change.")
-    ] = False,
-    record: Annotated[
-        bool, typer.Option("--record", help="First run and record whole models and training (minutes).")
-    ] = False,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or Hub id, for --record.", show_default="sentence-transformers/all-MiniLM-L6-v2"
-        ),
-    ] = None,
-    causal: Annotated[
-        str | None,
-        typer.Option(help="Folder or Hub id of a causal model to run recipes of, and record (minutes)."),
-    ] = None,
-    figures: Annotated[
-        bool, typer.Option("--figures", help="Draw figures anew that are behind their recordings (Chromium).")
-    ] = False,
-    written: Annotated[
-        bool,
-        typer.Option("--written", help="Record recipes for targets, of --model and --causal (minutes)."),
-    ] = False,
+    check: bool = typer.Option(False, "--check", help="Write nothing; exit code 1 if a page would change."),
+    record: bool = typer.Option(
+        False, "--record", help="First run and record whole models and training (minutes)."
+    ),
+    model: str | None = typer.Option(
+        None, help="Folder or Hub id, for --record.", show_default="sentence-transformers/all-MiniLM-L6-v2"
+    ),
+    causal: str | None = typer.Option(
+        None, help="Folder or Hub id of a causal model to run recipes of, and record (minutes)."
+    ),
+    figures: bool = typer.Option(
+        False, "--figures", help="Draw figures anew that are behind their recordings (Chromium)."
+    ),
+    written: bool = typer.Option(
+        False, "--written", help="Record recipes for targets, of --model and --causal (minutes)."
+    ),
     as_json: Json = False,
 ) -> None:
     """Write the measured pages of docs/ from the recordings in assets/measurements/."""
@@ -109,48 +103,26 @@ def docs(
             say(f"written: {path}", error=True)
     if not check:
         changed = [*write_docs(folder), *(write_figures(folder) if figures else [])]
-        if as_json:
-            print_json({"written": [str(path) for path in changed]})
-        for path in [] if as_json else changed:
-            say(f"written: {path}")
+        emit(as_json, {"written": list(map(str, changed))}, *(f"written: {path}" for path in changed))
         return
     stale = [path.name for path in (*check_docs(folder), *stale_figures(folder))]
-    if as_json:
-        print_json({"stale": stale})
-    elif not stale:
-        say("docs/ says what the recordings say")
+    emit(as_json, {"stale": stale}, None if stale else "docs/ says what the recordings say")
     if stale:
         say(f"docs/ is behind its recordings: {', '.join(stale)}; run `make docs`", error=True)
         raise typer.Exit(1)
 
 
-@add_command(
-    app,
-    None,
-    "files path/to/model --rows 'recipe-as-*,Q4_K_M*'",
-    "files path/to/model --record",
-    program="python -m lab",
-)
+@command("files path/to/model --rows 'recipe-as-*,Q4_K_M*'", "files path/to/model --record")
 def files(
-    model: Annotated[str, typer.Argument(help="A folder of a causal language model, or a Hub id.")],
-    rows: Annotated[
-        str | None,
-        typer.Option("--rows", help="Comma-separated names of rows, or patterns.", show_default="all"),
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option(help=f"Texts to measure on: {TEXT_FILE}.", show_default="built-in texts")
-    ] = None,
-    calibration: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Texts for surveys, importances and methods: {TEXT_FILE}.", show_default="built-in texts"
-        ),
-    ] = None,
-    texts: Annotated[int, typer.Option(min=2, help="Sequences of 128 tokens of the built-in texts.")] = 16,
+    model: str = typer.Argument(help="A folder of a causal language model, or a Hub id."),
+    rows: str | None = typer.Option(
+        None, "--rows", help="Comma-separated names of rows, or patterns.", show_default="all"
+    ),
+    text: str | None = texts_option("to measure on"),
+    calibration: str | None = texts_option("for surveys, importances and methods"),
+    texts: int = typer.Option(16, min=2, help="Sequences of 128 tokens of the built-in texts."),
     record: Record = False,
-    record_to: Annotated[
-        Path | None, typer.Option("--record-to", help="Write the rows to this file.")
-    ] = None,
+    record_to: Path | None = typer.Option(None, "--record-to", help="Write the rows to this file."),
     as_json: Json = False,
 ) -> None:
     """Files by recipes and by other programs, judged by their readers: KL against bytes of the file.
@@ -165,10 +137,10 @@ def files(
     run(bench_files(model, names, held_out, seen, texts), record, as_json, record_to)
 
 
-@app.command(epilog=examples("methods --schemes int4_group128_asym --repeats 1"))
+@command("methods --schemes int4_group128_asym --repeats 1")
 def methods(
     shape: Shapes = None,
-    schemes: Annotated[str, typer.Option(help="Comma-separated schemes.")] = "int4_group128_asym",
+    schemes: str = typer.Option("int4_group128_asym", help="Comma-separated schemes."),
     repeats: Repeats = 3,
     record: Record = False,
     device: Device = None,
@@ -181,7 +153,7 @@ def methods(
     run(bench_methods(parse_schemes(schemes), shapes_of(shape), repeats), record, as_json)
 
 
-@app.command(epilog=examples("analysis --schemes nvfp4,int8_row"))
+@command("analysis --schemes nvfp4,int8_row")
 def analysis(
     shape: Shapes = None,
     schemes: AllSchemes = None,
@@ -197,12 +169,12 @@ def analysis(
     run(bench_analysis(parse_schemes(schemes), shapes_of(shape), repeats), record, as_json)
 
 
-@app.command(epilog=examples("sizes --schemes nvfp4 --shape 4096x4096", "sizes --record"))
+@command("sizes --schemes nvfp4 --shape 4096x4096", "sizes --record")
 def sizes(
     shape: Shapes = None,
-    schemes: Annotated[
-        str | None, typer.Option(help="Comma-separated schemes.", show_default="one of each kind")
-    ] = None,
+    schemes: str | None = typer.Option(
+        None, help="Comma-separated schemes.", show_default="one of each kind"
+    ),
     record: Record = False,
     as_json: Json = False,
 ) -> None:
@@ -213,18 +185,13 @@ def sizes(
     run(bench_sizes(chosen, shapes_of(shape)), record, as_json)
 
 
-@app.command(epilog=examples("page", "page --tensors mlp_up --updates 0", "page --record"))
+@command("page", "page --tensors mlp_up --updates 0", "page --record")
 def page(
-    url: Annotated[
-        str | None,
-        typer.Option(help="A page that runs already.", show_default="this checkout's"),
-    ] = None,
-    tensors: Annotated[
-        str | None, typer.Option(help="Built-in tensors.", show_default="mlp_up,normal_4096")
-    ] = None,
-    actions: Annotated[str | None, typer.Option(help="What a visitor does.", show_default="all")] = None,
+    url: str | None = typer.Option(None, help="A page that runs already.", show_default="this checkout's"),
+    tensors: str | None = typer.Option(None, help="Built-in tensors.", show_default="mlp_up,normal_4096"),
+    actions: str | None = typer.Option(None, help="What a visitor does.", show_default="all"),
     repeats: Repeats = 5,
-    updates: Annotated[int, typer.Option(min=0, help="Updates over which the memory is watched.")] = 200,
+    updates: int = typer.Option(200, min=0, help="Updates over which the memory is watched."),
     record: Record = False,
     as_json: Json = False,
 ) -> None:
@@ -235,13 +202,10 @@ def page(
     run(bench_page(chosen, acts, repeats, updates, url), record, as_json)
 
 
-@app.command("first-numbers", epilog=examples("first-numbers --record", "first-numbers --shape 8192x8192"))
+@command("first-numbers --record", "first-numbers --shape 8192x8192", name="first-numbers")
 def first_numbers(
     shape: Shapes = None,
-    url: Annotated[
-        str | None,
-        typer.Option(help="A page that runs already.", show_default="this checkout's"),
-    ] = None,
+    url: str | None = typer.Option(None, help="A page that runs already.", show_default="this checkout's"),
     repeats: Repeats = 5,
     record: Record = False,
     as_json: Json = False,
@@ -252,9 +216,9 @@ def first_numbers(
     run(bench_first_numbers(shapes_of(shape), repeats, url), record, as_json)
 
 
-@app.command(epilog=examples("exports path/to/model"))
+@command("exports path/to/model")
 def exports(
-    model: Annotated[str, typer.Argument(help="Folder of a causal model.")],
+    model: str = typer.Argument(help="Folder of a causal model."),
     record: Record = False,
     as_json: Json = False,
 ) -> None:
@@ -265,10 +229,10 @@ def exports(
         say(f"written: {record_exports(model)}", error=True)
         return
     rows = list(run_exports(model))
-    emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
+    emit(as_json, rows, table_of(map(vars, rows)))
 
 
-@app.command(epilog=examples("inputs", "inputs --record"))
+@command("inputs", "inputs --record")
 def inputs(
     model: Embedder = None,
     record: Record = False,
@@ -287,7 +251,7 @@ def inputs(
     emit(as_json, rows, _table(rows, titles, fields))
 
 
-@app.command(epilog=examples("ranking", "ranking --record"))
+@command("ranking", "ranking --record")
 def ranking(
     model: Embedder = None,
     record: Record = False,
@@ -315,16 +279,13 @@ def ranking(
     emit(as_json, rows, _table(rows, titles, fields))
 
 
-@app.command("bias-correction", epilog=examples("bias-correction --methods hqq", "bias-correction --record"))
+@command("bias-correction --methods hqq", "bias-correction --record", name="bias-correction")
 def bias_correction(
     model: Embedder = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated methods, beside rtn.", show_default="hqq,awq,gptq,autoround"),
-    ] = None,
-    samples: Annotated[
-        int, typer.Option(min=1, max=3, help="Samples of calibration texts, of one each.")
-    ] = 3,
+    methods: str | None = typer.Option(
+        None, help="Comma-separated methods, beside rtn.", show_default="hqq,awq,gptq,autoround"
+    ),
+    samples: int = typer.Option(3, min=1, max=3, help="Samples of calibration texts, of one each."),
     record: Record = False,
     as_json: Json = False,
 ) -> None:
@@ -337,12 +298,12 @@ def bias_correction(
         say(f"written: {record_bias(loaded, chosen, samples)}", error=True)
         return
     rows = list(run_bias(loaded, chosen, samples=samples))
-    emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
+    emit(as_json, rows, table_of(map(vars, rows)))
 
 
-@app.command("nvfp4-training", epilog=examples("nvfp4-training --seeds 2", "nvfp4-training --record"))
+@command("nvfp4-training --seeds 2", "nvfp4-training --record", name="nvfp4-training")
 def nvfp4_training(
-    seeds: Annotated[int, typer.Option(min=1, help="Networks of each kind.")] = 12,
+    seeds: int = typer.Option(12, min=1, help="Networks of each kind."),
     record: Record = False,
     as_json: Json = False,
 ) -> None:
@@ -353,10 +314,10 @@ def nvfp4_training(
         say(f"written: {record_precisions(seeds)}", error=True)
         return
     rows = list(run_precisions(seeds))
-    emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
+    emit(as_json, rows, table_of(map(vars, rows)))
 
 
-@app.command(epilog=examples("accumulation", "accumulation --record"))
+@command("accumulation", "accumulation --record")
 def accumulation(record: Record = False, as_json: Json = False) -> None:
     """Bits of a sum that a Hopper GPU's FP8 tensor cores keep, and their cost over long sums."""
     from lab.accumulation import record_sums, run_sums
@@ -365,13 +326,13 @@ def accumulation(record: Record = False, as_json: Json = False) -> None:
         say(f"written: {record_sums()}", error=True)
         return
     rows = list(run_sums())
-    emit(as_json, rows, _table(rows, tuple(vars(rows[0])), tuple(vars(rows[0]))))
+    emit(as_json, rows, table_of(map(vars, rows)))
 
 
-@app.command("vector-codes", epilog=examples("vector-codes --codes e8p,1mad_12", "vector-codes --record"))
+@command("vector-codes --codes e8p,1mad_12", "vector-codes --record", name="vector-codes")
 def vector_codes(
     model: Embedder = None,
-    codes: Annotated[str | None, typer.Option(help="Comma-separated codes.", show_default="all")] = None,
+    codes: str | None = typer.Option(None, help="Comma-separated codes.", show_default="all"),
     record: Record = False,
     as_json: Json = False,
 ) -> None:
@@ -385,12 +346,12 @@ def vector_codes(
         say(f"written: {record_vector_codes(model or MODEL)}", error=True)
         return
     rows = list(run_vector_codes(model or MODEL, tuple(CODES) if codes is None else split(codes)))
-    emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
+    emit(as_json, rows, table_of(map(vars, rows)))
 
 
-@app.command(epilog=examples("cache path/to/model", "cache path/to/model --record"))
+@command("cache path/to/model", "cache path/to/model --record")
 def cache(
-    model: Annotated[str, typer.Argument(help="Folder of a causal model.")],
+    model: str = typer.Argument(help="Folder of a causal model."),
     record: Record = False,
     as_json: Json = False,
 ) -> None:
@@ -408,9 +369,9 @@ def cache(
     emit(as_json, rows, _table(rows, fields, fields))
 
 
-@app.command("large-model", epilog=examples("large-model path/to/tokenizer --record"))
+@command("large-model path/to/tokenizer --record", name="large-model")
 def large_model(
-    tokenizer: Annotated[str, typer.Argument(help="Folder of a model with the tokenizer to take.")],
+    tokenizer: str = typer.Argument(help="Folder of a model with the tokenizer to take."),
     record: Record = False,
     as_json: Json = False,
 ) -> None:
@@ -425,10 +386,10 @@ def large_model(
     emit(as_json, rows, _table(rows, fields, fields))
 
 
-@app.command("method-recipes", epilog=examples("method-recipes --causal path/to/model --record"))
+@command("method-recipes --causal path/to/model --record", name="method-recipes")
 def method_recipes(
     model: Embedder = None,
-    causal: Annotated[str | None, typer.Option(help="Folder of a causal model, run too.")] = None,
+    causal: str | None = typer.Option(None, help="Folder of a causal model, run too."),
     record: Record = False,
     as_json: Json = False,
 ) -> None:
@@ -444,25 +405,22 @@ def method_recipes(
     emit(as_json, every, _table([run for one in every for run in one.runs], fields, fields))
 
 
-@app.command(epilog=examples("dithered path/to/model path/to/folder"))
+@command("dithered path/to/model path/to/folder")
 def dithered(
-    model: Annotated[str, typer.Argument(help="The folder of a model that was restored from codes.")],
-    out: Annotated[str, typer.Argument(help="The folder to write; there must be none yet.")],
+    model: str = typer.Argument(help="The folder of a model that was restored from codes."),
+    folder: str = typer.Argument(help="The folder to write; there must be none yet."),
     as_json: Json = False,
 ) -> None:
     """A model off the grid of the codes that it was restored from: noise within each weight's cell."""
     from lab.dithered import write_dithered
 
-    written = write_dithered(Path(model), Path(out))
-    if as_json:
-        print_json({"written": str(written)})
-    else:
-        say(f"written: {written}")
+    written = write_dithered(Path(model), Path(folder))
+    emit(as_json, {"written": str(written)}, f"written: {written}")
 
 
-@app.command(epilog=examples("texts path/to/model --record"))
+@command("texts path/to/model --record")
 def texts(
-    model: Annotated[str, typer.Argument(help="Folder or Hub id of a causal model.")],
+    model: str = typer.Argument(help="Folder or Hub id of a causal model."),
     record: Record = False,
     as_json: Json = False,
 ) -> None:
@@ -478,7 +436,7 @@ def texts(
     emit(as_json, rows, PrintedTable(("linear layers", "engine", "text"), lines))
 
 
-@app.command(epilog=examples("vllm", "vllm --record"))
+@command("vllm", "vllm --record")
 def vllm(record: Record = False, as_json: Json = False) -> None:
     """Open every scheme of compressed-tensors by vLLM, whose Python EXPLORER_VLLM_PYTHON names."""
     from lab.vllm import record_vllm, run_vllm
@@ -487,7 +445,7 @@ def vllm(record: Record = False, as_json: Json = False) -> None:
         say(f"written: {record_vllm()}", error=True)
         return
     rows = list(run_vllm())
-    emit(as_json, rows, PrintedTable(tuple(vars(rows[0])), [tuple(vars(row).values()) for row in rows]))
+    emit(as_json, rows, table_of(map(vars, rows)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

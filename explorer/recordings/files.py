@@ -150,12 +150,12 @@ def kept_each(rows: Iterable[Row], keep: Callable[[Sequence[Row]], object]) -> I
 def record_to(path: Path, recording: Recording[Any]) -> Path:
     """Write a recording to a file of any place, as ``record`` does; folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    machine = json.dumps(_rounded(as_json(recording.machine)), ensure_ascii=False)
-    lines = ",\n".join(
-        "  " + json.dumps(_rounded(as_json(row)), separators=(",", ":"), ensure_ascii=False)
-        for row in recording.rows
+    found = recording_json(recording.machine, recording.rows)
+    machine = json.dumps(found["machine"], ensure_ascii=False)
+    rows = ",\n".join(
+        f"  {json.dumps(row, separators=(',', ':'), ensure_ascii=False)}" for row in found["rows"]
     )
-    path.write_text(f'{{"machine":{machine},\n"rows":[\n{lines}\n]}}\n', encoding="utf-8")
+    path.write_text(f'{{"machine":{machine},\n"rows":[\n{rows}\n]}}\n', encoding="utf-8")
     return path
 
 

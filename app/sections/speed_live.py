@@ -15,7 +15,6 @@ from app.parts import html
 from app.parts.views import Shown, StatusView, shows
 from app.state.gpu_lock import gpu_lock, locked_steps
 from explorer import words
-from explorer.bench.chip_limits import measure_limits
 from explorer.bench.cpu_gemm import (
     DECODE_ON_CPU,
     PREFILL_ON_CPU,
@@ -27,6 +26,7 @@ from explorer.bench.cpu_gemm import (
     time_on_cpu,
 )
 from explorer.bench.gemm import time_gemm
+from explorer.bench.timing import measure_limits
 from explorer.core.backend import gpu_device, kernel_capability, work_device
 from explorer.cpu.kernels import usable_threads
 from explorer.cpu.products import CPU_PRODUCTS, FORMER

@@ -17,7 +17,6 @@ from typing import Any, Generic, TypeVar, cast
 
 import torch
 
-from explorer.bench.chip_limits import measure_limits
 from explorer.bench.cpu import CpuTiming, time_schemes
 from explorer.bench.cpu_gemm import (
     DECODE_ON_CPU,
@@ -31,12 +30,13 @@ from explorer.bench.cpu_gemm import (
     plan_on_cpu,
     time_on_cpu,
 )
-from explorer.bench.grouped import run_cases
+from explorer.bench.gemm import run_cases
 from explorer.bench.plan import plan, plan_of_layers, plan_of_records, run_jobs
 from explorer.bench.quantize import DTYPES, builds_of, time_quantize
 from explorer.bench.runs import SCHEMES as RUN_SCHEMES
 from explorer.bench.runs import time_runs
 from explorer.bench.steps import BATCHES, SHAPES, schemes_here, time_steps
+from explorer.bench.timing import measure_limits
 from explorer.core.backend import gpu_device, gpu_status, kernel_capability, require_gpu, work_device
 from explorer.core.lowering import has_kernels, with_kernels
 from explorer.cpu.kernels import usable_threads

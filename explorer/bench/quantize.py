@@ -9,15 +9,14 @@ takes up to a minute for a shape, and calls are the host's work: both are timed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from explorer.bench.quantize_baselines import Function, torch_cast, torch_compiled
-from explorer.bench.timing import Call, buffer_sets, time_calls, time_events, time_graph
+from explorer.bench.timing import Call, buffer_sets, copy_speed, time_calls, time_graph
 from explorer.core.backend import require_gpu
 from explorer.core.lowering import config_of, layout_of
 from explorer.core.quantize import quantize as quantize_call
@@ -30,8 +29,9 @@ from explorer.gpu.quantize import Output, quantize
 from explorer.gpu.quantize import builds as quantize_builds
 from explorer.recordings.quantize import SMALL, TWO_READS, CallTimes, QuantizeTiming
 from explorer.recordings.times import TimeSpread
-from explorer.schemes import Scheme
+from explorer.schemes import SCHEMES, Scheme
 
+Function = Callable[[Tensor], object]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CALLS, SMALL_CALLS = 20, 200
 """Calls of one timing, of a large matrix and of a small one."""
@@ -77,19 +77,6 @@ def time_one(x: Tensor, scheme: Scheme) -> QuantizeTiming:
     """Quantize of one CUDA matrix, as a visitor's own tensor runs: the same buffer again and again, so a
     small one is found in the L2 cache."""
     return next(_time_scheme(scheme, [x], copy_speed([x, x.clone()]), baselines=False, first=False))
-
-
-def copy_speed(inputs: Sequence[Tensor]) -> float:
-    """Bytes per second of a device-to-device copy of the same buffers, reads and writes counted.
-
-    The faster of torch's copy (launched one by one) and an elementwise kernel replayed from a graph: in a
-    graph a plain copy becomes a memory node that leaves a third of the bandwidth unused.
-    """
-    targets = [torch.empty_like(x) for x in inputs]
-    pairs = list(zip(inputs, targets, strict=True))
-    elementwise = time_graph([partial(torch.neg, x, out=y) for x, y in pairs]).median_s
-    plain = time_events([partial(y.copy_, x) for x, y in pairs]).median_s
-    return 2 * inputs[0].nbytes / min(elementwise, plain)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +143,7 @@ def _quantize_timing(
     two_passes = any(name.startswith(TWO_READS) for name in output.kernels)
     moved = subject.inputs[0].nbytes * (2 if two_passes else 1) + _stored_bytes(subject.scheme, output)
     time = time_graph(kernels)
-    cast = _baseline_seconds(torch_cast(subject.scheme), subject.inputs) if baselines else None
+    cast = _baseline_seconds(CASTS.get(subject.scheme.name), subject.inputs) if baselines else None
     compiled = (
         _baseline_seconds(torch_compiled(subject.scheme), subject.inputs) if baselines and first else None
     )
@@ -195,3 +182,64 @@ def _stored_bytes(scheme: Scheme, output: Output) -> int:
 
 def _baseline_seconds(function: Function | None, inputs: Sequence[Tensor]) -> float | None:
     return None if function is None else time_graph([partial(function, x) for x in inputs]).median_s
+
+
+# --- baselines: torch's own cast, and torch.compile of the same computation with packed codes ----------
+
+INT8_MAX, INT4_MAX, E4M3_MAX, E2M1_MAX = 127, 7, 448, 6.0
+CASTS: dict[str, Function] = {
+    SCHEMES["fp8_e4m3_cast"].name: lambda x: x.to(torch.float8_e4m3fn),
+    SCHEMES["fp8_e5m2_cast"].name: lambda x: x.to(torch.float8_e5m2),
+}
+"""torch's own cast, for FP8 without a scale."""
+
+
+def torch_compiled(scheme: Scheme) -> Function | None:
+    """The scheme's computation by torch.compile, for the schemes in ``COMPILED``; None for others."""
+    function = COMPILED.get(scheme.name)
+    return None if function is None else torch.compile(function, dynamic=False)
+
+
+def _int8_channel(x: Tensor) -> tuple[Tensor, Tensor]:
+    scale = x.float().abs().amax(1, keepdim=True) / INT8_MAX
+    return (x.float() / scale).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scale
+
+
+def _fp8_1x128(x: Tensor) -> tuple[Tensor, Tensor]:
+    blocks = x.float().unflatten(1, (-1, 128))
+    scale = blocks.abs().amax(2, keepdim=True) / E4M3_MAX
+    return (blocks / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale
+
+
+def _int4_group128(x: Tensor) -> tuple[Tensor, Tensor]:
+    blocks = x.float().unflatten(1, (-1, 128))
+    scale = (blocks.abs().amax(2, keepdim=True) / INT4_MAX).to(torch.float16)
+    codes = (blocks / scale.float()).round().clamp(-INT4_MAX, INT4_MAX).to(torch.int8).to(torch.uint8) & 15
+    return _nibbles(codes), scale
+
+
+def _mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales by the OCP rule from the exponent's bits; codes by adding and taking off a power of two that
+    leaves one mantissa bit, rounded to nearest even by the addition itself."""
+    blocks = x.float().unflatten(1, (-1, 32))
+    largest_exponent = blocks.abs().amax(2, keepdim=True).view(torch.int32) >> 23
+    exponent = (largest_exponent - 2).clamp(0, 254)
+    scaled = (blocks * ((254 - exponent) << 23).view(torch.float32)).abs().clamp(max=E2M1_MAX)
+    magic = ((scaled.view(torch.int32) & 0x7F800000).clamp(min=127 << 23) + (22 << 23)).view(torch.float32)
+    codes = ((((scaled + magic) - magic) * 2.0**-126).view(torch.int32) >> 22).to(torch.uint8)
+    signs = ((blocks.view(torch.int32) >> 28) & 8).to(torch.uint8)
+    return _nibbles(codes | signs), exponent.to(torch.uint8)
+
+
+def _nibbles(codes: Tensor) -> Tensor:
+    """Two codes a byte, the first in the low bits."""
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+
+
+COMPILED: dict[str, Function] = {
+    SCHEMES["int8_row"].name: _int8_channel,
+    SCHEMES["fp8_e4m3_1x128"].name: _fp8_1x128,
+    SCHEMES["int4_group128"].name: _int4_group128,
+    SCHEMES["mxfp4"].name: _mxfp4,
+}
+"""Schemes that are also timed as torch.compile makes them."""

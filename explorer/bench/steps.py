@@ -5,7 +5,6 @@ joined)."""
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explorer.bench.chip_limits import measure_limits
-from explorer.bench.timing import event_seconds, spread
-from explorer.core.backend import require_gpu, synchronize
+from explorer.bench.timing import event_seconds, measure_limits, spread, wall_seconds
+from explorer.core.backend import require_gpu
 from explorer.models.serve import quantize_model
 from explorer.products.layer import QuantizedLinear
 from explorer.recordings.steps import BASELINE, TORCHAO, StepParts, StepTiming
@@ -175,7 +173,7 @@ def _measured(
     generator = torch.Generator().manual_seed(batch)
     ids = torch.randint(1000, (batch, CONTEXT), generator=generator).to(device)
     graphed.prefill(ids)
-    prefill = spread([_wall(partial(graphed.prefill, ids), device) for _ in range(3)])
+    prefill = wall_seconds(partial(graphed.prefill, ids), device, 3, warm_up=0)
     graphed.step(ids[:, :1])
     times = [_steps_in_a_row(graphed) for _ in range(REPEATS + 1)]
     step = spread(times[1:])
@@ -194,14 +192,6 @@ def _steps_in_a_row(graphed: GraphedNetwork) -> float:
             graphed.replay()
 
     return event_seconds(run) / IN_A_ROW
-
-
-def _wall(call: Any, device: torch.device) -> float:
-    synchronize(device)
-    start = time.perf_counter()
-    call()
-    synchronize(device)
-    return time.perf_counter() - start
 
 
 def _parts(graphed: GraphedNetwork, step_s: float) -> StepParts:

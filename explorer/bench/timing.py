@@ -1,4 +1,5 @@
-"""Timing on a GPU: calls captured into a CUDA graph and replayed over rotating buffers, as medians.
+"""Timing on a GPU: calls captured into a CUDA graph and replayed over rotating buffers, as medians; and the
+limits of the chip, measured in the same way.
 
 A call is captured once per buffer set; the sets together are larger than twice the L2 cache, so that no input
 is found there. One timed replay runs every set once; its time is divided by their number."""
@@ -6,18 +7,28 @@ is found there. One timed replay runs every set once; its time is divided by the
 from __future__ import annotations
 
 import statistics
+import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
 
-from explorer.core.backend import synchronize
-from explorer.recordings.times import TimeSpread
+from explorer.core.backend import free_bytes, synchronize
+from explorer.gpu.peak import tensor_peak, word_peak
+from explorer.recordings.machine import MachineLimits
+from explorer.recordings.times import DeviceState, TimeSpread
 
 Call = Callable[[], object]
 WARM_UP = 3
 """Untimed replays before the timed ones."""
+HOPPER = (9, 0)
+TENSOR_CORE_KINDS = ("bf16", "f16", "tf32", "e4m3", "e5m2", "s8", "b1")
+WORD_KINDS = ("dp4a", "popc")
+COPIED_ELEMENTS = 1 << 28
+"""float32 values of the copy that is timed, 1 GiB; less where memory is small."""
 
 
 def spread(times: Sequence[float]) -> TimeSpread:
@@ -127,3 +138,52 @@ def buffer_sets(bytes_each: int, device: torch.device) -> int:
     """Number of buffer sets that exceed twice the L2 cache; at least 2."""
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     return max(2, -(-2 * cache // max(bytes_each, 1)) + 1)
+
+
+# --- limits of the chip ------------------------------------------------------------------------------
+
+
+def copy_speed(inputs: Sequence[Tensor]) -> float:
+    """Bytes per second of a device-to-device copy of the same buffers, reads and writes counted.
+
+    The faster of torch's copy (launched one by one) and an elementwise kernel replayed from a graph: in a
+    graph a plain copy becomes a memory node that leaves a third of the bandwidth unused.
+    """
+    targets = [torch.empty_like(x) for x in inputs]
+    pairs = list(zip(inputs, targets, strict=True))
+    elementwise = time_graph([partial(torch.neg, x, out=y) for x, y in pairs]).median_s
+    plain = time_events([partial(y.copy_, x) for x, y in pairs]).median_s
+    return 2 * inputs[0].nbytes / min(elementwise, plain)
+
+
+def measure_limits(device: torch.device, kinds: Iterable[str] = TENSOR_CORE_KINDS) -> MachineLimits:
+    """The copy of 1 GiB and, on Hopper, each tensor-core type; dp4a and popc everywhere."""
+    size = min(COPIED_ELEMENTS, free_bytes(device) // 16)
+    copy = copy_speed([torch.randn(size, device=device) for _ in range(2)])
+    rates = {}
+    if torch.cuda.get_device_capability(device) == HOPPER:
+        for kind in kinds:
+            rates[kind] = _rate(*tensor_peak(kind, device))
+    for name in WORD_KINDS:
+        rates[name] = _rate(*word_peak(name, device))
+    return MachineLimits(copy, rates)
+
+
+def _rate(call: Call, operations: float) -> float:
+    return operations / time_replay(loop_of([call]), repeats=5, warm_up=1).median_s
+
+
+def device_state(device: torch.device) -> DeviceState | None:
+    """The GPU's state now; None where nvidia-smi does not tell."""
+    query = (
+        "nvidia-smi",
+        "--query-gpu=clocks.sm,power.draw,temperature.gpu",
+        "--format=csv,noheader,nounits",
+        f"--id={device.index or 0}",
+    )
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        clock, power, temperature = (float(value) for value in answer.split(","))
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return None
+    return DeviceState(clock, power, temperature)

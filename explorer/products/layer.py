@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from explorer.core.file import part_names, parts_of, tensor_of
 from explorer.core.quantize import QuantizedTensor, quantize
-from explorer.products.calls import call_of
 from explorer.products.linear import apply_linear
 from explorer.products.weights import LoadedWeight, RestoredForm, WeightForm, form_called
 from explorer.schemes import Scales, Scheme
@@ -101,7 +100,7 @@ class QuantizedLinear(nn.Module):
     def kernel(self) -> str:
         """What multiplies, and of a W without a kernel, why none does."""
         why = f" ({self._why})" if self._why else ""
-        return f"{call_of(self._form).kernels()}{why}"
+        return f"{form_called(self._form).kernels()}{why}"
 
     def extra_repr(self) -> str:
         inputs = "" if self.x_scheme is None else f" × {self.x_scheme}"

@@ -17,8 +17,7 @@ from torch import Tensor
 from explorer.core.backend import kernel_capability
 from explorer.core.quantize import QuantizedTensor
 from explorer.gpu.runtime import is_capturing, on_device_of
-from explorer.products.calls import OUTPUTS, call_of
-from explorer.products.weights import LoadedWeight, RestoredForm, form_called, form_of
+from explorer.products.weights import OUTPUTS, LoadedWeight, RestoredForm, form_called, form_of
 from explorer.schemes import Scheme
 
 # --- the operator ------------------------------------------------------------------------------------
@@ -37,20 +36,21 @@ _LIBRARY.define(
 
 @on_device_of("x")
 def _linear(x: Tensor, weight: Sequence[Tensor], bias: Tensor | None, form: str) -> Tensor:
-    call, shape = call_of(form), x.shape
+    layout, shape = form_called(form), x.shape
+    n, k = layout.shape
     if x.device != weight[0].device or not x.is_floating_point():
         raise ValueError(
             f"expected floating X on {weight[0].device}, where W lies, got {x.dtype} on {x.device}"
         )
-    if not shape or shape[-1] != call.k:
-        raise ValueError(f"expected X [..., {call.k}] for W [{call.n}, {call.k}], got {list(shape)}")
-    if bias is not None and bias.shape[-1] not in (call.n, -(-call.n // 8) * 8):
-        raise ValueError(f"expected a bias of {call.n} values, got {list(bias.shape)}")
-    rows = x if x.dim() == 2 else x.reshape(-1, call.k)
-    if not rows.shape[0] or not call.n:
-        return x.new_empty((*shape[:-1], call.n))
-    y = call(rows, weight, bias)
-    return y if x.dim() == 2 else y.view(*shape[:-1], call.n)
+    if not shape or shape[-1] != k:
+        raise ValueError(f"expected X [..., {k}] for W [{n}, {k}], got {list(shape)}")
+    if bias is not None and bias.shape[-1] not in (n, -(-n // 8) * 8):
+        raise ValueError(f"expected a bias of {n} values, got {list(bias.shape)}")
+    rows = x if x.dim() == 2 else x.reshape(-1, k)
+    if not rows.shape[0] or not n:
+        return x.new_empty((*shape[:-1], n))
+    y = layout.multiply(rows, weight, bias)
+    return y if x.dim() == 2 else y.view(*shape[:-1], n)
 
 
 def _linear_fake(x: Tensor, weight: Sequence[Tensor], bias: Tensor | None, form: str) -> Tensor:
@@ -61,7 +61,7 @@ def _linear_fake(x: Tensor, weight: Sequence[Tensor], bias: Tensor | None, form:
 
 @on_device_of("weight")
 def _held_weight(weight: Sequence[Tensor], form: str, dtype: torch.dtype) -> Tensor:
-    return call_of(form).weight(weight, dtype)
+    return form_called(form).weight(weight, dtype)
 
 
 def _held_weight_fake(weight: Sequence[Tensor], form: str, dtype: torch.dtype) -> Tensor:
@@ -151,4 +151,4 @@ def explain(w: QuantizedTensor, x_scheme: Scheme | None = None) -> str:
     form, why = form_of(w.scheme, x_scheme, w.shape, kernel_capability(w.device))
     inputs = "bfloat16" if x_scheme is None else str(x_scheme)
     reason = f" ({why})" if why else ""
-    return f"{w.scheme} × {inputs} on {where}: {call_of(form.text).kernels()}{reason}"
+    return f"{w.scheme} × {inputs} on {where}: {form.kernels()}{reason}"

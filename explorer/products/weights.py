@@ -1,4 +1,4 @@
-"""A quantized W [N, K] as a layer holds it: laid out once for the kernel that multiplies it.
+"""Forms of a quantized W [N, K] in memory: laid out once for the kernel that multiplies it.
 
 ``form_of`` chooses among
 
@@ -7,15 +7,15 @@
     RegistersForm   the same as TilesForm for one row after another, from Ampere on: few tokens
     RestoredForm    every other scheme, device and dtype: W is dequantized in the call, and torch multiplies
 
-A form is what the text of an operator's argument says (``WeightForm.text``), so that W's tensors and that
-text are all that a call needs.
+A form is named by a text (``WeightForm.text``), an argument of the operator ``explorer::linear``: W's tensors
+and that text are all that a call needs.
 """
 
 from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -24,23 +24,38 @@ from torch import Tensor
 
 from explorer.core import ops as operators
 from explorer.core.backend import kernel_capability
+from explorer.core.cuda import quantize_on_device
 from explorer.core.quantize import QuantizedTensor
 from explorer.formats import FloatFormat, IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes
-from explorer.gpu.gemm import OperandType, ScaleK, ScalePlace, padded_columns, unpack_codes
-from explorer.gpu.gemm import Tiles as TileLayout
+from explorer.gpu import gemm as kernel
+from explorer.gpu.gemm import OperandType, ScaleK, ScalePlace, Tiles, padded_columns, unpack_codes
+from explorer.gpu.gemm.swap_ab import SwapAB
 from explorer.gpu.runtime import is_capturing, on_device_of
 from explorer.products import layouts
+from explorer.products.auto import variants_for
+from explorer.products.gemms import GEMMS
 from explorer.schemes import Scales, Scheme
 
 AMPERE, HOPPER = (8, 0), (9, 0)
+MANY_TOKENS = 2048
+"""From more tokens on decoded weights are unpacked to bfloat16 first: up to so many, gemm_swap_ab is as fast
+or faster (docs/gemm-speed.md)."""
+REGISTER_TOKENS = 32
+"""Up to so many tokens the kernel for Ampere decodes W in registers; for more W is restored."""
+KEPT_SHAPES = 256
+"""Numbers of tokens whose launch a form keeps."""
+OUTPUTS = (torch.bfloat16, torch.float16)
+"""Types of X that kernels multiply in bfloat16, and of their Y."""
 
 
 @dataclass(frozen=True)
 class WeightForm(ABC):
-    """How W [N, K] of scheme ``w`` lies in memory, and what X is quantized by in the call (None: not).
+    """Layout of W [N, K] of scheme ``w`` in memory, and the product by it; ``x``: the scheme by which X is
+    quantized in the call (None: it is not).
 
-    ``load`` and ``unload`` are inverse: what a form holds are the codes, once.
+    ``load`` and ``unload`` are inverse: what a form holds are the codes, once. The form that ``form_called``
+    returns keeps what calls need beside addresses.
     """
 
     name: ClassVar[str]
@@ -50,7 +65,7 @@ class WeightForm(ABC):
 
     @property
     def text(self) -> str:
-        """What ``form_called`` reads."""
+        """The name that ``form_called`` reads."""
         n, k = self.shape
         return "|".join((self.name, str(n), str(k), self.w.text, "" if self.x is None else self.x.text))
 
@@ -61,6 +76,18 @@ class WeightForm(ABC):
     @abstractmethod
     def unload(self, held: Sequence[Tensor], scales: Scales) -> QuantizedTensor:
         """The codes of ``load``'s tensors again, with the scales that they came with."""
+
+    @abstractmethod
+    def multiply(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+        """Y [M, N] in X's dtype, of X [M, K] with M ≥ 1, W as ``load`` gave it, and a bias [N]."""
+
+    @abstractmethod
+    def weight(self, held: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """W [N, K] restored."""
+
+    @abstractmethod
+    def kernels(self) -> str:
+        """The files of kernels/ that multiply, and up to how many tokens."""
 
     row_step: ClassVar[int] = 0
     """W of whole multiples of so many rows can be joined with others; 0: none can."""
@@ -83,6 +110,23 @@ class WeightForm(ABC):
         """Why no W of this scheme is held so, with X's scheme; "" if it is."""
 
 
+def _filled(bias: Tensor | None) -> Tensor | None:
+    """float32 [N filled to a multiple of 8]; as it is if it is that."""
+    if bias is None or (bias.dtype == torch.float32 and bias.numel() % 8 == 0 and bias.is_contiguous()):
+        return bias
+    return torch.nn.functional.pad(bias.float(), (0, -bias.numel() % 8))
+
+
+def _of_columns(vector: Tensor | None, n: int) -> Tensor | None:
+    """The first ``n`` values of a vector over columns; one value, which is for all, as it is."""
+    return vector if vector is None or vector.numel() == 1 else vector[:n]
+
+
+def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    bias = None if bias is None else bias[: weight.shape[0]].to(x.dtype)
+    return torch.nn.functional.linear(x, weight, bias)
+
+
 def _unusual(w: Scheme) -> str:
     """Why codes and scales of ``w`` are no plain scale · (value - zero point) on a grid; "" if they are."""
     if w.scale is None:
@@ -96,14 +140,52 @@ def _unusual(w: Scheme) -> str:
     return ""
 
 
-class TilesForm(WeightForm):
-    """[repacked tiles, the epilogue's scales of columns if there are any]."""
+class _HopperForm(WeightForm):
+    """Products by gemm_swap_ab.cu for few tokens: launches kept by the number of tokens."""
+
+    @property
+    @abstractmethod
+    def tiles(self) -> Tiles:
+        """Layout of W for that kernel."""
+
+    @functools.cached_property
+    def _launches(self) -> Callable[[int, int, torch.dtype, torch.device], SwapAB]:
+        def launch(m: int, row_bytes: int, dtype: torch.dtype, device: torch.device) -> SwapAB:
+            return SwapAB(m, self.shape[0], row_bytes, self.tiles, dtype, device, early=True)
+
+        return functools.lru_cache(KEPT_SHAPES)(launch)
+
+    def _few(
+        self,
+        x: Tensor,
+        w: Tensor,
+        dtype: torch.dtype,
+        vectors: tuple[Tensor | None, Tensor | None, Tensor | None],
+        terms: Sequence[Tensor | None] = (None, None, None, None),
+        scales: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Tensor:
+        """Y by gemm_swap_ab of X's rows uint8 [M, bytes]; ``vectors``: scales of rows and columns, bias;
+        ``terms``: row_a, col_a, row_b, col_b; ``scales`` along K."""
+        m, n, device = x.shape[0], self.shape[0], x.device
+        product = self._launches(m, x.shape[1], dtype, device)
+        out = torch.empty((m, n), dtype=dtype, device=device)
+        addresses = [0 if v is None else v.data_ptr() for v in (out, *vectors, *terms)]
+        strides = (0 if v is None or v.numel() == 1 else 1 for v in vectors[:2])
+        epilogue = (*addresses, *strides, 1, 0, m, n)
+        along_k = (0 if v is None else v.data_ptr() for v in scales)
+        product.start(x.data_ptr(), w.data_ptr(), epilogue, *along_k)
+        return out
+
+
+class TilesForm(_HopperForm):
+    """[repacked tiles, the epilogue's scales of columns if there are any]; X in bfloat16 (float16 is rounded
+    to it), or quantized in the call to 8 bits."""
 
     name = "tiles"
     row_step = 64
 
     @functools.cached_property
-    def tiles(self) -> TileLayout:
+    def tiles(self) -> Tiles:
         return layouts.tiles_of(self.w, x_type_of(self.x))
 
     def load(self, q: QuantizedTensor) -> list[Tensor]:
@@ -118,6 +200,30 @@ class TilesForm(WeightForm):
     def unload(self, held: Sequence[Tensor], scales: Scales) -> QuantizedTensor:
         codes = unpack_codes(held[0], self.tiles, *self.shape)
         return QuantizedTensor(pack(codes, self.w.format), scales, self.w, self.shape)
+
+    def multiply(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+        column, bias = held[1] if len(held) > 1 else None, _filled(bias)
+        if self.x is not None:
+            q = quantized(x, self.x)
+            return self._few(layouts.byte_rows(q), held[0], x.dtype, (layouts.scale_vector(q), column, bias))
+        check_dtype(x)
+        rows, (n, k) = bfloat16_rows(x), self.shape
+        if x.shape[0] <= MANY_TOKENS:
+            return self._few(rows, held[0], x.dtype, (None, column, bias))
+        values = kernel.unpack_values(held[0], self.tiles, n, k).view(torch.uint8)
+        epilogue = kernel.Epilogue(x.dtype, col_scale=_of_columns(column, n), bias=_of_columns(bias, n))
+        return kernel.gemm_wgmma(rows, values, "bf16", epilogue)
+
+    def weight(self, held: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        n, k = self.shape
+        values = kernel.unpack_values(held[0], self.tiles, n, k)[:, :k].float()
+        scale = _of_columns(held[1], n) if len(held) > 1 else None
+        return (values if scale is None else values * scale.view(-1, 1)).to(dtype)
+
+    def kernels(self) -> str:
+        if self.x is not None:
+            return "quantize, gemm_swap_ab.cu"
+        return f"gemm_swap_ab.cu; for more than {MANY_TOKENS} tokens unpack.cu, gemm_wgmma.cu"
 
     @classmethod
     def why_not(cls, w: Scheme, x: Scheme | None, k: int) -> str:
@@ -137,29 +243,46 @@ class TilesForm(WeightForm):
         return ""
 
 
-class RowsForm(WeightForm):
+class RowsForm(_HopperForm):
     """[rows of bytes, then scales of columns, then sums and zero points of columns where there are those];
-    with scales along K [rows, scales of blocks]."""
+    with scales along K [rows, scales of blocks]. X is quantized in the call to the same 8-bit type."""
 
     name = "rows"
     row_step = 128
 
-    @property
+    @functools.cached_property
     def kind(self) -> OperandType:
         return x_type_of(self.x)
 
-    @property
-    def scale_k(self) -> ScaleK:
-        return ScaleK.BLOCK if self.w.block == (128, 128) else ScaleK.NONE
+    @functools.cached_property
+    def blocks(self) -> bool:
+        """True if scales are those of blocks along K."""
+        return self.w.block == (128, 128)
 
-    @property
+    @functools.cached_property
+    def tiles(self) -> Tiles:
+        return Tiles(self.kind, scales=ScalePlace.BLOCK if self.blocks else ScalePlace.ROW)
+
+    @functools.cached_property
+    def _is_few(self) -> Callable[[int], bool]:
+        """True for a number of tokens for which gemm_swap_ab is the faster kernel."""
+        names = {"s8": "int8", "e4m3": "fp8_e4m3_row", "e5m2": "fp8_e5m2_row"}
+        gemm = GEMMS["fp8_blockwise" if self.blocks else names[self.kind]]
+
+        def is_few(m: int) -> bool:
+            [variant] = variants_for(gemm, (m, *self.shape), HOPPER, "auto")
+            return "swap" in variant.name
+
+        return functools.lru_cache(KEPT_SHAPES)(is_few)
+
+    @functools.cached_property
     def zero_terms(self) -> bool:
         assert self.x is not None
         return self.x.asymmetric or self.w.asymmetric
 
     def load(self, q: QuantizedTensor) -> list[Tensor]:
         rows = layouts.byte_rows(q)
-        if self.scale_k is ScaleK.BLOCK:
+        if self.blocks:
             return [rows, padded_columns(layouts.w_block_scales(q), 4)]
         scale = layouts.scale_vector(q)
         assert scale is not None
@@ -174,10 +297,48 @@ class RowsForm(WeightForm):
         return QuantizedTensor(packed, scales, self.w, self.shape)
 
     def join(self, held: Sequence[Sequence[Tensor]], forms: Sequence[WeightForm]) -> list[Tensor]:
-        if self.scale_k is ScaleK.NONE:
+        if not self.blocks:
             return super().join(held, forms)
         rows, scales = (torch.cat([parts[at] for parts in held]) for at in range(2))
         return [rows, padded_columns(scales, 4)]
+
+    def multiply(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+        assert self.x is not None
+        q, bias, few, n = quantized(x, self.x), _filled(bias), self._is_few(x.shape[0]), self.shape[0]
+        rows, w = layouts.byte_rows(q), held[0]
+        if self.blocks:
+            scales = layouts.x_block_scales(q), held[1]
+            if few:
+                return self._few(rows, w, x.dtype, (None, None, bias), scales=scales)
+            epilogue = kernel.Epilogue(x.dtype, bias=None if bias is None else bias[:n])
+            return kernel.gemm_wgmma(rows, w, self.kind, epilogue, ScaleK.BLOCK, *scales)
+        terms: tuple[Tensor | None, ...] = (None, None, None, None)
+        if self.zero_terms:
+            sums = layouts.code_sums(q) if self.w.asymmetric else None
+            terms = (layouts.zero_points(q), held[2], sums, held[3] if sums is not None else None)
+        scale = layouts.scale_vector(q)
+        if few:
+            return self._few(rows, w, x.dtype, (scale, held[1], bias), terms)
+        row_a, col_a, row_b, col_b = (v if v is None or i % 2 == 0 else v[:n] for i, v in enumerate(terms))
+        bias = None if bias is None else bias[:n]
+        vectors = (scale, _of_columns(held[1], n), bias, "none", row_a, col_a, row_b, col_b)
+        return kernel.gemm_wgmma(rows, w, self.kind, kernel.Epilogue(x.dtype, *vectors))
+
+    def weight(self, held: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        n, k = self.shape
+        values = held[0][:, :k].view(_TYPES[self.kind]).float()
+        if self.blocks:
+            scale = held[1].repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+            return (values * scale).to(dtype)
+        if self.w.asymmetric:
+            values = values - held[3][:n].view(-1, 1)
+        return (values * (held[1] if held[1].numel() == 1 else held[1][:n].view(-1, 1))).to(dtype)
+
+    def kernels(self) -> str:
+        few = [m for m in (1, 16, 64, 128, 256, 512, 1024) if self._is_few(m)]
+        if not few:
+            return "quantize, gemm_wgmma.cu"
+        return f"quantize, gemm_swap_ab.cu; for more than some {few[-1]} tokens gemm_wgmma.cu"
 
     @classmethod
     def why_not(cls, w: Scheme, x: Scheme | None, k: int) -> str:
@@ -194,9 +355,13 @@ class RowsForm(WeightForm):
         return ""
 
 
+_TYPES = {"s8": torch.int8, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+
 class RegistersForm(WeightForm):
     """[packed rows, scales, zero points or nothing [0], scale of the whole tensor or nothing [0], the
-    scales as they restore float32]."""
+    scales as they restore float32]; decoded by mma.sync. Compiled for Ampere and Ada too, and run on
+    Hopper alone."""
 
     name = "registers"
 
@@ -214,6 +379,32 @@ class RegistersForm(WeightForm):
     def unload(self, held: Sequence[Tensor], scales: Scales) -> QuantizedTensor:
         packed = held[0][:, : packed_row_bytes(self.w.format, self.shape[1])].contiguous()
         return QuantizedTensor(packed, scales, self.w, self.shape)
+
+    @functools.cached_property
+    def _how(self) -> kernel.Weight:
+        return layouts.weight_of(self.w)
+
+    def multiply(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+        if x.shape[0] > REGISTER_TOKENS or x.dtype not in OUTPUTS:
+            return _by_torch(x, self.weight(held, x.dtype), bias)
+        packed, scales, zeros, whole, _ = held
+        rows, bias = bfloat16_rows(x, 32).view(torch.bfloat16), _filled(bias)
+        epilogue = kernel.Epilogue(
+            x.dtype,
+            col_scale=whole if whole.numel() else None,
+            bias=None if bias is None else bias[: self.shape[0]],
+        )
+        how = (zeros if zeros.numel() else None, self._how, self.w.block[1] or self.shape[1])
+        return kernel.gemm_dequant_in_registers(rows, packed, scales, *how, epilogue)
+
+    def weight(self, held: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        (packed, _, zeros, whole, stored), k = held, self.shape[1]
+        codes = packed[:, : packed_row_bytes(self.w.format, k)]
+        zeros = zeros[: stored.shape[0]] if zeros.numel() else zeros.view(0, 0)
+        return torch.ops.explorer.dequantize(codes.contiguous(), stored, zeros, whole, self.w.text, k, dtype)
+
+    def kernels(self) -> str:
+        return f"gemm_dequant_in_registers.cu; for more than {REGISTER_TOKENS} tokens dequantize, torch"
 
     @classmethod
     def why_not(cls, w: Scheme, x: Scheme | None, k: int) -> str:
@@ -234,8 +425,8 @@ class RegistersForm(WeightForm):
 
 
 class RestoredForm(WeightForm):
-    """[packed codes, scales as they restore, zero points or offsets, scale of the whole tensor]: what the
-    operator ``dequantize`` takes."""
+    """[packed codes, scales as they restore, zero points or offsets, scale of the whole tensor], as the
+    operator ``dequantize`` takes them. X is rounded too where it is quantized, and torch multiplies."""
 
     name = "restored"
 
@@ -245,13 +436,25 @@ class RestoredForm(WeightForm):
     def unload(self, held: Sequence[Tensor], scales: Scales) -> QuantizedTensor:
         return QuantizedTensor(held[0], scales, self.w, self.shape)
 
+    def multiply(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+        if self.x is not None:
+            x = torch.ops.explorer.fake_quantize(x, self.x.text)[0]
+        return _by_torch(x, self.weight(held, x.dtype), bias)
+
+    def weight(self, held: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        return torch.ops.explorer.dequantize(*held, self.w.text, self.shape[1], dtype)
+
+    def kernels(self) -> str:
+        return "dequantized, then multiplied by torch"
+
     @classmethod
     def why_not(cls, w: Scheme, x: Scheme | None, k: int) -> str:
         return ""
 
 
-_FORMS = (TilesForm, RowsForm, RegistersForm, RestoredForm)
-FORMS: dict[str, type[WeightForm]] = {form.name: form for form in _FORMS}
+FORMS: dict[str, type[WeightForm]] = {
+    form.name: form for form in (TilesForm, RowsForm, RegistersForm, RestoredForm)
+}
 FIRST_CHIP = {TilesForm: HOPPER, RowsForm: HOPPER, RegistersForm: AMPERE}
 """Forms whose kernels need a GPU: from which compute capability on. Those of Hopper have its instructions
 alone."""
@@ -311,6 +514,29 @@ def x_type_of(x: Scheme | None) -> OperandType:
     if x.format.name not in kinds:
         raise ValueError(f"{x.format.label} inputs are not multiplied as they are")
     return kinds[x.format.name]
+
+
+def check_dtype(x: Tensor) -> None:
+    """``ValueError`` unless kernels multiply X of this dtype."""
+    if x.dtype not in OUTPUTS:
+        raise ValueError(
+            f"this weight is held for inputs in bfloat16 or float16, got {x.dtype}: convert the model, or "
+            "hold the weight restored (kernels=False)"
+        )
+
+
+def bfloat16_rows(x: Tensor, multiple: int = 16) -> Tensor:
+    """uint8 [M, bytes]: X [M, K] in bfloat16, in rows of whole ``multiple`` bytes; X's own memory if it lies
+    so."""
+    if x.dtype != torch.bfloat16:
+        x = x.to(torch.bfloat16)
+    return kernel.padded_rows(x.contiguous().view(torch.uint8), multiple)
+
+
+def quantized(x: Tensor, scheme: Scheme) -> QuantizedTensor:
+    """X [M, K] quantized on its device, without waiting for it: NaN is not looked for."""
+    packed, scales, _ = quantize_on_device(x, scheme)
+    return QuantizedTensor(packed, scales, scheme, (x.shape[0], x.shape[1]))
 
 
 def padded_to_eight(v: Tensor) -> Tensor:

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from explorer.core.backend import synchronize
 from explorer.core.replace import replace_layers
 from explorer.models.kinds import fused_groups
-from explorer.products.calls import call_of
 from explorer.products.layer import QuantizedLinear
 from explorer.products.linear import apply_linear
-from explorer.products.weights import WeightForm, joined_form
+from explorer.products.weights import WeightForm, form_called, joined_form
 
 
 class _Computed:
@@ -132,7 +131,7 @@ class JoinedCodes(nn.Module):
     @property
     def kernel(self) -> str:
         """What multiplies."""
-        return call_of(self._form).kernels()
+        return form_called(self._form).kernels()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """A change of dtype is the bias's alone."""

@@ -19,11 +19,17 @@ from explorer import SCHEMES, QuantizedLinear, Scheme
 from explorer.gpu.gemm import unpack_codes, unpack_values
 from explorer.gpu.gemm.swap_ab import TILE_K
 from explorer.products import layouts
-from explorer.products.calls import MANY_TOKENS, call_of
 from explorer.products.gemms import GEMMS, Gemm
 from explorer.products.linear import held
 from explorer.products.variants import Variant
-from explorer.products.weights import LoadedWeight, RegistersForm, RestoredForm, TilesForm
+from explorer.products.weights import (
+    MANY_TOKENS,
+    LoadedWeight,
+    RegistersForm,
+    RestoredForm,
+    TilesForm,
+    form_called,
+)
 from explorer.running.fused import fuse
 from tests.gpu.test_gemms import bound, draw
 
@@ -74,7 +80,7 @@ def test_codes_come_back_from_every_form(name: str) -> None:
     weight = LoadedWeight.of(q, None)
     back = weight.form.unload(weight.tensors, q.scales)
     assert torch.equal(back.packed, q.packed), weight.form.name
-    restored = call_of(weight.form.text).weight(weight.tensors, torch.float32)
+    restored = form_called(weight.form.text).weight(weight.tensors, torch.float32)
     want = q.dequantize()
     if weight.form.name == "restored":
         assert torch.equal(restored, want)

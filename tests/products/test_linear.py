@@ -14,7 +14,6 @@ from torch import nn
 
 import explorer
 from explorer import SCHEMES, QuantizedLinear, Scheme
-from explorer.products.calls import call_of
 from explorer.products.linear import held
 from explorer.products.weights import form_called, form_of
 from tests.covering import EACH_SCHEME, sampled
@@ -165,4 +164,4 @@ def test_w_is_laid_out_once() -> None:
     first = held(q, None, kernels=False)
     explorer.linear(torch.randn(2, 256), q)
     assert held(q, None, kernels=False) is first
-    assert call_of(first.form.text) is call_of(first.form.text)
+    assert form_called(first.form.text) is form_called(first.form.text)

@@ -34,11 +34,11 @@ class Matrix:
     def description(self) -> str:
         """One line: origin, name, shape and dtype."""
         rows, columns = self.values.shape
-        shown = f"{rows}×{columns}"
+        shown, stored = f"{rows}×{columns}", "×".join(map(str, self.shape)) or "a scalar"
         if self.cut:
-            shown += f" (first rows of {'×'.join(map(str, self.shape))})"
+            shown += f" (first rows of {stored})"
         elif self.shape != (rows, columns):
-            shown += f" (from {'×'.join(map(str, self.shape)) or 'a scalar'})"
+            shown += f" (from {stored})"
         return " · ".join(part for part in (self.origin, self.name, shown, self.dtype) if part)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,11 @@ __all__ = ["HubModel", "LocalModel", "folder_stamp", "layers", "local_folder", "
 
 
 def open_model(where: str, revision: str | None = None, limits: SourceLimits = LOCAL) -> TensorSource:
-    """Open a model by the path of a folder or GGUF file, or by Hub id ("owner/name", with an optional
-    revision).
+    """Open a model by the path of a folder or GGUF file, or by Hub id ("owner/name").
 
     A folder that exists wins over an id; an id in the Hugging Face cache is read from there. With
-    ``limits.folders`` off neither is looked at, and the answer does not depend on what this machine holds.
-    Raises ``SourceError`` saying which of missing, gated, offline or "no safetensors" it was.
+    ``limits.folders`` off the answer does not depend on what this machine holds. ``SourceError`` tells
+    missing, gated and offline models, and those without safetensors, apart.
     """
     where = where.strip()
     if not where:
@@ -62,11 +62,10 @@ def open_model(where: str, revision: str | None = None, limits: SourceLimits = L
 
 def _existing(where: str, is_one: Callable[[Path], bool]) -> Path | None:
     """The path that ``where`` names, if ``is_one`` holds for it."""
-    try:
+    with suppress(OSError, RuntimeError, ValueError):  # no such user, a NUL, a name too long
         path = Path(where.strip()).expanduser()
         return path if is_one(path) else None
-    except (OSError, RuntimeError, ValueError):  # no such user, a NUL, a name too long: nothing is there
-        return None
+    return None
 
 
 def local_folder(where: str, limits: SourceLimits = LOCAL) -> Path | None:

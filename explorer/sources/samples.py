@@ -42,11 +42,8 @@ def _portrait() -> Tensor:
     return _stored("portrait", "grey")() / 255
 
 
-def _normal(rows: int, columns: int) -> Callable[[], Tensor]:
-    def draw() -> Tensor:
-        return torch.from_numpy(np.random.default_rng(0).standard_normal((rows, columns), dtype=np.float32))
-
-    return draw
+def _normal(size: int) -> Callable[[], Tensor]:
+    return lambda: torch.from_numpy(np.random.default_rng(0).standard_normal((size, size), dtype=np.float32))
 
 
 def _student_t() -> Tensor:
@@ -87,8 +84,8 @@ SAMPLES: dict[str, Sample] = {
                _stored("attention_query", "activations")),
         Sample("portrait", "A photograph (Grace Hopper)", False, "a picture's grey values, 0 to 1", _portrait,
                "US Navy"),
-        Sample("normal", "normal, 1024×1024", True, "N(0, 1)", _normal(1024, 1024)),
-        Sample("normal_4096", "normal, 4096×4096", True, "N(0, 1)", _normal(4096, 4096)),
+        Sample("normal", "normal, 1024×1024", True, "N(0, 1)", _normal(1024)),
+        Sample("normal_4096", "normal, 4096×4096", True, "N(0, 1)", _normal(4096)),
         Sample("student_t", "Student-t with 4 degrees of freedom", True, "heavy tails", _student_t),
         Sample("outlier_channels", "LLM-like outlier channels", True, "six large channels",
                _outlier_channels),

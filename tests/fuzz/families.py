@@ -241,21 +241,8 @@ def _place(rng: random.Random) -> Case:
 
 
 def _scheme(rng: random.Random) -> Case:
-    known = (
-        *SCHEMES,
-        *FORMATS,
-        "asym",
-        "sym",
-        "group",
-        "block",
-        "row",
-        "tensor",
-        "flat64",
-        "minmax",
-        "mse",
-        "~sr",
-        "seed",
-    )
+    more = ("asym", "sym", "group", "block", "row", "tensor", "flat64", "minmax", "mse", "~sr", "seed")
+    known = (*SCHEMES, *FORMATS, *more)
     text = words(rng, known)
     if rng.random() < 0.5:
         text = mutated(rng, rng.choice(list(SCHEMES)).encode()).decode("utf-8", "replace")

@@ -28,6 +28,7 @@ from explorer.sources.safetensors_header import bytes_of
 Parts = Mapping[str, Tensor]
 """Tensors of a layer by what follows its name: ".qweight"."""
 Read = Callable[[TensorInfo], Tensor]
+ReadFirst = Callable[[TensorInfo, int | None], Tensor]
 Shape = tuple[int, ...]
 Block = tuple[int | None, int | None]
 """Rows and columns of the codes that share a scale; None for all."""
@@ -115,11 +116,8 @@ class CodedLayer:
     def stated_blocks(self) -> Iterator[tuple[int, int]]:
         """Rows and columns of a scale's block, wherever ``quantization_config`` states them."""
         for part in self.stated():
-            for block in (
-                part.get("weight_block_size"),
-                part.get("block_structure"),
-                [1, part.get("group_size")],
-            ):
+            groups = [1, part.get("group_size")]
+            for block in (part.get("weight_block_size"), part.get("block_structure"), groups):
                 match block:
                     case [int(down), int(across)] if down > 0 and across > 0:
                         yield down, across
@@ -189,11 +187,7 @@ class CodeForm(ABC):
         """
 
     def read(
-        self,
-        layer: CodedLayer,
-        rows: int | None,
-        total: int,
-        read_rows: Callable[[TensorInfo, int | None], Tensor],
+        self, layer: CodedLayer, rows: int | None, total: int, read_rows: ReadFirst
     ) -> dict[str, Tensor]:
         """The tensors of a weight of ``total`` rows, cut to what its first ``rows`` need; whole if None."""
         if rows is None or self.along is None or rows >= total:
@@ -213,15 +207,11 @@ class CodeForm(ABC):
 
 def form_of(layer: CodedLayer) -> tuple[CodeForm, str] | None:
     """The form of a layer, and the ending of its codes; None for plain weights and unknown forms."""
-    return next(
-        (
-            (form, main)
-            for form in FORMS
-            for main in form.mains
-            if main in layer.infos and form.fits(replace(layer, main=main))
-        ),
-        None,
-    )
+    for form in FORMS:
+        for main in form.mains:
+            if main in layer.infos and form.fits(replace(layer, main=main)):
+                return form, main
+    return None
 
 
 def scheme_text(fmt: str, block: Block, scale: str, mapping: str = "symmetric") -> str:

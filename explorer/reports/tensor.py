@@ -189,7 +189,7 @@ QUANTITIES = (
     ("clipped: beyond the codes (%)", "clipped", 100),
     ("blocks that became zero", "zero_blocks", 1),
 )
-"""Rows of the table of key numbers: in words, a report's attribute, and what it is shown times."""
+"""Rows of the table of key numbers: in words, a report's attribute, and the factor of its unit."""
 
 
 def _numbers_of(analyses: Sequence[Analysis]) -> dict[str, float]:
@@ -285,14 +285,14 @@ def _range(x: Tensor, scheme: Scheme, own: float | None, numbers: dict[str, floa
         said.append(_own_words(own, drawn, best))
     if part.shape[0] < all_rows:
         said.append(f"The first {words.count(part.shape[0])} of {words.count(all_rows)} rows were used.")
-    what = "your range" if own is not None else f"that of the highest SQNR, {drawn.label}"
+    what = "your range" if own is not None else f"the range with the highest SQNR, by {drawn.label}"
     shaded = (
-        f"Above the histogram of the values the range of each calibrator; the lines are {what}, shaded what "
-        "lies beyond."
+        f"The range of each calibrator above a histogram of the values. The vertical lines mark {what}; "
+        "values outside it are shaded."
     )
     curves = (
-        "What each calibrator minimises over the threshold, and the share of the values whose magnitude is "
-        "beyond it; a dot where each chooses."
+        "The quantity that each calibrator minimises, over the threshold, and the share of values with a "
+        "magnitude above it. Dots mark the chosen thresholds."
     )
     figures = (
         ("ranges", range_figure(report, drawn.low, drawn.high, "report"), shaded),
@@ -388,7 +388,7 @@ def _speed(schemes: Sequence[Scheme], measured: Mapping[str, Any] | None) -> lis
         source = f"Measured on one {recording.machine.describe()}, as the file of the timings says."
         said = (source, summary(points(here), here, shape), *_marked_words(here, marked))
         reading = (
-            f"{shape}: each product's fastest kernel of those that were timed, and what it stands beside."
+            f"{shape}: each product's fastest kernel that was timed, its baseline, and the chip's limit."
         )
         table = timing_table("speed-measured", recording.rows)
         figures = (("speed-measured", speed_figure(here, "report", marked), reading),)
@@ -406,9 +406,9 @@ def _marked_words(here: Sequence[GemmTiming], marked: Mapping[str, str]) -> list
 
 def _method(recipes: Sequence[Recipe]) -> tuple[str, ...]:
     return (
-        "A scheme cuts the matrix into blocks, finds a range for each (here as its name says, by default "
-        "the smallest and the largest value), divides by the step, rounds to the nearest code (ties to "
-        "even), and stores codes and scales. Restored values are code times step.",
+        "A scheme cuts the matrix into blocks, finds a range for each (by its calibrator; by default the "
+        "smallest and the largest value), divides by the step, rounds to the nearest code (ties to even), "
+        "and stores codes and scales. Dequantized values are code times step.",
         "SQNR is 10 · log10(Σx² / Σ(x̂ − x)²): 6 dB more is half the error. Bits per element are of "
         "codes, scales and zero points.",
         "The frontier is computed on a sample of rows where the tensor is large; A and B on all of it.",

@@ -111,6 +111,8 @@ def _check_outputs(given: Mapping[str, Any], force: bool) -> None:
         path = Path(texts[name])
         flag = f"--{name.replace('_', '-')} {path}"
         if not path.parent.is_dir():
+            if name == "record_to":  # its folder is made
+                continue
             raise ValueError(f"{flag}: there is no folder {path.parent}")
         if path.is_dir():
             raise ValueError(f"{flag} is a folder; name a file")

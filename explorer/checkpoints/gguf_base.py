@@ -34,7 +34,7 @@ from explorer.checkpoints.to_gguf import EXPORT, FILE, GUESSED, NAME, announce
 from explorer.checkpoints.verify import Verified
 from explorer.checkpoints.write import Written, rounded
 from explorer.core.importances import takes_importance
-from explorer.export.ggml_blocks import PLAIN, ggml_type, row_bytes
+from explorer.export.ggml import PLAIN, ggml_type, row_bytes
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
 from explorer.progress import Progress, checkpoint

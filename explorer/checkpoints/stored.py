@@ -24,7 +24,7 @@ from explorer.checkpoints.gguf_models import out_of_pairs
 from explorer.core.file import load as load_quantized
 from explorer.core.file import load_extra_tensors
 from explorer.core.file_about import KEY, read_about
-from explorer.export.ggml_blocks import block_scales
+from explorer.export.ggml import block_scales
 from explorer.schemes import Scheme
 from explorer.sources import open_source
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused

@@ -1,5 +1,5 @@
 """GGUF, the format of llama.cpp and programs built on it. Types of ggml that equal schemes bit for bit
-(``export.ggml_blocks``), one per tensor, so that recipes may be mixed; vectors are stored in float32,
+(``export.ggml``), one per tensor, so that recipes may be mixed; vectors are stored in float32,
 other matrices in their own dtype.
 """
 
@@ -22,7 +22,7 @@ from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.packages import needed
 from explorer.checkpoints.target import Export, ExportJob, Plan, Shape
 from explorer.core.quantize import QuantizedTensor
-from explorer.export.ggml_blocks import ggml_type, row_bytes, row_multiple
+from explorer.export.ggml import ggml_type, row_bytes, row_multiple
 from explorer.models.skeleton import LayerPlace
 from explorer.schemes import MappingType, Scheme
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from explorer.core.quantize import quantize
-from explorer.export.ggml_blocks import row_bytes
+from explorer.export.ggml import row_bytes
 from explorer.schemes import SCHEMES
 from explorer.schemes.rules import SUPER_BLOCK
 from lab.conformance.cases import SUBNORMALS, share_of_sample

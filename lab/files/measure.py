@@ -32,7 +32,7 @@ from explorer.checkpoints.to_gguf import FILE
 from explorer.checkpoints.write import WEIGHT_FILES
 from explorer.core.importances import takes_importance
 from explorer.core.quantize import quantize
-from explorer.export.ggml_blocks import ggml_type
+from explorer.export.ggml import ggml_type
 from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import LONGEST, Model, load_model

@@ -18,7 +18,7 @@ from explorer import CALIBRATORS, SCHEMES, ScaleRule, Scheme, quantize
 from explorer.core.importances import takes_importance
 from explorer.core.k_quants import k_quantized
 from explorer.core.quantize import find_ranges
-from explorer.export.ggml_blocks import row_bytes
+from explorer.export.ggml import row_bytes
 from explorer.methods.awq import clip_search
 from explorer.schemes import Convention
 

@@ -18,7 +18,7 @@ from explorer import CALIBRATORS, SCHEMES, Scheme, compare, quantize, quantize_w
 from explorer.analysis.report import Report
 from explorer.core.file import load as load_quantized
 from explorer.core.file import save_quantized
-from explorer.export.ggml import ggml_bytes
+from explorer.export.ggml import row_bytes
 from explorer.schemes import join_scales
 from explorer.schemes.calibrators import MINMAX
 from explorer.schemes.levels import DYNAMIC_MAP, round_scale
@@ -106,11 +106,10 @@ def test_ggml_has_whole_super_blocks_only() -> None:
     """What llama.cpp cannot read is refused, with what it asks for."""
     for name, columns, words in (
         ("q4_k", 384, "384.*256"),
-        ("q4_0", 256, "q2_k"),
         ("int4~1x16~minimum~super6~minmax", 256, "q2_k"),
     ):
         with pytest.raises(ValueError, match=words):
-            ggml_bytes(quantize(torch.randn(2, columns), Scheme.parse(name)))
+            row_bytes(quantize(torch.randn(2, columns), Scheme.parse(name)))
 
 
 def test_doubly_quantized_scales_are_of_a_whole_tensor() -> None:

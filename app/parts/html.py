@@ -29,7 +29,7 @@ from explorer.analysis.memory import MemoryEstimate, left_on, sizes_that_differ
 from explorer.analysis.report import Report
 from explorer.analysis.shortlist import TOKENS, Candidate, Pending, RowTime
 from explorer.analysis.why import percent
-from explorer.checkpoints.held import OWN
+from explorer.checkpoints.targets import OWN
 from explorer.formats import FORMATS, BitField, FloatFormat, Format
 from explorer.formats.code import short
 from explorer.methods import label_of

@@ -41,7 +41,7 @@ from explorer.analysis.schemes import searches, survey
 from explorer.analysis.shortlist import Candidate, Pending, RowTime, storage
 from explorer.analysis.tensor import Side
 from explorer.analysis.why import percent
-from explorer.checkpoints.held import held_by
+from explorer.checkpoints.targets import held_by
 from explorer.core.backend import gpu_device
 from explorer.figures.compare import exact_words, frontier_figure
 from explorer.figures.errors import multiples_figure

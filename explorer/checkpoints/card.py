@@ -1,4 +1,4 @@
-"""Model card of an exported model: its quantization, the tools, and how to open it."""
+"""The model card of an export: the header that the Hub reads, the quantization, and how to open it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCardData, metadata_load
+from yaml import YAMLError
 
 from explorer import words
-from explorer.checkpoints.front_matter import front_matter, hub_id
-from explorer.checkpoints.target import Export, Plan, Shape
+from explorer.checkpoints.target import Export, Plan, Shape, own_bits
 from explorer.checkpoints.verify import Verified
 from explorer.methods import corrects_bias, names_in
 from explorer.methods.recipe import Recipe
-from explorer.sources.safetensors_header import NAMES
+from explorer.sources.safetensors_header import bytes_of
 from explorer.version import __version__
 
+CARD = "README.md"
+_CARRIED = (
+    "license", "license_name", "license_link", "library_name", "pipeline_tag", "language",
+)  # fmt: skip
+"""Keys of the original's card that hold for the quantized model too."""
 _NUMBER = re.compile(r"\.\d+")
 UNMEASURED = "How much the model lost was not measured."
 
@@ -29,14 +37,18 @@ def model_card(
     size: int = 0,
     notes: Sequence[str] = (),
 ) -> str:
-    """Markdown with a header for the Hub; ``text`` describes the measured loss, empty if not measured.
-    ``size``: bytes of all files that hold weights. ``notes``: sentences on the codes."""
+    """Markdown with a header for the Hub. ``text``: the measured loss, empty if not measured; ``size``: bytes
+    of the files with weights; ``notes``: sentences on the codes."""
     folder = plan.model.folder
     title = hub_id(folder) or folder.name
+
+    def stored(recipe: Recipe, shape: Shape) -> float:
+        return export.stored_bits(recipe.scheme, shape, export.reads_in(plan))
+
     paragraphs = [
         f"Made from {words.code(title)} by Quantization Explorer {__version__}. Each layer below was "
-        f"rounded as its row says; all other tensors are what they were{_changed(plan)}.{_source(plan)}",
-        scheme_table(plan.layers, plan.shape, lambda one, shape: _stored_bits(export, plan, one, shape)),
+        f"rounded as its row says; all other tensors are unchanged{_changed(plan)}.{_source(plan)}",
+        scheme_table(plan.layers, plan.shape, stored),
         _size_words(plan, size),
         f"Inputs of the layers: {_inputs(plan)}.",
         str(verified or _unverified(export)),
@@ -45,10 +57,6 @@ def model_card(
         f"```python\n{export.load(plan)}\n```",
     ]
     return page(title, export, paragraphs, folder)
-
-
-def _stored_bits(export: Export, plan: Plan, recipe: Recipe, shape: Shape) -> float:
-    return export.stored_bits(recipe.scheme, shape, export.reads_in(plan))
 
 
 def _size_words(plan: Plan, size: int) -> str:
@@ -60,15 +68,15 @@ def _size_words(plan: Plan, size: int) -> str:
 
 
 def page(origin: str, export: Export, paragraphs: Sequence[str], folder: Path) -> str:
-    """Markdown of a card: the header for the Hub, the title, which names the origin, and the paragraphs.
-    ``folder``: that of the original."""
+    """Markdown of a card: the header, a title that names the ``origin``, and the paragraphs. ``folder``: that
+    of the original."""
     header = front_matter(folder, ("quantized", export.name))
     title = f"# {words.code(origin)}, quantized for {export.label}"
     return "\n\n".join([header, title, *paragraphs]) + "\n"
 
 
 def restored_words(plan: Plan) -> Iterator[str]:
-    """Say how much larger weights become that the model's files hold as codes and that hold no new ones."""
+    """A sentence on weights that were published as codes and are written in the model's dtype."""
     kept = [name for name in plan.model.restored if name.removesuffix(".weight") not in plan.layers]
     if kept:
         dtype, more = str(plan.model.dtype).removeprefix("torch."), sum(map(plan.model.growth, kept))
@@ -80,7 +88,7 @@ def restored_words(plan: Plan) -> Iterator[str]:
 
 
 def _source(plan: Plan) -> str:
-    """What the weights were before, of a model that is published quantized."""
+    """A sentence on a model that is published quantized; empty for others."""
     found = Counter(plan.model.stored_as.values())
     forms = ", ".join(f"{count} in {label}" for label, count in found.items())
     return (
@@ -89,8 +97,7 @@ def _source(plan: Plan) -> str:
 
 
 def _changed(plan: Plan) -> str:
-    """Which tensors took in factors of the methods, and which biases these corrected, each kind once; empty
-    for none."""
+    """The kinds of tensors that took in factors of methods, and of corrected biases; empty for none."""
     corrected = [name for name in plan.model.changed if _is_corrected_bias(name, plan)]
     folded = [name for name in plan.model.changed if name not in corrected]
     methods = dict.fromkeys(recipe.method for recipe in plan.layers.values() if recipe.method)
@@ -108,7 +115,7 @@ def _is_corrected_bias(name: str, plan: Plan) -> bool:
 
 
 def _kinds(names: Sequence[str]) -> str:
-    """Names of tensors in Markdown, those of all blocks as one."""
+    """Names of tensors in Markdown, with all blocks as one."""
     return ", ".join(map(words.code, dict.fromkeys(_NUMBER.sub(".N", name) for name in names)))
 
 
@@ -124,32 +131,29 @@ def scheme_table(
     shape: Callable[[str], Shape],
     stored: Callable[[Recipe, Shape], float] | None = None,
 ) -> str:
-    """Markdown table of schemes and methods: their layers, weights and bits per weight. ``shape`` gives the
-    [N, K] of a layer, ``stored`` the bits per weight in the files, those of the scheme if None."""
+    """Markdown table of schemes and methods with their layers, weights and bits per weight. ``shape`` returns
+    [N, K] of a layer, ``stored`` the bits per weight in the files; None: those of the scheme."""
     rows = ["| scheme | method | layers | weights | bits per weight |", "|---|---|---:|---:|---:|"]
     found: dict[tuple[str, str], list[str]] = {}
     for name, recipe in layers.items():
         found.setdefault((str(recipe.scheme), recipe.method or "rtn"), []).append(name)
     for (scheme, method), names in found.items():
         weights = sum(math.prod(shape(name)) for name in names)
-        each = stored or (lambda recipe, of: recipe.scheme.bits_per_element(of).total)
+        each = stored or (lambda recipe, of: own_bits(recipe.scheme, of))
         bits = sum(each(layers[name], shape(name)) * math.prod(shape(name)) for name in names)
         bits /= max(weights, 1)
         rows.append(f"| `{scheme}` | {method} | {len(names)} | {words.count(weights)} | {bits:.3f} |")
     return "\n".join(rows)
 
 
-def _bits(recipe: Recipe, shape: Shape) -> float:
-    return recipe.scheme.bits_per_element(shape).total * math.prod(shape)
-
-
 def least_bytes(plan: Plan) -> int:
-    """Bytes that codes, scales and all other tensors take, at least."""
-    coded = {f"{name}.weight" for name in plan.layers}
-    sizes = {name: dtype.itemsize for dtype, name in NAMES.items()}
-    kept = sum(i.elements * sizes.get(i.dtype, 1) for i in plan.model.infos if i.name not in coded)
-    coded_bits = sum(_bits(recipe, plan.shape(name)) for name, recipe in plan.layers.items())
-    return int(coded_bits / 8) + kept
+    """The fewest bytes that codes, scales and all other tensors take."""
+    kept = sum(bytes_of(info) for info in plan.model.infos if not plan.layer_of(info.name))
+    shapes = {name: plan.shape(name) for name in plan.layers}
+    coded = (
+        own_bits(one.scheme, shapes[name]) * math.prod(shapes[name]) for name, one in plan.layers.items()
+    )
+    return int(sum(coded) / 8) + kept
 
 
 def _inputs(plan: Plan) -> str:
@@ -160,3 +164,29 @@ def _inputs(plan: Plan) -> str:
         some = "" if len(names) == len(plan.coded) else f", in {len(names)} of {len(plan.coded)} layers"
         said.append(f"{scheme.label}, {scales}{some}")
     return "; ".join(said) or "not quantized"
+
+
+def hub_id(folder: Path) -> str:
+    """The Hub id of the model in ``folder``, a folder of the Hub's cache; else empty, because config.json and
+    the model's card name the model that it was trained from."""
+    folder = Path(folder).absolute()
+    if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+        return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return ""
+
+
+def front_matter(folder: Path, tags: Sequence[str]) -> str:
+    """The header of the card with its dashes, from the card of the original in ``folder`` if there is one."""
+    stated = _stated(folder / CARD)
+    data = {key: stated[key] for key in _CARRIED if stated.get(key)}
+    if base := hub_id(folder):
+        data |= {"base_model": base, "base_model_relation": "quantized"}
+    return f"---\n{ModelCardData(**data, tags=list(tags)).to_yaml()}\n---"
+
+
+def _stated(card: Path) -> dict[str, Any]:
+    """The header of a card; empty if there is none that can be read."""
+    try:
+        return dict(metadata_load(card) or {})
+    except (OSError, ValueError, YAMLError):
+        return {}

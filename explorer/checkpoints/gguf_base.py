@@ -23,13 +23,11 @@ import torch
 from torch import Tensor
 
 from explorer import words
-from explorer.checkpoints.card import UNMEASURED, page, scheme_table
+from explorer.checkpoints.card import CARD, UNMEASURED, page, scheme_table
 from explorer.checkpoints.folder import whole_folder, write_beside
-from explorer.checkpoints.front_matter import CARD
 from explorer.checkpoints.gguf_model import UINT32, WEIGHT, GgufModel, open_gguf, place_of
 from explorer.checkpoints.imatrix import Imatrix, read_imatrix
-from explorer.checkpoints.packages import needed
-from explorer.checkpoints.target import Shape
+from explorer.checkpoints.target import Shape, needed
 from explorer.checkpoints.to_gguf import EXPORT, FILE, GUESSED, NAME, announce
 from explorer.checkpoints.verify import Verified
 from explorer.checkpoints.write import Written, rounded

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from explorer.checkpoints.packages import needed
+from explorer.checkpoints.target import needed
 from explorer.progress import checkpoint
 from explorer.sources.base import SourceError, TensorInfo
 from explorer.sources.gguf_file import GgufFile

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from explorer.checkpoints.gguf_model import number, scalar, texts, walk
-from explorer.checkpoints.packages import needed
+from explorer.checkpoints.target import needed
 from explorer.export.files import replacing
 from explorer.progress import checkpoint
 from explorer.sources.base import SourceError

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from explorer.checkpoints.packages import needed
+from explorer.checkpoints.target import needed
 
 FILE, DATA = "model.onnx", "model.onnx_data"
 OPSET, IR = 21, 10

@@ -1,13 +1,15 @@
-"""Definition of an export target: the schemes that it supports, and its writers for a model and for one
-tensor."""
+"""The definition of an export target: the schemes that it holds, its writers and its reader; and the plan of
+an export."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -26,20 +28,20 @@ SAFETENSORS = ".safetensors"
 SHARD_BYTES = 5e9
 NO_CACHE = "its format has no place for that, and it is an option of the engine"
 _ROUNDED = 2.0**-8
-"""A scale that moves by no more was rounded to a normal number of 16 bits."""
+"""The most that rounding to a normal number of 16 bits moves a scale, as a share of it."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A model and what becomes of its layers: all that is known before a tensor is read.
+    """A model and the recipes of its layers: all that is known before a tensor is read.
 
-    layers        name of a layer (that of its weight without ".weight") -> scheme and method
-    inputs        how the layers' inputs are quantized: one scheme for all layers of codes, or by layer, of
-                  those that it names; None where they are not
-    input_scales  layer -> the one scale of its inputs, where it is fixed (static); else found as they come
-    shard_bytes   of a file of tensors, at most (one tensor may be larger); None: 5 GB
-    cache         how keys and values are stored; None where the files do not say it
-    cache_scales  the fixed scales of ``cache``, "layers.0.keys" -> scale
+    layers        layer (its weight's name without ".weight") -> scheme and method
+    inputs        the scheme of the layers' inputs: one for all layers of codes, or one by layer for those
+                  that it names; None if inputs are not quantized
+    input_scales  layer -> the fixed (static) scale of its inputs; other scales are found at run time
+    shard_bytes   the most bytes of a file of tensors (one tensor may be larger); None: 5 GB
+    cache         the scheme of keys and values; None if the files do not state it
+    cache_scales  the fixed scales of ``cache``: "layers.0.keys" -> scale
     """
 
     model: ModelFolder
@@ -64,25 +66,23 @@ class Plan:
 
     @property
     def file_bytes(self) -> float:
-        """The most bytes of a file of tensors."""
         return self.shard_bytes or SHARD_BYTES
 
     @cached_property
     def coded(self) -> dict[str, Recipe]:
-        """The layers that are stored as codes: all but casts."""
+        """The layers that are stored as codes: all except casts."""
         return {name: recipe for name, recipe in self.layers.items() if recipe.scheme.plain_dtype is None}
 
     @cached_property
     def input_schemes(self) -> dict[str, Scheme]:
-        """The layers of ``coded`` whose inputs are quantized -> how."""
+        """Layer of ``coded`` -> the scheme of its inputs, if they are quantized."""
         if self.inputs is None or isinstance(self.inputs, Scheme):
             return {} if self.inputs is None else dict.fromkeys(self.coded, self.inputs)
         return {name: self.inputs[name] for name in self.coded if name in self.inputs}
 
     @property
     def groups(self) -> dict[tuple[Scheme, Scheme | None], list[str]]:
-        """The pairs of a scheme and how inputs are quantized (None: not), and the layers of each, in the
-        order of the model."""
+        """(scheme, scheme of the inputs or None) -> the layers with both, in the order of the model."""
         found: dict[tuple[Scheme, Scheme | None], list[str]] = {}
         for name, recipe in self.coded.items():
             found.setdefault((recipe.scheme, self.input_schemes.get(name)), []).append(name)
@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def schemes(self) -> dict[Scheme, list[str]]:
-        """The schemes of ``coded``, and the layers of each, in the order of the model."""
+        """Scheme -> the layers of ``coded`` with it, in the order of the model."""
         found: dict[Scheme, list[str]] = {}
         for name, recipe in self.coded.items():
             found.setdefault(recipe.scheme, []).append(name)
@@ -99,11 +99,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class ExportJob:
-    """One run of an export: the destination, the quantizer, and the progress callback.
+    """One run of an export: the destination, the quantizer, and the callbacks.
 
     ``step`` is called once for each tensor of the model, when it is written, and ``seen`` with the name and
-    the codes of each layer. ``dtype`` and ``stored``: those of the target; ``moved`` is called with a layer
-    and by how much of its size a scale moves at most, where that is more than rounding does.
+    the codes of each layer. ``dtype`` and ``stored`` are those of the target. ``moved`` is called with a
+    layer whose scales move by more than rounding moves them, and with the largest move as a share of the
+    scale.
     """
 
     plan: Plan
@@ -147,35 +148,34 @@ def on_cpu(q: QuantizedTensor) -> QuantizedTensor:
 
 @dataclass(frozen=True)
 class Export:
-    """One target. ``why`` ends the sentence "…: what " it is read by and for.
+    """One target. Reasons are texts, empty if there is none.
 
-    refuses    (scheme, [N, K]) -> why it can't carry a layer of codes, in words; empty if it can
-    together   (plan) -> why it can't carry these layers of this model together; empty if it can
-    write      writes all files of the model but what is carried over
+    why        its users and contents, as the end of a sentence: "what llama.cpp loads"
+    refuses    (scheme, [N, K]) -> the reason why it cannot hold a layer of codes
+    together   (plan) -> the reason why it cannot hold these layers of this model together
+    write      writes all files of the model except those that are carried over
     one        writes one tensor in the target's layout
-    load       (plan) -> Python that opens the folder
+    load       (plan) -> Python code that opens the folder
     reader     the program and version that the tests read it back with
     exact      how near that program's weights are to ours, in words
     suffix     of the file of one tensor
-    place      (model, layer, scheme) -> where the reader has the layer, or why it cannot hold codes there
-    expert_refusal  (scheme) -> why experts cannot have it; empty if they can
-    family     (scheme) -> which schemes it can stand beside in one model: those of the same family
+    place      (model, layer, scheme) -> where the reader has the layer, or the reason why it has no codes
+               there
+    expert_refusal  (scheme) -> the reason why experts cannot have it
+    family     (scheme) -> a name; schemes of one family can be mixed in a model
     bits       (scheme, [N, K], the model's dtype) -> bits per weight of a layer of codes in the file
-    fused      whether its engine multiplies query, key and value as one matrix, and gate and up: they need
-               one scheme
-    joined     whether some engines that load it do that: layers of one scheme share its scale of the tensor
-    reads_in   (plan) -> the dtype that the reader restores to, which scales have
+    fused      True if its engine multiplies query, key and value, and gate and up, as one matrix each: they
+               need one scheme
+    joined     True if some engines that load it do that: layers of one scheme share a tensor scale
+    reads_in   (plan) -> the dtype that the reader restores to, and that scales have
     stored     (codes, that dtype) -> the codes with scales as the files hold them
-    usual      schemes that its users take first; recipes are compared with the first that fits
-    multiplies (scheme of inputs, scheme of weights) -> why its engines have no product of them; empty if
-               they have
-    as_read    (scheme of inputs, dtype that the reader runs in) -> the scheme by which it rounds them, where
-               its rule is another
-    tables     whether it holds codes of the table of tokens' embeddings; its users quantize that and the head
-    around     (plan) -> bytes that its files of weights take at most beside the codes of the plan's layers:
-               all other tensors, headers and padding; None where that is not known
-    against_cache  (model, None where its tensors are not known; how keys and values are stored) -> why the
-               files cannot say so; empty if they can
+    usual      the schemes that its users choose first; recipes are compared with the first that fits
+    multiplies (scheme of inputs, scheme of weights) -> the reason why its engines have no product of them
+    as_read    (scheme of inputs, dtype that the reader runs in) -> the scheme by which the reader rounds them
+    tables     True if it holds codes of the table of token embeddings; its users quantize that and the head
+    around     (plan) -> the most bytes of its files of weights beside the codes of layers: other tensors,
+               headers and padding; None if that is not known
+    against_cache  (model or None, scheme of keys and values) -> the reason why the files cannot state it
     """
 
     name: str
@@ -206,20 +206,31 @@ class Export:
 
     @property
     def sharded(self) -> bool:
-        """Whether its tensors are in safetensors files, of which there may be several."""
+        """True if its tensors are in safetensors files, of which there may be several."""
         return self.suffix == SAFETENSORS
 
     def refusal(self, scheme: Scheme, shape: Shape) -> str:
-        """Empty if the target carries a layer of ``shape`` [N, K] by ``scheme``, else why not, in words."""
+        """Reason why the target cannot hold a layer of ``shape`` [N, K] by ``scheme``; empty if it can."""
         return "" if scheme.plain_dtype is not None else self.refuses(scheme, shape)
 
     def stored_bits(self, scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
-        """Bits per weight of a layer of ``shape`` [N, K] in the file: codes, scales, zero points and all that
-        the layout adds. ``dtype``: the model's."""
+        """Bits per weight of a layer of ``shape`` [N, K] of a model in ``dtype`` in the file, with all that
+        the layout adds to the codes."""
         plain = scheme.plain_dtype
         return self.bits(scheme, shape, dtype) if plain is None else 8.0 * plain.itemsize
 
 
 def own_bits(scheme: Scheme, shape: Shape) -> float:
-    """Bits per weight as the scheme counts them, which is what a layout takes that adds nothing."""
+    """Bits per weight in a layout that adds nothing to codes and scales."""
     return scheme.bits_per_element(shape).total
+
+
+def needed(module: str, target: str) -> ModuleType:
+    """Import a package that only some targets need; ``ValueError`` with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.split(".")[0]
+        raise ValueError(
+            f"writing {target} needs the package {package} ({error}): pip install {package}"
+        ) from error

@@ -14,10 +14,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from explorer.checkpoints.target import Export
+    from explorer.schemes import Scheme
 
 _FIRST = ("compressed-tensors", "vllm", "gguf", "onnx", "onnx-nbits", "gptq", "awq", "bitsandbytes")
 """The order of pickers; others follow by name."""
 _PREFIX = "to_"
+OWN = "Quantization Explorer"
+"""The folder that every scheme can be written to."""
+_SHORT = (
+    ("compressed-tensors (vLLM)", ("vllm",)),
+    ("compressed-tensors", ("compressed-tensors",)),
+    ("GPTQ", ("gptq",)),
+    ("AWQ", ("awq",)),
+    ("GGUF", ("gguf",)),
+    ("bitsandbytes", ("bitsandbytes",)),
+    ("ONNX", ("onnx", "onnx-nbits")),
+)
+"""Short names, and the targets of each, of which one suffices. vLLM reads compressed-tensors."""
 
 
 @cache
@@ -57,3 +70,16 @@ def check_target(target: str) -> None:
     """Raise ``ValueError`` with the accepted names unless ``target`` is one of them."""
     if target not in EXPORTS:
         raise ValueError(f"no checkpoint format {target!r}; there are {', '.join(EXPORTS)}")
+
+
+def held_by(scheme: Scheme, shape: tuple[int, int]) -> tuple[str, ...]:
+    """Short names of the checkpoint formats that can hold a layer of ``shape`` [N, K] by ``scheme``, ``OWN``
+    last. The method that chose the codes does not matter to a format."""
+    found = [
+        short
+        for short, targets in _SHORT
+        if any(not EXPORTS[target].refusal(scheme, shape) for target in targets)
+    ]
+    if _SHORT[0][0] in found:
+        found.remove("compressed-tensors")
+    return (*found, OWN)

@@ -19,8 +19,7 @@ from explorer.checkpoints.gguf_model import ALIGNMENT, tensor_names
 from explorer.checkpoints.gguf_models import ARCHITECTURES, Architecture
 from explorer.checkpoints.gguf_vocabulary import vocabulary
 from explorer.checkpoints.model import ModelFolder
-from explorer.checkpoints.packages import needed
-from explorer.checkpoints.target import Export, ExportJob, Plan, Shape
+from explorer.checkpoints.target import Export, ExportJob, Plan, Shape, needed
 from explorer.core.quantize import QuantizedTensor
 from explorer.export.ggml import ggml_type, row_bytes, row_multiple
 from explorer.models.skeleton import LayerPlace

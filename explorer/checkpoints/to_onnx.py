@@ -34,8 +34,7 @@ from explorer.checkpoints.onnx_layers import (
     refuses_matmul,
     stored_bits,
 )
-from explorer.checkpoints.packages import needed
-from explorer.checkpoints.target import Export, ExportJob, Plan, Shape
+from explorer.checkpoints.target import Export, ExportJob, Plan, Shape, needed
 from explorer.core.quantize import QuantizedTensor
 from explorer.schemes import Scheme
 from explorer.sources.coded import SETTINGS

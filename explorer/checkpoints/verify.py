@@ -1,5 +1,5 @@
-"""A checkpoint is opened by the code on its card, compared with the weights it was made of, and run once
-beside the network of these."""
+"""Open a checkpoint by the code on its card, compare it with the weights that it was made of, and run both
+once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,25 +27,26 @@ from explorer.sources.base import first_line
 from explorer.sources.coded import SETTINGS
 
 FOLDER = '"this folder"'
-"""What the code on a card calls the folder."""
+"""The folder in the code on a card."""
 VLLM = "vllm"
 ASSIGNED, TOLD = "model = ", "model, told = "
-"""How the code names the network, and how it does where it also asks what was missing or left over."""
+"""The network in the code, and the same with the report of missing and unexpected tensors."""
 PACKAGES = {"compressed-tensors": "compressed_tensors", "bitsandbytes": "bitsandbytes", "gguf": "gguf"}
-"""Of each target that transformers opens: the package that it needs for that."""
+"""The targets that transformers opens, and the packages that it needs for them."""
 LARGEST = {torch.float32: 1e-2, torch.float16: 2e-2, torch.bfloat16: 2e-2}
-"""The largest accepted difference of a layer's outputs, relative to the largest output, by the dtype that the
-reader computes in; bitsandbytes' product on a CPU rounds by 0.4 %."""
+"""The dtype of the reader -> the largest accepted difference of a layer's outputs, relative to the largest
+output. bitsandbytes' product on a CPU rounds by 0.4 %."""
 
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward of a checkpoint as its reader opened it, beside the network of the same rounded weights.
+    """One forward pass of a checkpoint as its reader opened it, and of the network of the same rounded
+    weights.
 
-    tokens      how many were run
-    what        of the outputs: "logits", "hidden states"
+    tokens      the number of tokens
+    what        the outputs: "logits" or "hidden states"
     difference  ‖difference‖ / ‖outputs of the network‖
-    why         there is no difference; empty if there is one
+    why         the reason why they were not compared, or empty
     """
 
     tokens: int
@@ -64,17 +65,17 @@ class Forward:
 
 @dataclass(frozen=True)
 class Verified:
-    """What a reader made of a checkpoint.
+    """The result of opening a checkpoint.
 
     reader      the program and its version
-    layers      layers of codes whose outputs were compared; ``difference``: their largest difference,
-                relative to the largest output of the layer
-    tensors     other tensors, each equal to the original
-    unseen      layers of experts, which were opened but not compared
-    kernels     of a reader in another process: what multiplied, in words
-    inputs      whether the layers' inputs were quantized
-    changed     those of ``tensors`` that methods changed (factors, biases): equal to the original after that
-    forward     what the checkpoint computes of a few tokens, beside the network of its weights
+    layers      the number of layers of codes whose outputs were compared
+    difference  the largest difference of them, relative to the largest output of the layer
+    tensors     the number of other tensors, each equal to the original
+    unseen      the number of layers of experts, which were opened but not compared
+    kernels     the kernels of a reader in another process, in words
+    inputs      True if the layers' inputs were quantized
+    changed     how many of ``tensors`` methods changed (factors, biases) before they were compared
+    forward     the outputs for a few tokens, compared with those of the network of the same weights
     """
 
     reader: str
@@ -104,22 +105,23 @@ class Verified:
 
 
 FEW = 8
-"""Tokens that a checkpoint is run on."""
+"""The number of tokens that a checkpoint is run on."""
 MOST_APART, MOST_APART_INPUTS = 0.01, 0.5
-"""The largest accepted difference of its outputs: of restored weights, which meet the same operations, and
-where the reader multiplies in its own way, as by quantized inputs or a cache: those errors grow by layers."""
+"""The largest accepted difference of its outputs: with restored weights and the same operations, and where
+the reader multiplies in its own way (quantized inputs, a cache), so that errors grow from layer to layer."""
 BITSANDBYTES = "bitsandbytes"
 
 
 def probe(layer: str, columns: int) -> Tensor:
-    """float32 [columns]: the input that a layer's outputs are compared for. bfloat16 holds its numbers, so
-    that a reader in 16 bits sees the same."""
+    """float32 [columns]: the input for which a layer's outputs are compared. Its numbers are exact in
+    bfloat16, so that a reader in 16 bits has the same."""
     generator = torch.Generator().manual_seed(zlib.crc32(layer.encode()))
     return torch.randn(columns, generator=generator).bfloat16().float()
 
 
 def seen_probe(export: Export, plan: Plan, layer: str, columns: int) -> Tensor:
-    """float32 [columns]: ``probe`` as the layer sees it, by the reader's rule where inputs are quantized."""
+    """float32 [columns]: ``probe``, quantized by the reader's rule if the plan quantizes the layer's
+    inputs."""
     x = probe(layer, columns)
     if layer not in plan.input_schemes:
         return x
@@ -128,7 +130,7 @@ def seen_probe(export: Export, plan: Plan, layer: str, columns: int) -> Tensor:
 
 
 def obstacle(export: Export, plan: Plan) -> str:
-    """Why the folder of a plan cannot be verified here; empty if it can."""
+    """Reason why the folder of a plan cannot be verified here; empty if it can."""
     if FOLDER not in export.load(plan):
         return "it is not opened here"
     if export.name == VLLM:
@@ -149,11 +151,11 @@ def verify(
     codes: Mapping[str, QuantizedTensor],
     opened: Callable[[nn.Module], None] | None = None,
 ) -> Verified:
-    """Open ``folder`` as its card says, compare, and run it. ``codes``: those of each layer as they were
-    written, casts included. ``opened`` is given the network that the reader made, after it was compared; none
-    by another process.
+    """Open ``folder`` by the code on its card, compare it, and run it. ``codes``: the written codes of all
+    layers, casts included. ``opened`` is called with the reader's network after the comparison, unless the
+    reader is another process.
 
-    ``ValueError`` where a package is missing, the reader fails, or something differs: names the first.
+    ``ValueError`` that names the missing package, the reader's error, or the first difference.
     """
     outputs = {
         name: q.dequantize() @ seen_probe(export, plan, name, q.shape[1])
@@ -163,34 +165,49 @@ def verify(
     if export.name == VLLM:
         return _verify_by_vllm(export, plan, folder, outputs)
     network = _opened(export, plan, folder)
-    experts = set(plan.model.experts)
-    differences = [0.0]
-    accepted = LARGEST[_dtype(network)]
+
+    def difference(name: str, expected: Tensor) -> float:
+        path = export.place(plan.model, name, plan.layers[name].scheme).module
+        return _difference(network.get_submodule(path), name, expected, name in plan.input_schemes)
+
     with torch.no_grad():
-        for name, expected in outputs.items():
-            checkpoint()
-            if name not in experts:
-                path = export.place(plan.model, name, plan.layers[name].scheme).module
-                differences.append(
-                    _difference(network.get_submodule(path), name, expected, name in plan.input_schemes)
-                )
-                _check_difference(export, name, differences[-1], accepted)
+        found = _compared(export, plan, outputs, LARGEST[_dtype(network)], difference)
     same = _compare_plain(export, plan, network)
     forward = run_once(export, plan, network, codes)
     if opened is not None:
         opened(network)
-    left = len(experts.intersection(outputs))
     reader = f"transformers {metadata.version('transformers')}"
-    changed = sum(name.removesuffix(".weight") not in plan.layers for name in plan.model.changed)
+    return replace(found, reader=reader, tensors=same, forward=forward)
+
+
+def _compared(
+    export: Export,
+    plan: Plan,
+    outputs: Mapping[str, Tensor],
+    accepted: float,
+    difference: Callable[[str, Tensor], float],
+) -> Verified:
+    """The result for layers of codes; ``ValueError`` for the first that differs by more than ``accepted``.
+    Experts, which readers join, are opened and not compared."""
+    experts, largest = set(plan.model.experts), 0.0
+    compared = {name: expected for name, expected in outputs.items() if name not in experts}
+    for name, expected in compared.items():
+        checkpoint()
+        found = difference(name, expected)
+        if not found <= accepted:
+            raise ValueError(
+                f"{export.label}: {name} computes something else after loading: its outputs differ "
+                f"by {found:.2g} of the largest"
+            )
+        largest = max(largest, found)
     return Verified(
-        reader,
-        len(outputs) - left,
-        max(differences),
-        same,
-        left,
+        "",
+        len(compared),
+        largest,
+        0,
+        len(outputs) - len(compared),
         inputs=bool(plan.input_schemes),
-        changed=changed,
-        forward=forward,
+        changed=sum(name.removesuffix(".weight") not in plan.layers for name in plan.model.changed),
     )
 
 
@@ -246,7 +263,7 @@ def _described(
 
 
 def _outputs(network: nn.Module, tokens: Tensor) -> tuple[Tensor, str]:
-    """The outputs for ``tokens`` in float64, and what they are."""
+    """The outputs for ``tokens`` in float64, and their name."""
     asked = {"input_ids": tokens[None]}
     if getattr(getattr(network, "config", None), "is_encoder_decoder", False):
         asked["decoder_input_ids"] = tokens[None]
@@ -257,7 +274,7 @@ def _outputs(network: nn.Module, tokens: Tensor) -> tuple[Tensor, str]:
 
 
 def _tokens(config: Any) -> Tensor:
-    """A few tokens that stand for nothing but text."""
+    """A few tokens of text, none of them special."""
     settings = [config.to_dict(), config.get_text_config().to_dict()]
     named = [v for one in settings for key, v in one.items() if key.endswith(("token_id", "token_index"))]
     special = {token for value in named for token in (value if isinstance(value, list) else [value])}
@@ -267,56 +284,33 @@ def _tokens(config: Any) -> Tensor:
 
 
 def _verify_by_vllm(export: Export, plan: Plan, folder: Path, outputs: Mapping[str, Tensor]) -> Verified:
-    """``verify`` by vLLM, in the dtype of the model, or bfloat16 for one in float32. Layers of experts, which
-    it joins, are opened and not compared."""
+    """``verify`` by vLLM, in the dtype of the model, or bfloat16 for one in float32."""
     dtype = torch.bfloat16 if plan.model.dtype is torch.float32 else plan.model.dtype
     experts = set(plan.model.experts)
     probes = {name: probe(name, plan.shape(name)[1]) for name in outputs if name not in experts}
     (read,) = vllm_reader.read_by_vllm([folder], probes, dtype)
     if not read.opened:
         raise ValueError(f"{export.label} {read.version} cannot open it: {read.why}")
-    differences = [0.0]
-    for name in probes:
-        differences.append(_apart(read.outputs[name], outputs[name]))
-        _check_difference(export, name, differences[-1], LARGEST[dtype])
-    same, changed = _compare_files(export, plan, folder)
-    left = len(experts.intersection(outputs))
-    kernels = ", ".join(dict.fromkeys(read.kernels.values()))
-    return Verified(
-        f"vLLM {read.version}",
-        len(probes),
-        max(differences),
-        same,
-        left,
-        f"kernel: {kernels}",
-        bool(plan.input_schemes),
-        changed,
+    found = _compared(
+        export, plan, outputs, LARGEST[dtype], lambda name, expected: _apart(read.outputs[name], expected)
     )
+    kernels = f"kernel: {', '.join(dict.fromkeys(read.kernels.values()))}"
+    same = _compare_files(export, plan, folder)
+    return replace(found, reader=f"vLLM {read.version}", tensors=same, kernels=kernels)
 
 
-def _compare_files(export: Export, plan: Plan, folder: Path) -> tuple[int, int]:
-    """How many tensors of the model that hold no codes are in the files of ``folder``, and how many of them
-    took in factors; ``ValueError`` for the first that is missing or differs."""
+def _compare_files(export: Export, plan: Plan, folder: Path) -> int:
+    """The number of tensors without codes in ``folder``; ``ValueError`` for the first that is missing or
+    differs."""
     written = open_source(str(folder))
     there = {info.name for info in written.infos}
-    same = 0
-    for info in plan.model.infos:
-        if info.name.removesuffix(".weight") in plan.layers:
-            continue
-        if info.name not in there:
-            raise ValueError(f"{export.label}: {info.name} is not in the files that were written")
-        if not torch.equal(written.read(info.name), plan.model.read(info.name)):
-            raise ValueError(f"{export.label}: {info.name} differs from the original in the files")
-        same += 1
-    return same, sum(name.removesuffix(".weight") not in plan.layers for name in plan.model.changed)
-
-
-def _check_difference(export: Export, layer: str, difference: float, accepted: float) -> None:
-    if not difference <= accepted:
-        raise ValueError(
-            f"{export.label}: {layer} computes something else after loading: its outputs differ "
-            f"by {difference:.2g} of the largest"
-        )
+    kept = [info.name for info in plan.model.infos if info.name.removesuffix(".weight") not in plan.layers]
+    for name in kept:
+        if name not in there:
+            raise ValueError(f"{export.label}: {name} is not in the files that were written")
+        if not torch.equal(written.read(name), plan.model.read(name)):
+            raise ValueError(f"{export.label}: {name} differs from the original in the files")
+    return len(kept)
 
 
 def _apart(got: Tensor, expected: Tensor) -> float:
@@ -325,7 +319,7 @@ def _apart(got: Tensor, expected: Tensor) -> float:
 
 
 def _opened(export: Export, plan: Plan, folder: Path) -> nn.Module:
-    """The network that the card's code gives; that code is the project's own text."""
+    """The network that the code on the card makes; the code is the project's own text."""
     code = export.load(plan)
     if FOLDER not in code:
         raise ValueError(f"{export.label}: this folder is not opened here")
@@ -353,8 +347,8 @@ def _opened(export: Export, plan: Plan, folder: Path) -> nn.Module:
 
 
 def _difference(module: nn.Module, name: str, expected: Tensor, of_inputs: bool) -> float:
-    """The largest difference of the outputs, relative to the largest. They are of the weight that the reader
-    restored; where it keeps codes or rounds inputs (``of_inputs``), of its own product, without the bias."""
+    """The largest difference of the outputs, relative to the largest: by the weight that the reader restored,
+    or by its own product without the bias where it keeps codes or rounds inputs (``of_inputs``)."""
     columns = getattr(module, "in_features", getattr(module, "embedding_dim", len(expected)))
     inputs, weight = probe(name, columns), getattr(module, "weight", None)
     if (
@@ -371,8 +365,7 @@ def _difference(module: nn.Module, name: str, expected: Tensor, of_inputs: bool)
 
 
 def _compare_plain(export: Export, plan: Plan, network: nn.Module) -> int:
-    """How many tensors of the model were compared that hold no codes; ``ValueError`` for the first that
-    differs."""
+    """The number of tensors without codes in the network; ``ValueError`` for the first that differs."""
     skeleton, found = plan.model.skeleton, network.state_dict()
     compared = 0
     for info in plan.model.infos:
@@ -395,7 +388,7 @@ def _compare_plain(export: Export, plan: Plan, network: nn.Module) -> int:
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
-    """The dtype of the first floating parameter or buffer that is no code; of a weight before all others."""
+    """The dtype of the first floating-point parameter or buffer, preferably ``weight``."""
     weight = [own] if isinstance(own := getattr(module, "weight", None), Tensor) else []
     floats = (p.dtype for p in (*weight, *module.parameters(), *module.buffers()) if p.dtype in LARGEST)
     return next(floats, torch.float32)

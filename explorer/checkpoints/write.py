@@ -1,7 +1,8 @@
-"""A model written as a checkpoint of another program, and one tensor in the same layout."""
+"""Write a model as a checkpoint of another program, or one tensor in the same layout."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +11,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from explorer.checkpoints.card import least_bytes, model_card, restored_words
+from explorer.checkpoints.card import CARD, least_bytes, model_card, restored_words
 from explorer.checkpoints.folder import whole_folder, write_beside
-from explorer.checkpoints.front_matter import CARD
 from explorer.checkpoints.target import Export, ExportJob, Plan, Quantized, on_cpu
 from explorer.checkpoints.targets import EXPORTS, export_of
 from explorer.checkpoints.verify import Verified, obstacle, verify
@@ -24,13 +24,13 @@ from explorer.models.quantize import rounding
 from explorer.progress import Progress
 
 WEIGHT_FILES = (".safetensors", ".gguf", ".onnx", ".onnx_data")
-"""Endings of files that hold weights."""
+"""Suffixes of files with weights."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What an export did: the folder, its files with their sizes in bytes, the number of quantized layers,
-    what the reader made of them, and ``notes`` that the card has too."""
+    """The result of an export: the folder, its files with their sizes in bytes, the number of quantized
+    layers, the result of verifying it, and ``notes``, which are on the card too."""
 
     folder: Path
     files: Mapping[str, int]
@@ -47,7 +47,6 @@ class Written:
 
     @property
     def bytes(self) -> int:
-        """Total size of all files."""
         return sum(self.files.values())
 
 
@@ -61,20 +60,20 @@ def rounded(name: str, weight: Tensor, recipe: Recipe, importance: Tensor | None
 
 @dataclass(frozen=True)
 class Request:
-    """A checkpoint that is asked for.
+    """The parameters of an export.
 
-    target     name of a row of ``EXPORTS``
-    plan       the model and what becomes of its layers; other tensors stay as they are
-    out        the folder to write; there must be none
-    quantized  gives the codes of one layer; nothing is rounded after it, but scales take the dtype that the
-               files hold them in. ``rounded`` gives layers that engines join one scale of the whole tensor
-    card       Markdown added to the model card: how the model measured
-    verified   whether the folder is opened by the code on its card, compared and run before it is put in
-               place (``verify``); None: where its reader is here and the model fits into memory
-    beside     texts by the names of files that they are written to
-    measure    gives more text for the card: it is asked after the folder was verified, with the network that
-               the reader opened, or None
-    notes      what is said of the codes, one sentence each
+    target     a name of ``EXPORTS``
+    plan       the model and the recipes of its layers; other tensors stay as they are
+    out        the folder to write, which must not exist
+    quantized  returns the codes of one layer. Afterwards only scales are rounded, to the dtype of the files.
+               ``rounded`` gives layers that engines join one tensor scale
+    card       Markdown for the model card: how the model measured
+    verified   True: the folder is opened by the code on its card, compared and run before it is put in place
+               (``verify``). None: only if its reader is installed and the model fits into memory
+    beside     name of a further file -> its text
+    measure    returns more text for the card. It is called after the folder was verified, with the network
+               that the reader opened, or None
+    notes      sentences on the codes
     """
 
     target: str
@@ -91,52 +90,50 @@ class Request:
 def export(request: Request, progress: Progress | None = None) -> Written:
     """Write a checkpoint, whole or not at all. ``progress`` counts tensors of the model.
 
-    ``ValueError`` that names the first layer that the target can't carry and why, and ``SourceError`` for a
-    model that is broken, before anything is written; ``ValueError`` where the written folder fails to open,
-    compare or run; ``OSError`` where the folder can't be written. In every case, and where ``progress`` stops
-    the work, nothing is left of it.
+    Before anything is written, ``ValueError`` names the first layer that the target cannot hold and the
+    reason, and ``SourceError`` a broken model. ``ValueError`` if the written folder cannot be opened, differs
+    or does not run; ``OSError`` if it cannot be written. After an error or a stop by ``progress`` nothing is
+    left.
     """
-    plan, out, verified, quantized = request.plan, request.out, request.verified, request.quantized
+    plan, quantized = request.plan, request.quantized
     row = checked(request.target, plan, needs_inputs=quantized is rounded)
-    verified = check_verifiable(row, plan, verified)
-    total, done = len(plan.model.infos), 0
+    verified = check_verifiable(row, plan, request.verified)
+    if row.joined and quantized is rounded:  # parts of one matrix share its scale of the whole tensor
+        together = rounding(plan.layers, True, lambda name: plan.model.read(f"{name}.weight").float())
+
+        def quantized(name: str, weight: Tensor, recipe: Recipe) -> QuantizedTensor:
+            return together(name)
+
+    total, done = len(plan.model.infos), itertools.count(1)
+    codes: dict[str, QuantizedTensor] = {}
+    moved: dict[str, float] = {}
+    opened: list[nn.Module] = []
 
     def step() -> None:
-        nonlocal done
-        done += 1
         if progress is not None:
-            progress(done, total)
+            progress(next(done), total)
 
-    if row.joined and quantized is rounded:
-        quantized = _rounded_together(plan)
+    def seen(name: str, q: QuantizedTensor) -> None:
+        if verified:
+            codes[name] = q
 
-    with whole_folder(out, least_bytes(plan)) as folder:
+    with whole_folder(request.out, least_bytes(plan)) as folder:
         plan.model.carry_over(folder)
-        codes: dict[str, QuantizedTensor] = {}
-
-        def seen(name: str, q: QuantizedTensor) -> None:
-            if verified:
-                codes[name] = q
-
-        moved: dict[str, float] = {}
-        job = ExportJob(
-            plan, folder, quantized, step, seen, row.stored, row.reads_in(plan), moved.__setitem__
-        )
-        row.write(job)
-        opened: list[nn.Module] = []
+        dtype = row.reads_in(plan)
+        row.write(ExportJob(plan, folder, quantized, step, seen, row.stored, dtype, moved.__setitem__))
         result = verify(row, plan, folder, codes, opened.append) if verified else None
         card = request.card
         if request.measure is not None:
             card = f"{card}\n\n{request.measure(opened[0] if opened else None)}"
         size = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in WEIGHT_FILES)
-        of_scales = (*_unjoined_words(row, plan), *_moved_words(job.dtype, moved))
-        notes = (*request.notes, *of_scales, *restored_words(plan))
+        scales = (*_unjoined_words(row, plan), *_moved_words(dtype, moved))
+        notes = (*request.notes, *scales, *restored_words(plan))
         write_beside(folder, {CARD: model_card(row, plan, card, result, size, notes), **request.beside})
-    return Written.of(out, len(plan.coded), result, notes)
+    return Written.of(request.out, len(plan.coded), result, notes)
 
 
 def _moved_words(dtype: torch.dtype, moved: Mapping[str, float]) -> Iterator[str]:
-    """Say that scales are too small for the files' dtype."""
+    """A sentence on scales that are too small for the files' dtype."""
     if moved:
         name = max(moved, key=lambda one: moved[one])
         yield (
@@ -145,14 +142,8 @@ def _moved_words(dtype: torch.dtype, moved: Mapping[str, float]) -> Iterator[str
         )
 
 
-def _rounded_together(plan: Plan) -> Quantized:
-    """Rounds to nearest; layers that engines multiply as one matrix share its scale of the whole tensor."""
-    shared = rounding(plan.layers, True, lambda name: plan.model.read(f"{name}.weight").float())
-    return lambda name, weight, recipe: shared(name)
-
-
 def check_verifiable(row: Export, plan: Plan, verified: bool | None) -> bool:
-    """Whether the folder is verified; ``ValueError`` where that is asked for and not possible here."""
+    """True if the folder will be verified; ``ValueError`` if that is asked for and not possible here."""
     against = obstacle(row, plan) if verified is not False else ""
     if verified and against:
         raise ValueError(f"{row.label} cannot be verified here: {against}. Leave --verify out")
@@ -160,7 +151,8 @@ def check_verifiable(row: Export, plan: Plan, verified: bool | None) -> bool:
 
 
 def _unjoined_words(row: Export, plan: Plan) -> Iterator[str]:
-    """Say which layers that engines join share no tensor scale; a target that is ``fused`` refuses those."""
+    """A sentence on layers that engines join and that share no tensor scale. A ``fused`` target refuses
+    those."""
     if not row.joined or row.fused:
         return
     alike = set(sharing(plan.layers))
@@ -175,8 +167,8 @@ def _unjoined_words(row: Export, plan: Plan) -> Iterator[str]:
 
 
 def check_shards(export: Export, shard_bytes: float | None) -> None:
-    """``ValueError`` if a size of files was given for a target whose tensors are in one file, or none is
-    positive."""
+    """``ValueError`` for a size of files that is not positive, or of a target with its tensors in one
+    file."""
     if shard_bytes is None:
         return
     if not export.sharded:
@@ -187,7 +179,7 @@ def check_shards(export: Export, shard_bytes: float | None) -> None:
 
 
 def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
-    """The row of ``target``; ``ValueError`` if there is none, or it can't carry the plan."""
+    """The target of this name; ``ValueError`` if there is none, or it cannot hold the plan."""
     export = export_of(target)
     check_shards(export, plan.shard_bytes)
     if not plan.layers:
@@ -211,8 +203,7 @@ def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
                 f"{name}: {label_of(recipe.method)} needs inputs; only rounding to nearest is given"
             )
     check_schemes(export, plan)
-    strange = [name for name in plan.input_scales if name not in plan.input_schemes]
-    if strange:
+    if strange := [name for name in plan.input_scales if name not in plan.input_schemes]:
         raise ValueError(f"a scale was given for inputs of {strange[0]}, which are not quantized")
     if why := export.together(plan):
         raise ValueError(f"{export.label} cannot carry this model: {why}")
@@ -223,16 +214,16 @@ def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
 
 
 def check_schemes(export: Export, plan: Plan) -> None:
-    """``ValueError`` that names the first layer whose scheme the target can't carry, and why."""
+    """``ValueError`` for the first layer with a scheme that the target cannot hold, and the reason."""
     for name, recipe in plan.layers.items():
         if why := export.refusal(recipe.scheme, plan.shape(name)):
             raise ValueError(f"{export.label} cannot carry {name} by {recipe.scheme}: {why}")
 
 
 def write_one(target: str, q: QuantizedTensor, path: Path, name: str = "weight") -> Path:
-    """Write one tensor in a target's layout, its parts called ``name``.…; the path with the right suffix.
+    """Write one tensor in a target's layout, its parts called ``name``.…; the path with the target's suffix.
 
-    ``ValueError`` if the target can't carry it, ``OSError`` if the path can't be written.
+    ``ValueError`` if the target cannot hold it, ``OSError`` if the path cannot be written.
     """
     export = export_of(target)
     if why := export.refusal(q.scheme, q.shape):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from explorer import SCHEMES, quantize
 from explorer.checkpoints import EXPORTS
-from explorer.checkpoints.front_matter import CARD
+from explorer.checkpoints.card import CARD
 from explorer.checkpoints.model import ModelFolder
 from explorer.methods.recipe import Recipe
 from explorer.models.skeleton import Skeleton

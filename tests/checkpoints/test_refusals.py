@@ -21,8 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from explorer import SCHEMES, Scheme, quantize
 from explorer.checkpoints import EXPORTS, Plan, gguf_models, onnx_layers
-from explorer.checkpoints.held import OWN, held_by
 from explorer.checkpoints.model import ModelFolder
+from explorer.checkpoints.targets import OWN, held_by
 from explorer.checkpoints.to_compressed_tensors import expert_refusal, refuses
 from explorer.methods.recipe import Recipe
 from tests.checkpoints.architectures import ARCHITECTURES

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants, metadata_load
 
-from explorer.checkpoints.front_matter import hub_id
+from explorer.checkpoints.card import hub_id
 from explorer.cli import main
 from explorer.methods.recipe import Recipe
 from explorer.survey import ModelRecipe

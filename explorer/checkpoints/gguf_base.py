@@ -1,8 +1,8 @@
-"""GGUF files made of GGUF files: the named layers are rounded anew, and all else is copied bit for bit.
+"""Make a GGUF file from another: round the named layers, and copy everything else bit for bit.
 
 The base is a file in 16 or 32 bits, as llama.cpp's converter writes it. Metadata and vocabulary are copied as
-bytes, so that every architecture works that llama.cpp knows. Codes are found from the base's own tensors,
-whose rows may be in another order than those of transformers: blocks lie along the rows.
+bytes, so that every architecture of llama.cpp works. Layers are rounded from the base's own tensors. Their
+rows may be in another order than those of transformers, which blocks along rows do not see.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata
@@ -37,25 +37,25 @@ from explorer.methods import label_of
 from explorer.methods.recipe import Recipe
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import TensorInfo, refused, shape_words
-from explorer.sources.gguf_file import GgufFile
+from explorer.sources.gguf_file import GgufFile, block_sizes
 from explorer.sources.source_limits import LOCAL
 from explorer.version import __version__
 
 ROUNDED = tuple(PLAIN.values())
-"""Types of the base that layers are rounded from; all others are codes already, or no weights."""
+"""Types of the base that layers are rounded from; all others are codes, or no weights."""
 FILE_TYPE, VERSION = "general.file_type", "general.quantization_version"
-"""The keys whose values are those of the new file."""
+"""The keys that the new file sets."""
 _NO_PRODUCT = re.compile(
     r"(^|\.)(position_embd|token_types|ffn_gate_inp\w*|ssm_conv1d\w*|shortconv\.conv|attn_rel_b|altup_\w+"
     r"|laurel_\w+|per_layer_model_proj|time_mix_(first|lerp_\w+|decay\w*|[avwg][0-2]))\.weight$"
 )
-"""Matrices that llama.cpp does not multiply inputs with, or that route: its own quantizer leaves them too."""
+"""Matrices that route, or that llama.cpp does not multiply inputs with: its own quantizer leaves them too."""
 
 
 @dataclass(frozen=True)
 class Reread(Verified):
-    """What the package gguf reads of a new file, beside its base. ``layers`` are equal to the rounded weights
-    (``difference`` is 0), ``tensors`` and the values of ``keys`` to those of the base, bit for bit."""
+    """A new file as the package gguf reads it. ``layers`` are equal to the rounded weights (``difference`` is
+    0); ``tensors`` and the values of ``keys`` are those of the base, bit for bit."""
 
     keys: int = 0
 
@@ -69,7 +69,7 @@ class Reread(Verified):
 
 @dataclass(frozen=True)
 class _Target:
-    """A tensor to write anew: ``layers`` are several for the experts of a block, which are one tensor."""
+    """A tensor to round. The experts of a block are several ``layers`` and one tensor."""
 
     info: TensorInfo
     layers: tuple[str, ...]
@@ -78,9 +78,7 @@ class _Target:
     @property
     def kind(self) -> str:
         """ggml's type of the new tensor."""
-        name = ggml_type(self.recipe.scheme)
-        assert name is not None
-        return name
+        return str(ggml_type(self.recipe.scheme))
 
     @property
     def shape(self) -> Shape:
@@ -105,25 +103,29 @@ def write_from_gguf(
     whole or not at all.
 
     Layers are named as in the base ("blk.0.attn_q") or as in transformers' files
-    ("model.layers.0.self_attn.q_proj"), without ".weight"; what is not named is copied bit for bit. The
-    experts of a block are one tensor [experts, N, K]: all of them, or its own name, with one scheme.
-    ``shapes``: [N, K] of layers in the model that was surveyed, compared with the base. ``imatrix``: an
-    importance file of llama.cpp, which weighs the rounding of the tensors that it names, where their types
-    take importances. ``card`` is added to the model card: how the model measured. Unless ``verified`` is
-    False, the new file is read back and compared (``Reread``) before it is put in place. ``beside``: texts
-    by the names of files that they are written to. ``progress`` counts tensors. One tensor is in memory at a
-    time.
+    ("model.layers.0.self_attn.q_proj"), without ".weight"; other tensors are copied bit for bit. The experts
+    of a block are one tensor [experts, N, K]: name all of them, or the tensor, with one scheme.
 
-    ``ValueError`` that names the first layer that cannot be written and why, and ``SourceError`` for a base
-    that is no whole GGUF file, before anything is written; ``OSError`` where the folder can't be written. In
-    every case, and where ``progress`` stops the work, nothing is left of it.
+    shapes    layer -> [N, K] in the surveyed model, which the base must have too
+    card      text for the model card: how the model measured
+    progress  counts tensors; one is in memory at a time
+    verified  unless False, the new file is read back and compared (``Reread``) before it is put in place
+    beside    name of a further file -> its text
+    imatrix   an importance file of llama.cpp, which weighs the rounding of the tensors that it names if their
+              types take importances
+
+    Before anything is written, ``ValueError`` names the first layer that cannot be written and the reason,
+    and ``SourceError`` a base that is not a whole GGUF file; ``OSError`` if the folder cannot be written.
+    After an error or a stop by ``progress`` nothing is left.
     """
     opened = open_gguf(Path(base))
     targets = _targets(opened, layers, shapes or {})
     weights = _importances(read_imatrix(imatrix), targets) if imatrix else {}
     records = _changed(opened.records, any(t.recipe.scheme.plain_dtype is None for t in targets.values()))
-    needed = sum(_sizes(opened, targets)) + sum(map(len, records.values()))
-    with whole_folder(out, needed) as folder:
+    sizes = block_sizes(opened.source.origin)
+    kinds = [(info.elements, *sizes[_kind(info, targets)]) for info in opened.source.infos]
+    room = sum(elements // block * size for elements, block, size in kinds)
+    with whole_folder(out, room + sum(map(len, records.values()))) as folder:
         digests = _write(opened, targets, records, folder / FILE, progress, weights)
         result = None if verified is False else _verify(opened, targets, records, digests, folder / FILE)
         write_beside(folder, {CARD: _card(opened, targets, folder / FILE, card, result), **(beside or {})})
@@ -132,7 +134,7 @@ def write_from_gguf(
 
 
 def _records(reader: Any) -> dict[str, bytes]:
-    """What ``walk`` gives, as the reader of the package gguf finds it."""
+    """The result of ``walk`` by the reader of the package gguf."""
     fields = [field for name, field in reader.fields.items() if not name.startswith("GGUF.")]
     stops = [*(field.offset for field in fields[1:]), reader.tensors[0].field.offset]
     return {
@@ -143,21 +145,15 @@ def _records(reader: Any) -> dict[str, bytes]:
 
 def _changed(records: Mapping[str, bytes], coded: bool) -> dict[str, bytes]:
     """``records`` with the two keys of the new file."""
-    gguf = needed("gguf", NAME)
-    new = {FILE_TYPE: GUESSED} | ({VERSION: gguf.GGML_QUANT_VERSION} if coded else {})
-    return {**records, **{key: _uint32(key, value) for key, value in new.items()}}
-
-
-def _uint32(key: str, value: int) -> bytes:
-    raw = key.encode()
-    return struct.pack(f"<Q{len(raw)}sII", len(raw), raw, UINT32, value)
+    new = {FILE_TYPE: GUESSED} | ({VERSION: needed("gguf", NAME).GGML_QUANT_VERSION} if coded else {})
+    pack = {key: struct.pack(f"<Q{len(key)}sII", len(key), key.encode(), UINT32, new[key]) for key in new}
+    return {**records, **pack}
 
 
 def _targets(
     base: GgufModel, layers: Mapping[str, Recipe], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, _Target]:
-    """What becomes of the base's tensors that ``layers`` name; ``ValueError`` for the first that cannot be
-    written."""
+    """Tensor of the base -> how it is rounded; ``ValueError`` for the first layer that cannot be written."""
     if not layers:
         raise ValueError("no layer is named: there is nothing to quantize")
     found: dict[str, list[str]] = {}
@@ -178,7 +174,6 @@ def _targets(
 
 
 def _check(base: GgufModel, info: TensorInfo, layer: str, recipe: Recipe) -> None:
-    """``ValueError`` with the reason if ``info`` cannot be written by ``recipe``."""
     if recipe.method:
         raise ValueError(
             f"{layer}: {label_of(recipe.method)} needs the layer's inputs, which a .gguf file does not give; "
@@ -224,16 +219,7 @@ def _check_group(info: TensorInfo, layers: Mapping[str, Recipe]) -> None:
 
 
 def _kind(info: TensorInfo, targets: Mapping[str, _Target]) -> str:
-    """ggml's type of a tensor in the new file."""
     return targets[info.name].kind if info.name in targets else info.dtype
-
-
-def _sizes(base: GgufModel, targets: Mapping[str, _Target]) -> Iterator[int]:
-    """Bytes of each tensor in the new file."""
-    gguf = needed("gguf", NAME)
-    for info in base.source.infos:
-        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[_kind(info, targets)]]
-        yield info.elements // block * size
 
 
 def _write(
@@ -244,7 +230,7 @@ def _write(
     progress: Progress | None,
     weights: Mapping[str, Tensor],
 ) -> dict[str, str]:
-    """Write the file; of each new tensor the SHA-256 of its values (``_digest``)."""
+    """Write the file; rounded tensor -> the SHA-256 of its values (``_digest``)."""
     gguf, infos = needed("gguf", NAME), base.source.infos
     digests: dict[str, str] = {}
     with closing(gguf.GGUFWriter(path, base.architecture)) as writer:
@@ -269,16 +255,13 @@ def _write(
 
 
 def _importances(imatrix: Imatrix, targets: Mapping[str, _Target]) -> dict[str, Tensor]:
-    """float32 [matrices, K] of the tensors that importances decide on, and that the file has; ``ValueError``
-    for a file of another model, also if it has none of them."""
-    found, weighed = dict[str, Tensor](), 0
-    for name, target in targets.items():
-        if not takes_importance(target.recipe.scheme):
-            continue
-        weighed += 1
+    """Tensor -> its importances, float32 [matrices, K], where its type takes them and the file has them.
+    ``ValueError`` for a file of another model, also if it has none of the tensors."""
+    found = dict[str, Tensor]()
+    weighed = {name: one for name, one in targets.items() if takes_importance(one.recipe.scheme)}
+    for name, target in weighed.items():
         *above, _, columns = target.info.shape
-        importance = imatrix.importance(name, columns, math.prod(above))
-        if importance is not None:
+        if (importance := imatrix.importance(name, columns, math.prod(above))) is not None:
             found[name] = importance
     if weighed and not found:
         there = next(iter(imatrix.tensors))
@@ -287,8 +270,8 @@ def _importances(imatrix: Imatrix, targets: Mapping[str, _Target]) -> dict[str, 
 
 
 def _coded(base: GgufModel, target: _Target, importance: Tensor | None) -> tuple[np.ndarray, str]:
-    """uint8 [rows, bytes of a row]: a tensor in its new type, and the digest of its values; ``importance``
-    [matrices, K] of its columns."""
+    """uint8 [rows, bytes of a row]: a tensor in its new type, and the digest of its values. ``importance``
+    [matrices, K] is that of its columns."""
     values = base.source.read(target.info.name)
     digest, parts = hashlib.sha256(), []
     for index, matrix in enumerate(values if values.dim() == 3 else values[None]):
@@ -315,8 +298,8 @@ def _verify(
     digests: Mapping[str, str],
     path: Path,
 ) -> Reread:
-    """Read the new file and compare; ``ValueError`` names what differs first. ``records``: the bytes of its
-    keys, those of the base but for two."""
+    """Read the new file and compare it with the base and ``records``; ``ValueError`` for the first
+    difference."""
     gguf, source = needed("gguf", NAME), GgufFile(path, LOCAL)
     with refused(f"{EXPORT.label}: {path.name} cannot be read back"):
         reader = gguf.GGUFReader(path)
@@ -345,7 +328,6 @@ def _verify(
 def _card(
     base: GgufModel, targets: Mapping[str, _Target], path: Path, text: str, verified: Verified | None
 ) -> str:
-    """The model card of a new file."""
     layers = {name: target.recipe for target in targets.values() for name in target.layers}
     shapes = {name: target.shape for target in targets.values() for name in target.layers}
     size, weights = path.stat().st_size, sum(info.elements for info in base.source.infos)

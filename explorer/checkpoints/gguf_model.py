@@ -1,4 +1,4 @@
-"""GGUF files as models: their metadata, and their tensors by the names that transformers gives them."""
+"""GGUF files as models: their metadata, and their tensors by the names of transformers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from explorer.sources.source_limits import LOCAL
 
 WEIGHT = ".weight"
 _PAIRS = 24
-"""Bytes of the magic, the version and the two counts, after which metadata begins."""
+"""The offset of the metadata, after the magic, the version and two counts."""
 ALIGNMENT = 32
 """Default alignment of tensor data."""
 UINT32, _STRING, _ARRAY = 4, 8, 9
 _WHOLE = (0, 2, 4, 10)
-"""Types of whole numbers without a sign."""
+"""Types of unsigned integers."""
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a value by its type: integers, floats, a boolean."""
 _EXPERT = re.compile(r"\.experts\.\d+\.")
@@ -31,7 +31,7 @@ _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 @dataclass(frozen=True)
 class GgufModel:
-    """An opened file. ``records``: the bytes of each key with its type and value, in the file's order."""
+    """An opened file. ``records``: key -> its bytes with type and value, in the file's order."""
 
     source: GgufFile
     records: Mapping[str, bytes]
@@ -56,22 +56,20 @@ class GgufModel:
 
     def name_of(self, tensor: str) -> str:
         """The name in the file of a tensor of transformers, with ".weight" or ".bias"; empty if the package
-        gguf knows none for it."""
+        gguf knows none."""
         return name_in(self.names, tensor)
 
 
 def tensor_names(architecture: str, blocks: int) -> Any:
-    """Names of transformers' tensors -> those of llama.cpp's ``architecture``; None where the package gguf
-    does not know it."""
+    """The package gguf's map from names of transformers to those of llama.cpp's ``architecture``; None if it
+    does not know that."""
     gguf = needed("gguf", "gguf")
-    known = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    arch = next(known, None)
+    arch = next((arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), None)
     return None if arch is None else gguf.get_tensor_name_map(arch, blocks)
 
 
 def name_in(names: Any, tensor: str) -> str:
-    """The name by ``names`` (``tensor_names``) of a tensor of transformers, with ".weight" or ".bias"; empty
-    if there is none."""
+    """The name by ``names`` (``tensor_names``) of a tensor of transformers; empty if there is none."""
     # The converter takes the language part of a model with vision by itself, and stacks experts.
     for spelled in (tensor, tensor.replace("language_model.", "")):
         spelled = _EXPERT.sub(".experts.", spelled)
@@ -81,7 +79,7 @@ def name_in(names: Any, tensor: str) -> str:
 
 
 def open_gguf(path: Path) -> GgufModel:
-    """``SourceError`` for what is no whole GGUF file of a model in little-endian order."""
+    """Open a GGUF file; ``SourceError`` unless it is a whole model in little-endian order."""
     if not path.is_file():
         raise SourceError(f"no file {path} here; a base is a .gguf file")
     source = GgufFile(path, LOCAL)
@@ -105,8 +103,8 @@ def open_gguf(path: Path) -> GgufModel:
 
 
 def walk(raw: memoryview) -> dict[str, bytes]:
-    """The bytes of every key with its type and value. ``raw``: a file's first bytes, whose header was
-    checked. The package gguf makes objects of every word: 18 s and 1.4 GB for 262,144 words with merges."""
+    """Key -> its bytes with type and value. ``raw``: the first bytes of a file with a checked header. The
+    package gguf makes an object of every word: 18 s and 1.4 GB for 262,144 words with merges."""
     (count,), at = struct.unpack_from("<Q", raw, _PAIRS - 8), _PAIRS
     records = {}
     for _ in range(count):
@@ -120,7 +118,7 @@ def walk(raw: memoryview) -> dict[str, bytes]:
 
 
 def _after(raw: memoryview, at: int, kind: int) -> int:
-    """Where a value of type ``kind`` ends that begins at ``at``."""
+    """The end of a value of type ``kind`` that begins at ``at``."""
     if kind == _STRING:
         return at + 8 + int.from_bytes(raw[at : at + 8], "little")
     if kind != _ARRAY:
@@ -135,7 +133,7 @@ def _after(raw: memoryview, at: int, kind: int) -> int:
 
 
 def scalar(records: Mapping[str, bytes], key: str) -> str | int | None:
-    """A text or whole number of the metadata; None without the key, or of another type."""
+    """A text or whole number of the metadata; None if it is missing or of another type."""
     raw = records.get(key, b"")
     at = 8 + len(key.encode())
     kind, value = int.from_bytes(raw[at : at + 4], "little"), raw[at + 4 :]
@@ -145,7 +143,7 @@ def scalar(records: Mapping[str, bytes], key: str) -> str | int | None:
 
 
 def texts(records: Mapping[str, bytes], key: str) -> tuple[str, ...]:
-    """The texts of a list in the metadata; none without the key, or of another type."""
+    """The texts of a list in the metadata; none if it is missing or of another type."""
     raw = records.get(key, b"")
     at = 8 + len(key.encode())
     if len(raw) < at + 16 or struct.unpack_from("<II", raw, at) != (_ARRAY, _STRING):
@@ -165,11 +163,10 @@ def number(records: Mapping[str, bytes], key: str, default: int) -> int:
 
 def place_of(base: GgufModel, layer: str) -> TensorInfo:
     """The base's tensor of a layer; ``ValueError`` if there is none."""
-    if f"{layer}{WEIGHT}" in base.tensors:
-        return base.tensors[f"{layer}{WEIGHT}"]
     place = base.name_of(f"{layer}{WEIGHT}")
-    if place in base.tensors:
-        return base.tensors[place]
+    for name in (f"{layer}{WEIGHT}", place):
+        if name in base.tensors:
+            return base.tensors[name]
     why = f"has no {place}" if place else "has no tensor for it"
     if base.names is None:
         why += f"; the package gguf does not know {base.architecture}, so layers go by the file's own names"

@@ -1,4 +1,5 @@
-"""The models that GGUF files are written of: their settings, the names of their tensors, changes of rows."""
+"""The models that can be written as GGUF files: their metadata, and the order of rows that llama.cpp
+expects."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class Architecture:
-    """``name`` is llama.cpp's; ``settings`` the metadata below "<name>."; ``left_out`` ends of tensors' names
-    that the format has no place for; ``paired`` whether rows of query and key are stored in pairs."""
+    """llama.cpp's ``name``, the metadata below "<name>." (``settings``), the ends of the names of tensors
+    without a place in the file (``left_out``), and True if rows of query and key are stored in pairs
+    (``paired``)."""
 
     name: str
     settings: Callable[[Config], dict[str, Any]]
@@ -27,15 +29,19 @@ class Architecture:
     left_out: tuple[str, ...] = ("rotary_emb.inv_freq", "embeddings.position_ids")
 
 
-def _decoder(config: Config) -> dict[str, Any]:
-    heads, kv = config["num_attention_heads"], config.get("num_key_value_heads")
+def _sizes(config: Config) -> dict[str, Any]:
     return {
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
         "block_count": config["num_hidden_layers"],
         "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": heads,
-        "attention.head_count_kv": kv or heads,
+        "attention.head_count": config["num_attention_heads"],
+    }
+
+
+def _decoder(config: Config) -> dict[str, Any]:
+    return _sizes(config) | {
+        "attention.head_count_kv": config.get("num_key_value_heads") or config["num_attention_heads"],
         "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         "rope.freq_base": float(rope_of(config).get("rope_theta", 10000.0)),
         "rope.dimension_count": head_length(config),
@@ -46,12 +52,7 @@ def _decoder(config: Config) -> dict[str, Any]:
 
 
 def _encoder(config: Config) -> dict[str, Any]:
-    return {
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": config["num_attention_heads"],
+    return _sizes(config) | {
         "attention.layer_norm_epsilon": float(config["layer_norm_eps"]),
         "attention.causal": False,
         "vocab_size": config["vocab_size"],
@@ -69,7 +70,7 @@ ARCHITECTURES = {
 
 
 def architecture_of(kind: str) -> str:
-    """llama.cpp's name of the architecture of a ``model_type``, where it may have one."""
+    """llama.cpp's name of the architecture of a ``model_type``, or a likely name."""
     return ARCHITECTURES[kind].name if kind in ARCHITECTURES else kind.removesuffix("_text")
 
 
@@ -90,10 +91,8 @@ def refusal(config: Config) -> str:
     if scaling not in ("default", *_SCALED):
         return f"positions scaled by {scaling!r} are not carried; {', '.join(_SCALED)} is"
     if config.get("hidden_act") != ARCHITECTURES[kind].activation:
-        return (
-            f"its activation is {config.get('hidden_act')!r}; readers run {kind} models with "
-            f"{ARCHITECTURES[kind].activation!r}"
-        )
+        wanted = ARCHITECTURES[kind].activation
+        return f"its activation is {config.get('hidden_act')!r}; readers run {kind} models with {wanted!r}"
     try:
         ARCHITECTURES[kind].settings(config)
     except KeyError as missing:
@@ -102,8 +101,8 @@ def refusal(config: Config) -> str:
 
 
 def pooling(folder: Path) -> int | None:
-    """llama.cpp's number of the pooling type, from the files of sentence-transformers; None if the folder
-    does not specify it. ``ValueError`` for other pooling types."""
+    """llama.cpp's number of the pooling type that the files of sentence-transformers specify; None if there
+    are none. ``ValueError`` for types that llama.cpp does not have."""
     path = folder / "modules.json"
     if not path.is_file():
         return None
@@ -127,7 +126,7 @@ def pooling(folder: Path) -> int | None:
 
 
 def rope_of(config: Config) -> dict[str, Any]:
-    """Return the position encoding: one object today, two fields in older configurations."""
+    """The settings of the position encoding: one object today, two fields in older configurations."""
     old = config.get("rope_scaling") or {}
     kind = old.get("rope_type") or old.get("type") or "default"
     before = {**old, "rope_type": kind}
@@ -137,12 +136,12 @@ def rope_of(config: Config) -> dict[str, Any]:
 
 
 def head_length(config: Config) -> int:
-    """Channels of one head of a decoder."""
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
 def rope_factors(config: Config) -> Tensor | None:
-    """float32 [head / 2]: what each rotation's wavelength is multiplied by (Llama 3.1); None without."""
+    """float32 [head / 2]: the factors of the wavelengths of Llama 3.1's rotations; None for other
+    rotations."""
     rope = rope_of(config)
     if rope.get("rope_type") != "llama3":
         return None
@@ -164,8 +163,7 @@ def rope_factors(config: Config) -> Tensor | None:
 
 
 def in_pairs(rows: Tensor, heads: int) -> Tensor:
-    """Rows of query or key, [heads · d, …], permuted for llama.cpp's RoPE: row i of a head next to row i +
-    d/2."""
+    """Rows of query or key [heads · d, …] in llama.cpp's order: row i of a head next to row i + d/2."""
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
@@ -175,7 +173,7 @@ def out_of_pairs(rows: Tensor, heads: int) -> Tensor:
 
 
 def pairs_of(name: str, architecture: Architecture, config: Config) -> int | None:
-    """The heads in whose rows the tensor ``name`` is to be stored in pairs; None where it is not."""
+    """The number of heads of a tensor with rows in pairs; None for other tensors."""
     parts = name.split(".")
     if not architecture.paired or len(parts) < 2 or parts[-1] not in ("weight", "bias"):
         return None

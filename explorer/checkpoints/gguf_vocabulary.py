@@ -1,7 +1,6 @@
-"""A Hugging Face tokenizer as GGUF's metadata, so that llama.cpp tokenizes texts like the original. Three
-kinds, detected from tokenizer.json: byte-level BPE ("gpt2", whose pre-tokenizer llama.cpp knows by name),
-BPE of SentencePiece ("llama"), and WordPiece ("bert").
-"""
+"""A Hugging Face tokenizer as GGUF's metadata, so that llama.cpp tokenizes texts like the original.
+tokenizer.json tells the kind: byte-level BPE ("gpt2", with a pre-tokenizer that llama.cpp knows by name), BPE
+of SentencePiece ("llama"), or WordPiece ("bert")."""
 
 from __future__ import annotations
 
@@ -21,14 +20,13 @@ CUTS = {
     "": "gpt-2",
     "Digits": "smollm",
 }
-"""Pre-tokenizer that splits a text before BPE (a regular expression, or the name of a step) -> its name in
-llama.cpp."""
+"""Pre-tokenizer, by its regular expression or the name of its step -> its name in llama.cpp."""
 
 
 def vocabulary(folder: Path, size: int) -> dict[str, Any]:
-    """``tokenizer.ggml.*`` without its prefix, for a model with ``size`` rows of embeddings.
+    """``tokenizer.ggml.*`` without this prefix, for a model with ``size`` rows of embeddings.
 
-    ``ValueError`` for a tokenizer that llama.cpp would cut texts otherwise with.
+    ``ValueError`` for a tokenizer that llama.cpp cannot reproduce.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -39,24 +37,20 @@ def vocabulary(folder: Path, size: int) -> dict[str, Any]:
         return _word_piece(tokenizer, size)
     if kind != "BPE":
         raise ValueError(f"its tokenizer is {kind}; carried are BPE, BPE of SentencePiece and WordPiece")
-    return (
-        _sentence_piece(tokenizer, size)
-        if tokenizer["model"].get("byte_fallback")
-        else _bytes(tokenizer, size)
-    )
+    make = _sentence_piece if tokenizer["model"].get("byte_fallback") else _bytes
+    return make(tokenizer, size)
 
 
 def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]:
     """The text and the type of every token; rows of embeddings without one are unused."""
-    highest = max(
-        [*tokenizer["model"]["vocab"].values(), *(a["id"] for a in tokenizer.get("added_tokens", []))]
-    )
+    known, added_tokens = tokenizer["model"]["vocab"], tokenizer.get("added_tokens", [])
+    highest = max([*known.values(), *(added["id"] for added in added_tokens)])
     if highest >= size:
         raise ValueError(f"its tokenizer has a token {highest}, but the embedding only {size} rows")
     texts, types = [f"[PAD{i}]" for i in range(size)], [UNUSED] * size
-    for text, index in tokenizer["model"]["vocab"].items():
+    for text, index in known.items():
         texts[index], types[index] = text, NORMAL
-    for added in tokenizer.get("added_tokens", []):
+    for added in added_tokens:
         texts[added["id"]] = added["content"]
         types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
     return texts, types
@@ -68,8 +62,8 @@ def _merges(tokenizer: dict[str, Any]) -> list[str]:
 
 def _bytes(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
     texts, types = _tokens(tokenizer, size)
-    merges = _merges(tokenizer)
-    return {"model": "gpt2", "pre": _cut(tokenizer), "tokens": texts, "token_type": types, "merges": merges}
+    found = {"model": "gpt2", "pre": _cut(tokenizer), "tokens": texts, "token_type": types}
+    return found | {"merges": _merges(tokenizer)}
 
 
 def _cut(tokenizer: dict[str, Any]) -> str:
@@ -84,7 +78,7 @@ def _cut(tokenizer: dict[str, Any]) -> str:
 
 
 def _sentence_piece(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
-    """Scores decide which pair is merged first: those of earlier merges are higher."""
+    """The pair with the higher score is merged first: earlier merges have higher scores."""
     texts, types = _tokens(tokenizer, size)
     rank: dict[str, int] = {}
     for number, merge in enumerate(_merges(tokenizer)):
@@ -97,14 +91,8 @@ def _sentence_piece(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
             types[index] = UNKNOWN
         elif len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
             types[index] = BYTE
-    return {
-        "model": "llama",
-        "pre": "default",
-        "tokens": texts,
-        "scores": scores,
-        "token_type": types,
-        "space_prefix": _space_prefix(tokenizer),
-    }
+    found = {"model": "llama", "pre": "default", "tokens": texts, "scores": scores, "token_type": types}
+    return found | {"space_prefix": _space_prefix(tokenizer)}
 
 
 def _space_prefix(tokenizer: dict[str, Any]) -> bool:
@@ -128,11 +116,6 @@ def _word_piece(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
             return text
         return text.removeprefix(prefix) if text.startswith(prefix) else _SPACE + text
 
-    words = [marked(text, type_) for text, type_ in zip(texts, types, strict=True)]
-    return {
-        "model": "bert",
-        "pre": "default",
-        "tokens": words,
-        "token_type": types,
-        "scores": [-1000.0] * size,
-    }
+    words = list(map(marked, texts, types))
+    found = {"model": "bert", "pre": "default", "tokens": words, "token_type": types}
+    return found | {"scores": [-1000.0] * size}

@@ -1,10 +1,10 @@
-"""GGUF, the format of llama.cpp and programs built on it. Types of ggml that equal schemes bit for bit
-(``export.ggml``), one per tensor, so that recipes may be mixed; vectors are stored in float32,
-other matrices in their own dtype.
-"""
+"""GGUF, the format of llama.cpp and programs built on it. Each tensor has its own type of ggml, which holds a
+scheme bit for bit (``export.ggml``), so that recipes may be mixed. Vectors are stored in float32, other
+matrices in their own dtype."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +30,7 @@ _INPUTS = "its reader decides how inputs are quantized"
 FILE = "model.gguf"
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 GUESSED = 1024
-"""llama.cpp's file type of a file whose tensors say for themselves."""
+"""llama.cpp's file type of a file with a type for each tensor."""
 
 
 def refuses(scheme: Scheme, shape: Shape) -> str:
@@ -56,9 +56,6 @@ def together(plan: Plan) -> str:
     try:
         vocabulary(plan.model.folder, config["vocab_size"])
         gguf_models.pooling(plan.model.folder)
-    except ValueError as error:
-        return str(error)
-    try:
         placed = _places(plan)
     except ValueError as error:
         return str(error)
@@ -67,7 +64,7 @@ def together(plan: Plan) -> str:
 
 
 def _places(plan: Plan) -> dict[str, str]:
-    """Tensor of the model -> name in the file. ``ValueError`` for one that has none and is needed."""
+    """Tensor of the model -> name in the file. ``ValueError`` for a tensor that is needed and has none."""
     architecture = ARCHITECTURES[plan.model.type]
     names = tensor_names(architecture.name, plan.model.config["num_hidden_layers"])
     found: dict[str, str] = {}
@@ -83,7 +80,7 @@ def _places(plan: Plan) -> dict[str, str]:
 
 
 def place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:
-    """See ``Export.place``: layers as transformers builds them, and the table of tokens' embeddings."""
+    """See ``Export.place``. The table of token embeddings can hold codes, too."""
     if model.skeleton is not None and model.is_table(layer):
         return LayerPlace(model.skeleton.table)
     return model.place(layer)
@@ -105,15 +102,15 @@ def write(job: ExportJob) -> None:
 
 
 def around(plan: Plan) -> int:
-    """See ``Export.around``: the header with its metadata and vocabulary, all other tensors in their types,
-    and the padding behind each tensor, of layers the most that it can be."""
+    """See ``Export.around``: the header with metadata and vocabulary, all other tensors in their types, and
+    the padding after each tensor (after layers, the most that it can be)."""
     places, factors = _places(plan), gguf_models.rope_factors(plan.model.config)
     with TemporaryDirectory() as folder:
         path = Path(folder) / FILE
         _begun(plan, places, factors, path).close()
         size = _padded(path.stat().st_size)
     for name in places:
-        if name.removesuffix(".weight") in plan.layers:
+        if plan.layer_of(name):
             size += ALIGNMENT - 1
         else:
             size += _padded(plan.model.info(name).elements * _DTYPES[_type_of(plan, name)].itemsize)
@@ -125,7 +122,7 @@ def _padded(size: int) -> int:
 
 
 def _begun(plan: Plan, places: Mapping[str, str], factors: Tensor | None, path: Path) -> Any:
-    """A writer whose file has all but the tensors' data."""
+    """A writer whose file has everything before the tensors' data."""
     gguf = needed("gguf", NAME)
     config, architecture = plan.model.config, ARCHITECTURES[plan.model.type]
     writer = gguf.GGUFWriter(path, architecture.name)
@@ -171,35 +168,31 @@ def _add_vocabulary(writer: Any, plan: Plan) -> None:
     if "type_vocab_size" in plan.model.config:
         writer.add_token_type_count(plan.model.config["type_vocab_size"])
     special = gguf.SpecialVocab(plan.model.folder, n_vocab=len(tokens["tokens"]))
-    if tokens["model"] != "bert":  # llama.cpp would begin texts with it by default for some kinds
+    if tokens["model"] != "bert":  # otherwise llama.cpp begins texts of some kinds with it
         special.add_special_token.setdefault("bos", False)
     special.add_to_gguf(writer, quiet=True)
 
 
 def _type_of(plan: Plan, tensor: str) -> str:
-    """The name of the type that a tensor of the model is stored in."""
-    recipe = plan.layers.get(tensor.removesuffix(".weight")) if tensor.endswith(".weight") else None
-    if recipe is not None:
-        name = ggml_type(recipe.scheme)
-        assert name is not None
-        return name
+    """ggml's type of a tensor of the model."""
+    if layer := plan.layer_of(tensor):
+        return str(ggml_type(plan.layers[layer].scheme))
     info = plan.model.info(tensor)
     return {"F16": "F16", "BF16": "BF16"}.get(info.dtype, "F32") if len(info.shape) > 1 else "F32"
 
 
 def announce(writer: Any, name: str, shape: tuple[int, ...], kind: str) -> None:
-    """Enter a tensor of ``shape`` (torch's order), stored in ggml's type ``kind``, in the header."""
+    """Enter a tensor of ``shape`` (in torch's order) and ggml's type ``kind`` in the header."""
     gguf = needed("gguf", NAME)
     qtype = gguf.GGMLQuantizationType[kind]
-    block, size = gguf.GGML_QUANT_SIZES[qtype]
-    stored = (*shape[:-1], shape[-1] // block * size)
-    writer.add_tensor_info(name, stored, np.dtype(np.uint8), int(np.prod(stored)), qtype)
+    stored = gguf.quant_shape_to_byte_shape(shape, qtype)
+    writer.add_tensor_info(name, stored, np.dtype(np.uint8), math.prod(stored), qtype)
 
 
 def _data(job: ExportJob, tensor: str, architecture: Architecture) -> Tensor:
-    """uint8 [rows, bytes of a row]: the data of one tensor in the file."""
-    plan, layer = job.plan, tensor.removesuffix(".weight")
-    if tensor.endswith(".weight") and layer in plan.layers:
+    """uint8 [rows, bytes of a row]: one tensor as it is stored."""
+    plan = job.plan
+    if layer := plan.layer_of(tensor):
         raw = row_bytes(job.layer(layer))
     else:
         values = plan.model.read(tensor).to(_DTYPES[_type_of(plan, tensor)]).contiguous()
@@ -223,7 +216,7 @@ def one(q: QuantizedTensor, name: str, path: Path) -> None:
 
 def load(plan: Plan) -> str:
     """Return the code that opens the file."""
-    if plan.model.type == "bert":  # which transformers does not open from GGUF
+    if plan.model.type == "bert":  # transformers does not open it from GGUF
         return f"# llama.cpp: llama-embedding -m {FILE}"
     return (
         f"# llama.cpp: llama-cli -m {FILE}\n"

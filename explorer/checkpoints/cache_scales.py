@@ -1,7 +1,8 @@
-"""How compressed-tensors says that keys and values are stored: ``kv_cache_scheme``, and a scale a layer.
+"""The quantization of keys and values in compressed-tensors: ``kv_cache_scheme``, and two scales for each
+layer.
 
-config.json's entry describes FP8 by one fixed scale of a layer's keys and one of its values, which are
-``k_scale`` and ``v_scale`` F32 [1] beside the layer's projections, as llm-compressor writes them
+The entry of config.json describes FP8 with a fixed scale for the keys of a layer and one for its values. They
+are ``k_scale`` and ``v_scale`` F32 [1] beside the layer's projections, as llm-compressor writes them
 (compressed-tensors 0.20, ``quantization/lifecycle/initialize.py``). A cast without a scale has 1.
 """
 
@@ -23,7 +24,7 @@ _PROJECTION = re.compile(r"((?:.*\.)?layers\.(\d+)\..*)\.(?:k_proj|qkv_proj|quer
 
 
 def refusal(model: ModelFolder | None, cache: CachePlan) -> str:
-    """Why a checkpoint cannot say how keys and values are stored, in words; empty if it can."""
+    """Reason why a checkpoint cannot state how keys and values are stored; empty if it can."""
     saying = "kv_cache_scheme says FP8 E4M3 by one fixed scale a layer, of keys and values (fp8_e4m3_tensor)"
     for _, scheme in cache.parts:
         if scheme is None or not as_they_come(scheme) or scheme.format.name != FORMAT:
@@ -37,15 +38,15 @@ def refusal(model: ModelFolder | None, cache: CachePlan) -> str:
 
 
 def settings(plan: Plan) -> dict[str, Any] | None:
-    """The entry of config.json; None where keys and values are stored exactly."""
+    """The entry of config.json; None if keys and values are not quantized."""
     if plan.cache is None:
         return None
     return {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 
 
 def tensors(plan: Plan) -> dict[str, Tensor]:
-    """The scales by the names of their tensors; none where keys and values are stored exactly. ``ValueError``
-    for a layer whose scale is not known."""
+    """Name of a tensor -> scale; empty if keys and values are not quantized. ``ValueError`` for a layer
+    without a scale."""
     found = {}
     for part, scheme in plan.cache.parts if plan.cache else ():
         for layer, attention in _attention(plan.model).items():
@@ -57,8 +58,8 @@ def tensors(plan: Plan) -> dict[str, Tensor]:
 
 
 def _attention(model: ModelFolder) -> dict[int, str]:
-    """Number of a layer -> its attention; empty where two have the same number, as those of a vision part
-    have."""
+    """Number of a layer -> its attention; empty if two have the same number, as in models with a vision
+    part."""
     found: dict[int, str] = {}
     for info in model.infos:
         if (match := _PROJECTION.fullmatch(info.name)) is None:

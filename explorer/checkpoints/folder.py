@@ -1,4 +1,4 @@
-"""Folders and files of tensors that are found whole or not at all."""
+"""Write folders and files of tensors that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from explorer.sources.safetensors_header import NAMES, PREFIX
 SINGLE = "model.safetensors"
 _METADATA = {"format": "pt"}
 _ALIGNED = 8
-"""Tensors begin at multiples of this, so that readers may map them; of any length that is none, last."""
+"""Tensors begin at multiples of this, so that readers may map them. Those of other lengths come last."""
 
 
 @contextmanager
 def whole_folder(out: Path, needed: int = 0) -> Iterator[Path]:
-    """Temporary folder next to ``out``, renamed to ``out`` at the end. It is removed if the work ends
-    earlier (an error, a stop, a full disk). ``ValueError`` if ``out`` exists already, ``OSError`` if it can't
-    be written, or its disk has fewer than ``needed`` bytes.
-    """
+    """Yield a temporary folder next to ``out``, which becomes ``out`` at the end, and is removed after an
+    error or a stop. ``ValueError`` if ``out`` exists, ``OSError`` if it cannot be written or its disk has
+    fewer than ``needed`` bytes."""
     partial = _begun(out)
     try:
         check_space(out, needed)
@@ -41,12 +40,12 @@ def whole_folder(out: Path, needed: int = 0) -> Iterator[Path]:
 
 
 def check_writable(out: Path) -> None:
-    """``ValueError`` if ``out`` exists already, ``OSError`` if no folder can be made there."""
+    """``ValueError`` if ``out`` exists, ``OSError`` if it cannot be made."""
     _begun(out).rmdir()
 
 
 def _begun(out: Path) -> Path:
-    """The temporary folder, empty. Those that killed processes left are removed."""
+    """Make the temporary folder, and remove those that killed processes left."""
     check_new_folder(out)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     for left in out.parent.glob(f".{glob.escape(out.name)}.*.partial"):
@@ -60,23 +59,22 @@ def _begun(out: Path) -> Path:
 
 
 def _unwritable(out: Path, error: OSError) -> OSError:
-    """The system's error in our words; one of ``check_space`` is so already."""
     return OSError(error.errno, f"{out} cannot be written: {error.strerror}") if error.strerror else error
 
 
 def _runs(process: str) -> bool:
-    """True unless it is known that no process of this number runs on this machine."""
+    """False if it is known that no process of this number runs on this machine."""
     try:
         os.kill(int(process), 0)
     except ProcessLookupError:
         return False
     except (OSError, ValueError, OverflowError):
-        return True
+        pass
     return True
 
 
 def write_beside(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write small files of text into ``folder``, by their names."""
+    """Write ``texts`` into ``folder``: name of a file -> its text."""
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
 
@@ -90,15 +88,15 @@ def check_space(out: Path, needed: int) -> None:
 
 
 def room_of(header_bytes: int) -> int:
-    """Bytes that a file of ``Shards`` begins with, before the first tensor."""
+    """The offset of the first tensor in a file of ``Shards``."""
     return PREFIX + -(-header_bytes // _ALIGNED) * _ALIGNED
 
 
 class Shards:
-    """Safetensors files of a folder, written tensor by tensor: no more than one is in memory.
+    """Safetensors files of a folder, written tensor by tensor, with one in memory at a time.
 
-    A file begins with room for its header (at most ``header_bytes``), which is filled in at its end. Files
-    of several are numbered, and listed in ``model.safetensors.index.json``.
+    A file begins with room for its header (at most ``header_bytes``), which is written last. Several files
+    are numbered, and listed in ``model.safetensors.index.json``.
     """
 
     def __init__(self, folder: Path, most_bytes: float, header_bytes: int) -> None:
@@ -116,7 +114,7 @@ class Shards:
         self._file.write(b" " * self._room)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Write a tensor, into a new file where this one would grow beyond its size."""
+        """Write a tensor, into a new file if this one would become too large."""
         size = tensor.numel() * tensor.element_size()
         if self._taken and self._taken + size > self._most:
             self._close()
@@ -150,7 +148,7 @@ class Shards:
         self._bytes += self._end
 
     def close(self) -> None:
-        """Finish the last file, give all of them their names, and write the index of several."""
+        """Finish the last file, name all files, and write the index if there are several."""
         self._close()
         count = len(self._files)
         names = [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]

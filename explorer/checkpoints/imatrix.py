@@ -1,4 +1,4 @@
-"""llama.cpp's importance files ("imatrix"): of each tensor the sum of the squares of its inputs, by column.
+"""llama.cpp's importance files ("imatrix"): the sums of the squares of each tensor's inputs, by column.
 
 Two forms are read and written. The older one (.dat) is binary, little-endian; llama-imatrix writes it with
 --output-format dat::
@@ -7,10 +7,10 @@ Two forms are read and written. The older one (.dat) is binary, little-endian; l
     entries: i32 length, name; i32 calls; i32 count, float32 [count]   calls times the mean squares
     i32 chunks; i32 length, the text's name
 
-The newer one (.gguf) has for each tensor ``NAME.in_sum2`` float32 [matrices, K], the sums, and
-``NAME.counts`` float32 [matrices, 1], the tokens that they are of; and the keys general.type ("imatrix"),
-imatrix.datasets, imatrix.chunk_count and imatrix.chunk_size. Further tensors (``in_sum``, ``stats``) are not
-read. The experts of a block are the matrices of one tensor; the older form has one count for all of them.
+The newer one (.gguf) has for each tensor the sums, ``NAME.in_sum2`` float32 [matrices, K], and their numbers
+of tokens, ``NAME.counts`` float32 [matrices, 1]; and the keys general.type ("imatrix"), imatrix.datasets,
+imatrix.chunk_count and imatrix.chunk_size. Further tensors (``in_sum``, ``stats``) are not read. The experts
+of a block are the matrices of one tensor; the older form has one count for all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from explorer.sources.source_limits import LOCAL
 from explorer.words import plain
 
 CHUNK = 512
-"""Tokens of a chunk where a file does not say: llama-imatrix's default."""
+"""llama-imatrix's default, for files without the number of tokens in a chunk."""
 SUFFIXES = (".gguf", ".dat")
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _MOST_BYTES = 1 << 32
@@ -46,8 +46,8 @@ _LONGEST_NAME = 4096
 
 @dataclass(frozen=True, eq=False)
 class Squares:
-    """``sums`` float32 [matrices, K] of the squares of inputs over ``counts`` float32 [matrices] of tokens
-    (of the older form: of chunks). ``matrices`` are the experts of a tensor; 1 of all others."""
+    """``sums`` float32 [matrices, K] of the squares of inputs, over ``counts`` float32 [matrices] of tokens
+    (in the older form, of chunks). ``matrices``: the experts of a tensor, else 1."""
 
     sums: Tensor
     counts: Tensor
@@ -61,8 +61,9 @@ class Squares:
 
 @dataclass(frozen=True, eq=False)
 class Imatrix:
-    """A file's content. ``tensors``: by llama.cpp's name, such as blk.0.attn_q.weight; ``datasets``: names of
-    the texts; ``chunks`` of ``chunk_size`` tokens were run, the size 0 where the file does not say."""
+    """The content of a file: ``tensors`` by llama.cpp's name (blk.0.attn_q.weight), the names of the texts
+    (``datasets``), and the number of ``chunks`` of ``chunk_size`` tokens (0 if the file does not state
+    it)."""
 
     tensors: Mapping[str, Squares]
     datasets: tuple[str, ...] = ()
@@ -85,8 +86,8 @@ class Imatrix:
 
 
 def read_imatrix(path: str | Path) -> Imatrix:
-    """The importances in a file of either form. ``ValueError`` for what is none of the two or is cut short,
-    and for sums that are negative or not finite."""
+    """Read a file of either form. ``ValueError`` for other or truncated files, and for sums that are negative
+    or not finite."""
     path = Path(path)
     with path.open("rb") as file:
         newer = file.read(len(MAGIC)) == MAGIC
@@ -104,7 +105,7 @@ def read_imatrix(path: str | Path) -> Imatrix:
 
 
 def write_imatrix(imatrix: Imatrix, path: str | Path) -> None:
-    """Write a file: .gguf in the newer form, .dat in the older one. ``ValueError`` for another suffix."""
+    """Write .gguf in the newer form or .dat in the older one; ``ValueError`` for another suffix."""
     path = Path(path)
     check_suffix(path)
     with replacing(path) as partial:
@@ -115,7 +116,7 @@ def write_imatrix(imatrix: Imatrix, path: str | Path) -> None:
 
 
 def check_suffix(path: Path) -> None:
-    """``ValueError`` unless the name of an importance file ends in one of ``SUFFIXES``."""
+    """``ValueError`` for a suffix that is not in ``SUFFIXES``."""
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"{path.name}: an importance file ends in .gguf, or in .dat for the older form")
 
@@ -172,15 +173,13 @@ def _write_gguf(imatrix: Imatrix, path: Path) -> None:
 
 
 def _dat(imatrix: Imatrix) -> Iterator[bytes]:
-    """The parts of a file of the older form; tensors that no token reached are left out, as in llama.cpp."""
+    """The parts of a file of the older form. Tensors that no token reached are left out, as in llama.cpp."""
     reached = {name: one for name, one in sorted(imatrix.tensors.items()) if bool((one.counts > 0).any())}
     yield struct.pack("<i", len(reached))
     for name, squares in reached.items():
         calls = math.ceil(float(squares.counts.max()) / (imatrix.chunk_size or 1))
-        values = squares.mean * torch.tensor(float(calls))
-        yield struct.pack(
-            f"<i{len(name.encode())}sii", len(name.encode()), name.encode(), calls, values.numel()
-        )
+        values, raw = squares.mean * torch.tensor(float(calls)), name.encode()
+        yield struct.pack(f"<i{len(raw)}sii", len(raw), raw, calls, values.numel())
         yield values.numpy().astype("<f4").tobytes()
     dataset = (imatrix.datasets[-1] if imatrix.datasets else "").encode()
     yield struct.pack(f"<ii{len(dataset)}s", imatrix.chunks, len(dataset), dataset)
@@ -223,8 +222,9 @@ def _read_dat(path: Path) -> Imatrix:
 def importances_of(
     imatrix: Imatrix, name_of: Callable[[str], str], shapes: Mapping[str, tuple[int, int]]
 ) -> dict[str, Tensor]:
-    """The importances float32 [K] of layers [N, K], by layer, of those that the file has. ``name_of`` gives
-    llama.cpp's name of a tensor. ``ValueError`` for a file of another model, also if it has none of them."""
+    """Layer -> its importances float32 [K], for the layers that the file has. ``shapes``: layer -> [N, K];
+    ``name_of`` returns llama.cpp's name of a tensor. ``ValueError`` for a file of another model, or with none
+    of them."""
     found, wanted = dict[str, Tensor](), ""
     for layer, (_, columns) in shapes.items():
         name = name_of(f"{layer}.weight") or f"{layer}.weight"

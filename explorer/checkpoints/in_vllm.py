@@ -1,16 +1,15 @@
-"""A program for the Python of an environment that has vLLM: opens checkpoints, and says what layers compute.
+"""A program for a Python with vLLM: it opens checkpoints and returns the outputs of their layers.
 
-vLLM pins other versions of torch and transformers than this package, so that it is asked in a process of its
-own: nothing of this package is imported here. Each line of standard input is a job in JSON::
+vLLM pins other versions of torch and transformers than this package, so that it runs in a process of its own,
+and nothing of this package is imported here. Each line of standard input is a job in JSON::
 
     folder   the checkpoint                        dtype   of the model, "auto" for the checkpoint's own
-    inputs   a safetensors file: of each layer by its name an input [K]; "ids": the tokens of a text, if any
-    outputs  the safetensors file to write: each layer's output [N]; "logits": the text's [tokens - 1, V]
+    inputs   a safetensors file: layer -> its input [K]; "ids" -> the tokens of a text, if any
+    outputs  the safetensors file to write: layer -> its output [N]; "logits" -> the text's [tokens - 1, V]
 
-and each line of standard output that begins with ``ANSWER`` the answer: ``opened``, or ``why`` not, the
-kernel of each kind of scheme, and ``version``. Where vLLM has no kernel for the machine that this runs on, a
-plain product with the restored weight takes its place and is called "reference": what was opened and merged
-is vLLM's all the same.
+A line of standard output that begins with ``ANSWER`` is the answer: ``opened``, or the reason ``why`` not,
+the kernel of each kind of scheme, and ``version``. If vLLM has no kernel for this machine, a plain product
+with the restored weight takes its place, and is called "reference"; vLLM still opens and merges the weights.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ _FACTORIES = {
     "compressed_tensors_w4a4_mxfp4": "init_mxfp4_linear_kernel",
     "compressed_tensors_w4a4_nvfp4": "init_nvfp4_linear_kernel",
 }
-"""vLLM 0.32: where each scheme asks for its kernel."""
+"""Module of a scheme in vLLM 0.32 -> the function that gives it a kernel."""
 
 
 class ReferenceKernel:
-    """In the place of a kernel: multiplies by the weight that the loaded tensors restore."""
+    """Replaces a kernel: multiplies by the weight that the loaded tensors restore."""
 
     bits, group_size, zero_points = 0, -1, False
 
@@ -62,20 +61,20 @@ class ReferenceKernel:
             self.group_size, self.zero_points = self.config.group_size, self.config.zero_points
 
     def input_quant_key(self) -> None:
-        """No layer before it rounds its outputs for it."""
+        """None: no layer before it rounds its outputs."""
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Restore the weight [N, K] in the dtype of the model."""
         layer.restored = self._restored(layer)
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Of x [tokens, K] the outputs [tokens, N]."""
+        """The outputs [tokens, N] for ``x`` [tokens, K]."""
         if self.inputs is not None:
             x = self._rounded(x.float(), getattr(layer, "input_scale", None)).to(x.dtype)
         return torch.nn.functional.linear(x.float(), layer.restored, bias).to(x.dtype)
 
     def _rounded(self, x: Tensor, scale: Tensor | None) -> Tensor:
-        """``x`` in FP8 E4M3, by a fixed scale or by that of each 128 values of a token."""
+        """``x`` rounded to FP8 E4M3, by a fixed scale or one for each 128 values of a token."""
         largest = torch.finfo(torch.float8_e4m3fn).max
         if scale is not None:
             return (x / scale).clamp(-largest, largest).to(torch.float8_e4m3fn).float() * scale
@@ -92,10 +91,8 @@ class ReferenceKernel:
             if hasattr(layer, "weight_global_scale"):
                 return values * _spread(layer.weight_scale.float() * layer.weight_global_scale, 16)
             return values * _spread(_power(layer.weight_scale), 32)
-        if getattr(layer, "weight_block_size", None) is not None:
+        if scale is None or getattr(layer, "weight_block_size", None) is not None:
             return _of_tiles(codes, layer.weight_scale_inv.data if scale is None else scale)
-        if scale is None:
-            return _of_tiles(codes, layer.weight_scale_inv.data)
         if scale.dtype is torch.uint8:
             return codes.float() * _spread(_power(scale), 32)
         if scale.dim() == 2 and scale.shape[1] > 1:
@@ -135,7 +132,7 @@ def _codes(words: Tensor, bits: int) -> Tensor:
 
 
 def use_references() -> None:
-    """Give every scheme whose kernels all refuse this machine the reference in their place."""
+    """Give the reference to every scheme without a kernel for this machine."""
     from importlib import import_module
 
     package = "vllm.model_executor.layers.quantization.compressed_tensors.schemes"
@@ -147,7 +144,7 @@ def use_references() -> None:
 
 
 def _plain_fp8(x: Tensor, scale: Tensor | None = None, *given: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    """``x`` by ``scale`` in FP8 E4M3, which vLLM has on GPUs alone: it rounds joined weights of several
+    """``x`` by ``scale`` in FP8 E4M3, which vLLM computes on GPUs only. It rounds joined weights with several
     scales to the largest."""
     largest = torch.finfo(torch.float8_e4m3fn).max
     scale = x.abs().amax().float() / largest if scale is None else scale
@@ -221,7 +218,8 @@ def _kernel_of(scheme: Any) -> str:
 
 
 def _outputs(model: Any, inputs: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Of each layer that has an input its output float32 [N]: a part of the matrix that vLLM joined it to."""
+    """Yield each layer with an input, and its output float32 [N]: a part of the matrix that vLLM joined it
+    to."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     joined = {
         part: (whole, parts.index(part))

@@ -1,4 +1,4 @@
-"""How the inputs of layers are quantized when a model runs, and the weights that they are multiplied with.
+"""Schemes for the inputs of layers, and the schemes of weights that engines multiply them with.
 
 Engines multiply codes by codes only where both have one format: INT8 inputs with INT8 weights, FP8 inputs
 with FP8 weights, NVFP4 inputs with NVFP4 weights. Scales stand outside the product, so that they may not
@@ -23,17 +23,17 @@ INPUTS = {
     "fp8_e4m3_tensor": "FP8, one fixed scale a layer",
     "nvfp4": "NVFP4, one fixed scale over the blocks of a layer",
 }
-"""Schemes of inputs -> words for them. The last three have fixed scales, which texts are run for."""
+"""Scheme of inputs -> its name in words. The last three have fixed scales, which texts are run for."""
 RANGES = {"max": "minmax", "percentile": "percentile"}
-"""Which range of the inputs a fixed scale spans -> the calibrator: all of it, or 99.99 % of the values."""
+"""Range of the inputs that a fixed scale spans -> its calibrator: all values, or 99.99 % of them."""
 _ROWS, _TILES, _BLOCKS = ((1, None), (None, None)), ((128, 128),), ((1, 16),)
 _WEIGHTS = {(1, None): _ROWS, (None, None): _ROWS, (1, 128): _TILES, (1, 16): _BLOCKS}
 """Block of the inputs -> blocks of weights that engines multiply them with."""
 
 
 def check_inputs(name: str, span: str = "") -> None:
-    """``ValueError`` with the accepted values if ``name`` is no scheme of inputs, ``span`` is no range, or
-    one is given for scales that are found as inputs come."""
+    """``ValueError`` with the accepted values for an unknown scheme (``name``) or range (``span``), and for a
+    range of scales that are found at run time."""
     if name not in INPUTS:
         raise ValueError(f"inputs are quantized by {', '.join(INPUTS)}, not by {name!r}")
     if span and span not in RANGES:
@@ -44,8 +44,7 @@ def check_inputs(name: str, span: str = "") -> None:
 
 
 def inputs_of(name: str, span: str = "") -> Scheme:
-    """The scheme of inputs called ``name``; its calibrator is that of ``span``. ``ValueError`` as
-    ``check_inputs``."""
+    """The scheme of inputs called ``name`` with the calibrator of ``span``; errors as ``check_inputs``."""
     from explorer.schemes import Scheme
 
     check_inputs(name, span)
@@ -61,8 +60,7 @@ def with_calibrator(scheme: Scheme, name: str) -> Scheme:
 
 
 def is_fixed(scheme: Scheme) -> bool:
-    """Whether inputs by ``scheme`` have one scale that is fixed beforehand: of all values, or of NVFP4's
-    block scales."""
+    """True if inputs by ``scheme`` have one fixed scale: over all values, or over NVFP4's block scales."""
     return scheme.block == (None, None) or _two_levels(scheme)
 
 
@@ -82,13 +80,13 @@ def check_scheme(scheme: Scheme) -> None:
 
 
 def label_of_inputs(scheme: Scheme) -> str:
-    """``scheme`` of inputs in words, with the calibrator of a fixed range where that is not the whole."""
+    """``scheme`` of inputs in words, with the calibrator of a fixed range if it is not the whole range."""
     words = INPUTS.get(str(with_calibrator(scheme, "minmax")), scheme.label)
     return words if scheme.calibrator.name == "minmax" else f"{words} ({scheme.calibrator.label})"
 
 
 def product_refusal(inputs: Scheme, scheme: Scheme) -> str:
-    """Why engines have no product of ``inputs`` with weights by ``scheme``, in words; empty if they have."""
+    """Reason why engines have no product of ``inputs`` with weights by ``scheme``; empty if they have one."""
     blocks, offset = _WEIGHTS.get(inputs.block, ()), scheme.asymmetric or scheme.mapping.has_offset
     if (inputs.name, scheme.format.name, scheme.block) == ("fp8_e4m3_row", "int4", (1, 128)) and not offset:
         return ""

@@ -1,4 +1,5 @@
-"""The model that an export starts from: a folder, its configuration, and its tensors one at a time."""
+"""The model that an export reads: a folder with its configuration and tensors, which are read one at a
+time."""
 
 from __future__ import annotations
 
@@ -27,14 +28,14 @@ _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|wpe|embeddings?|[a-z_]+_embedd
 
 
 class ModelFolder:
-    """A folder with config.json and safetensors files, all of which are whole.
+    """A folder with config.json and complete safetensors files.
 
-    Weights of codes (``sources.quantized_forms``) are restored: they have the model's ``dtype``, the names
-    and shapes of the network's parameters, and ``config`` says nothing of codes. ``changed``: tensors
-    that are read in place of those of the files, by name, such as norms that took in factors.
+    Weights of codes (``sources.quantized_forms``) are restored: they have the model's ``dtype`` and the names
+    and shapes of the network's parameters, and ``config`` has no quantization. ``changed``: tensors that
+    replace those of the files, by name, such as norms that took in factors.
 
-    ``SourceError`` for a folder without a configuration, a file that can't be read, a tensor that the index
-    lists and no file holds, and codes that no form restores.
+    ``SourceError`` for a missing configuration, an unreadable file, a tensor that the index lists and no file
+    holds, and codes that no form restores.
     """
 
     def __init__(self, folder: Path, changed: Mapping[str, Tensor] | None = None) -> None:
@@ -57,22 +58,20 @@ class ModelFolder:
             )
 
     def _restored(self, info: TensorInfo) -> TensorInfo:
-        """The entry of a tensor as ``read`` gives it."""
         if info.name not in self._source.restored:
             return info
         return TensorInfo(info.name, shape_in_network(self._source, info), NAMES[self.dtype])
 
     @property
     def infos(self) -> tuple[TensorInfo, ...]:
-        """Header entries of all tensors."""
         return tuple(self._infos.values())
 
     def info(self, name: str) -> TensorInfo:
-        """Header entry of one tensor; ``SourceError`` if there is none of that name."""
+        """The header entry of a tensor; ``SourceError`` if there is none of this name."""
         return self._infos[name] if name in self._infos else self._source.info(name)
 
     def read(self, name: str) -> Tensor:
-        """One tensor in its own dtype; a weight of codes restored, in the model's; a changed one as given."""
+        """One tensor in its own dtype, or if it is restored from codes, in the model's."""
         checkpoint()
         if name in self.changed:
             return self.changed[name]
@@ -85,12 +84,12 @@ class ModelFolder:
 
     @property
     def stored_as(self) -> dict[str, str]:
-        """What the files hold of each restored weight, in the field's words: "NVFP4", "INT4"."""
+        """Restored weight -> the form of its codes in words: "NVFP4", "INT4"."""
         infos = (self._source.info(name) for name in self._source.restored)
         return {info.name: info.dtype.partition(" · ")[0] for info in infos}
 
     def growth(self, name: str) -> int:
-        """Bytes that a restored weight takes more than its codes and scales."""
+        """The bytes of a restored weight, less those of its codes and scales."""
         taken = sum(map(bytes_of, self._source.parts_of(name)))
         return bytes_of(self.info(name)) - taken if taken else 0
 
@@ -101,7 +100,6 @@ class ModelFolder:
 
     @property
     def transposed(self) -> bool:
-        """True if its layers are stored as [K, N]."""
         return self.type in TRANSPOSED
 
     @property
@@ -116,12 +114,12 @@ class ModelFolder:
 
     @cached_property
     def settings(self) -> Any | None:
-        """The configuration as transformers reads it, with its defaults; None where it does not."""
+        """The configuration as transformers reads it, with its defaults; None if it cannot."""
         return config_of(self.folder)
 
     @cached_property
     def skeleton(self) -> Skeleton | None:
-        """The network as transformers builds it; None for a kind of model that it does not know."""
+        """The network as transformers builds it; None for a kind of model that it does not have."""
         found = skeleton_of(self.folder)
         return None if found is None else found.as_stored(self._infos, self.read)
 
@@ -132,21 +130,22 @@ class ModelFolder:
         return "AutoModel" if config is None else auto_class(config)
 
     def place(self, layer: str) -> LayerPlace:
-        """Where a layer ends up in the network, or why no linear layer has its weight there."""
+        """The place of a layer in the network, or the reason why no linear layer has its weight."""
         return self.skeleton.place(layer, self._shape(layer)) if self.skeleton else LayerPlace(layer)
 
     @cached_property
     def replaced(self) -> str:
-        """The first class of the network that transformers replaces by another where the configuration says
-        that the model is quantized; its weights would not be found. Empty if there is none."""
+        """The first class of the network that transformers replaces in quantized models, which then does not
+        find its weights; empty if there is none."""
         from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION
 
         kinds = {type(m).__name__ for m in self.skeleton.network.modules()} if self.skeleton else set()
         return next((name for name in MODULES_TO_PATCH_FOR_QUANTIZATION if name in kinds), "")
 
     def taken_apart(self, name: str) -> dict[str, Callable[[Tensor], Tensor]]:
-        """The tensors that a stacked one of experts [E, inputs, outputs] becomes where transformers replaces
-        their class (``replaced``), by name, and what each takes of it; none for other tensors."""
+        """The tensors of single experts that a stacked tensor [E, inputs, outputs] becomes if transformers
+        replaces the class (``replaced``): name -> the function that takes it from the stack. Empty for other
+        tensors."""
         block, _, part = name.rpartition(".")
         if not self.replaced or not block.endswith(".experts") or part not in ("gate_up_proj", "down_proj"):
             return {}
@@ -160,19 +159,19 @@ class ModelFolder:
         }
 
     def apart(self, layer: str) -> LayerPlace:
-        """``place`` for a reader that has the layers of experts apart, as the files do."""
+        """``place`` for a reader that does not stack experts."""
         found = self.place(layer)
         return LayerPlace(layer) if found.experts else found
 
     def is_head(self, layer: str) -> bool:
-        """True for the layer that gives the logits of tokens."""
+        """True for the layer that computes the logits."""
         network = self.skeleton
         named = network is not None and network.head and network.place(layer).module == network.head
         return layer == "lm_head" or bool(named)
 
     @property
     def lacks_head(self) -> bool:
-        """True if the network has a head of its own, and the files hold no weight of it."""
+        """True if the network has an own head, and the files have no weight for it."""
         network = self.skeleton
         if network is None or not network.head or self.tied:
             return False
@@ -180,11 +179,11 @@ class ModelFolder:
         return not any(network.parameter(info.name)[0] == parameter for info in self.infos)
 
     def is_table(self, layer: str) -> bool:
-        """True for the table of tokens' embeddings."""
+        """True for the table of token embeddings."""
         return self.skeleton is not None and self.skeleton.is_table(layer)
 
     def coded(self, layer: str) -> LayerPlace:
-        """``place`` for a reader whose layers of codes have no ``.weight``."""
+        """``place`` for a reader with layers of codes that have no ``.weight``."""
         return self.skeleton.coded(layer, self._shape(layer)) if self.skeleton else LayerPlace(layer)
 
     @cached_property
@@ -197,27 +196,20 @@ class ModelFolder:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Dtype of the computation: from the configuration, else from the first floating-point tensor."""
+        """The dtype that the configuration states, else that of the first floating-point tensor."""
         named = self.config.get("dtype") or self.config.get("torch_dtype")
         return stored_dtype(named, self._source.infos)
 
     @cached_property
     def matrices(self) -> tuple[str, ...]:
-        """The layers (names without ".weight") that are matrices and no embeddings."""
-        names = (i.name.removesuffix(".weight") for i in self.infos if i.name.endswith(".weight"))
-        return tuple(
-            name
-            for name in names
-            if len(self._infos[f"{name}.weight"].shape) == 2 and not _EMBEDDING.search(name)
-        )
+        """The layers (names without ".weight") that are matrices, without embeddings."""
+        matrices = (i.name for i in self.infos if i.name.endswith(".weight") and len(i.shape) == 2)
+        layers = (name.removesuffix(".weight") for name in matrices)
+        return tuple(name for name in layers if not _EMBEDDING.search(name))
 
-    def carry_over(self, folder: Path) -> list[str]:
-        """Copy configuration, tokenizer, generation settings and terms into ``folder``; their names.
-
-        Weights, the index and the model's own card are left out; of folders inside only settings are taken
-        (``1_Pooling/config.json``).
-        """
-        copied = []
+    def carry_over(self, folder: Path) -> None:
+        """Copy configuration, tokenizer, generation settings and terms into ``folder``, and settings of
+        folders inside (``1_Pooling/config.json``). Weights, the index and the model's card are left out."""
         for path in sorted([*self.folder.glob("*"), *self.folder.glob("*/*.json")]):
             taken = path.suffix in _CARRIED or _TERMS.fullmatch(path.name)
             if not path.is_file() or not taken or path.name.endswith(".index.json"):
@@ -227,8 +219,6 @@ class ModelFolder:
             shutil.copyfile(path, to)
             if self._quantized and path == self.folder / CONFIG:
                 to.write_text(json.dumps(self.config, indent=2), encoding="utf-8")
-            copied.append(str(path.relative_to(self.folder)))
-        return copied
 
 
 def _json(path: Path) -> dict[str, Any]:

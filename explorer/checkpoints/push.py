@@ -1,6 +1,6 @@
-"""Upload of a written folder to the Hugging Face Hub, by its own client.
+"""Upload a written folder to the Hugging Face Hub.
 
-The token is the one that huggingface_hub finds (``hf auth login``, or the environment); it is never shown.
+The token is the one that huggingface_hub finds (``hf auth login``, or the environment). It is never shown.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _STATUS = {
 
 
 def check_push(repo: str) -> None:
-    """``ValueError`` before any work if ``repo`` is no owner/name, or nothing could be uploaded: no token is
-    found, or the client is set offline."""
+    """``ValueError`` before any work if ``repo`` is not owner/name, there is no token, or the client is
+    offline."""
     if "/" not in repo:
         raise ValueError(f"--push {repo}: name a repository as owner/name")
     try:
@@ -37,11 +37,11 @@ def check_push(repo: str) -> None:
 
 
 def push(folder: Path, repo: str, private: bool = False) -> str:
-    """Upload all files of ``folder`` as one commit into the model repository ``repo`` (owner/name), which is
-    made if there is none, ``private`` or as the owner's default is; its address.
+    """Upload all files of ``folder`` as one commit to the model repository ``repo`` (owner/name), and return
+    its address. A new repository is ``private``, or as the owner's default is.
 
-    ``ValueError`` in one line where the Hub refuses or is not reached, and where a repository that is to be
-    private is public: the folder stays as it is.
+    ``ValueError`` in one line if the Hub refuses or cannot be reached, and if a repository is public that
+    should be private. The folder stays as it is.
     """
     api = HfApi()
     try:

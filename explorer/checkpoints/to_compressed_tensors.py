@@ -227,42 +227,39 @@ _INPUTS: dict[tuple[str, tuple[int | None, int | None]], dict[str, Any]] = {
 """Format and block of the inputs' scheme -> its description in compressed-tensors."""
 
 
+def _format(scheme: Scheme) -> str:
+    layout = compressed_layout(scheme)
+    return "" if layout is None else layout.format
+
+
 def refuses(scheme: Scheme, shape: Shape) -> str:
     """Reason why compressed-tensors cannot hold a layer [N, K] by ``scheme``, or an empty text."""
     if isinstance(scheme.format, IntegerFormat):
-        return integer_refusal(_as_row(scheme), INTEGERS, shape[1]) or _short_zeros(scheme, shape)
-    if compressed_layout(scheme) is None:
+        if why := integer_refusal(_as_row(scheme), INTEGERS, shape[1]):
+            return why
+        if family(scheme) and shape[0] * scheme.format.bits <= _WORD:
+            return f"its reader fails on packed zero points of {shape[0]} rows: it takes {_WORD} bits or more"
+        return ""
+    if not _format(scheme):
         return f"it has no format for {scheme.label}"
     height, width = scheme.block
     return ragged(shape[1], width) or ragged(shape[0], height, "column")
 
 
-def _short_zeros(scheme: Scheme, shape: Shape) -> str:
-    """compressed-tensors 0.20 takes zero points of one word a group for those of one row."""
-    if family(scheme) and shape[0] * scheme.format.bits <= _WORD:
-        return f"its reader fails on packed zero points of {shape[0]} rows: it takes {_WORD} bits or more"
-    return ""
-
-
 def family(scheme: Scheme) -> str:
     """A scheme with packed zero points stands alone: transformers loads those with ``dequantize=True`` only,
     which in turn decodes every layer by the first group."""
-    layout = compressed_layout(scheme)
-    packed = layout is not None and layout.format == "pack-quantized" and is_asymmetric(scheme)
-    return scheme.text if packed else ""
+    return scheme.text if _format(scheme) == "pack-quantized" and is_asymmetric(scheme) else ""
 
 
 def together(plan: Plan) -> str:
     """Reason why layers of different schemes, or these inputs, cannot be combined, or an empty text."""
     if why := experts_refusal(plan):
         return why
-    if len(plan.groups) > 1 and (packed := _packed_zeros(plan)):
-        return f"transformers loads no packed zero points ({packed[0]}) in mixed recipes: take symmetric ones"
-    if plan.cache is not None and (packed := _packed_zeros(plan)):
-        return (
-            f"transformers loads packed zero points ({packed[0]}) without the scales of a cache: take "
-            "symmetric ones"
-        )
+    packed = [scheme for scheme in plan.schemes if family(scheme)]
+    if packed and (len(plan.groups) > 1 or plan.cache is not None):
+        where = "in mixed recipes" if len(plan.groups) > 1 else "with the scales of a cache"
+        return f"transformers loads no packed zero points ({packed[0]}) {where}: take symmetric ones"
     return inputs_refusal(plan)
 
 
@@ -270,18 +267,22 @@ def inputs_refusal(plan: Plan) -> str:
     """Reason why the layers' inputs cannot be quantized so, or an empty text."""
     for name, inputs in plan.input_schemes.items():
         if _input_args(inputs) is None:
-            return f"it has no way to say inputs by {inputs.label}"
+            return f"it cannot state inputs by {inputs.label}"
         if why := ragged(plan.shape(name)[1], inputs.block[1]):
             return f"of the inputs of {name} {why}"
-    return _static_refusal(plan)
+    fixed = [name for name, inputs in plan.input_schemes.items() if is_fixed(inputs)]
+    if missing := [name for name in fixed if name not in plan.input_scales]:
+        return f"one scale for all inputs is fixed beforehand: {missing[0]} has none"
+    if plan.input_scales.keys() - set(fixed):
+        return "inputs with fixed scales have one for the whole tensor"
+    return ""
 
 
 def place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:
     """Where transformers has the layer. Experts are stacked after their codes are restored. Packed codes take
     the place of ``.weight``; other codes keep that name, and weights with packed zero points are restored
     while loading."""
-    layout = compressed_layout(scheme)
-    keeps = layout is not None and (family(scheme) or layout.format in _UNPACKED)
+    keeps = family(scheme) or _format(scheme) in _UNPACKED
     found = model.place(layer) if keeps else model.coded(layer)
     return LayerPlace(layer) if found.experts else found
 
@@ -290,21 +291,16 @@ def experts_refusal(plan: Plan) -> str:
     """Reason why these layers of experts cannot be combined, or an empty text: transformers 5.23 restores all
     of them by one scheme."""
     experts = plan.model.experts
-    if not experts:
-        return ""
+    coded = [name for name in experts if name in plan.coded]
     left = [name for name in experts if name not in plan.coded]
-    unpacked = all(
-        layout is not None and layout.format == "float-quantized"
-        for layout in map(compressed_layout, plan.schemes)
-    )
-    if left and not (len(left) == len(experts) and unpacked):
+    if left and (coded or any(_format(scheme) != "float-quantized" for scheme in plan.schemes)):
         return (
             f"transformers opens a model of experts only if all of them hold codes: {len(left)} of "
             f"{len(experts)} layers of experts have none, such as {left[0]}"
         )
-    schemes = {plan.layers[name].scheme for name in experts if name in plan.coded}
-    if len({plan.input_schemes.get(name) for name in experts if name in plan.coded}) > 1:
+    if len({plan.input_schemes.get(name) for name in coded}) > 1:
         return "transformers finds all experts by one pattern: their inputs are quantized alike, or none"
+    schemes = {plan.coded[name].scheme for name in coded}
     if len(schemes) > 1:
         names = ", ".join(sorted(str(scheme) for scheme in schemes))
         return f"transformers reads all experts by one scheme, not by {names}"
@@ -314,26 +310,10 @@ def experts_refusal(plan: Plan) -> str:
 def expert_refusal(scheme: Scheme) -> str:
     """Reason why transformers 5.23 cannot restore experts by ``scheme`` before it stacks them; empty if it
     can."""
-    layout = compressed_layout(scheme)
-    packed = layout is not None and layout.format == "pack-quantized" and not is_asymmetric(scheme)
-    if packed or (layout is not None and layout.format == "float-quantized" and scheme.block == (1, None)):
+    packed = _format(scheme) == "pack-quantized" and not is_asymmetric(scheme)
+    if packed or (_format(scheme) == "float-quantized" and scheme.block == (1, None)):
         return ""
     return f"transformers restores experts from packed symmetric integers or FP8 by row, not {scheme.label}"
-
-
-def _packed_zeros(plan: Plan) -> list[Scheme]:
-    """The schemes whose zero points are packed."""
-    return [scheme for scheme in plan.schemes if family(scheme)]
-
-
-def _static_refusal(plan: Plan) -> str:
-    fixed = [name for name, inputs in plan.input_schemes.items() if is_fixed(inputs)]
-    missing = [name for name in fixed if name not in plan.input_scales]
-    if missing:
-        return f"one scale for all inputs is fixed beforehand: {missing[0]} has none"
-    if plan.input_scales.keys() - set(fixed):
-        return "inputs with fixed scales have one for the whole tensor"
-    return ""
 
 
 def _input_args(scheme: Scheme) -> dict[str, Any] | None:
@@ -415,7 +395,7 @@ def _restores_to_bfloat16(plan: Plan) -> bool:
 def load(plan: Plan) -> str:
     """Return the code that opens the folder."""
     auto, more, argument = plan.model.auto_class, "", ""
-    if _packed_zeros(plan):
+    if any(map(family, plan.schemes)):
         more = "from transformers import CompressedTensorsConfig\n"
         argument = ", quantization_config=CompressedTensorsConfig(dequantize=True)"
     return (

@@ -47,11 +47,12 @@ def write_model(
     for info in model.infos:
         if apart and (parts := model.taken_apart(info.name)):
             whole = model.read(info.name)
-            tensors = {name: of(whole) for name, of in parts.items()}
+            for name, of in parts.items():
+                shards.add(name, of(whole))
         else:
-            tensors = _tensors_of(info.name, job, own(info.name.removesuffix(".weight")) if own else layer)
-        for name, tensor in tensors.items():
-            shards.add(name, tensor)
+            writer = own(info.name.removesuffix(".weight")) if own else layer
+            for name, tensor in _tensors_of(info.name, job, writer).items():
+                shards.add(name, tensor)
         job.step()
     for name, tensor in (more or {}).items():
         shards.add(name, tensor)

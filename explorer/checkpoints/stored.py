@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +112,9 @@ def gguf_of(where: str, limits: SourceLimits) -> Path | None:
 def _own_files(paths: tuple[Path, ...]) -> Iterator[Path]:
     """The files among ``paths`` that ``core.file`` wrote."""
     for path in paths:
-        try:
-            with safe_open(path, framework="pt") as file:
-                own = KEY in (file.metadata() or {})
-        except (SafetensorError, OSError):
-            own = False
-        if own:
-            yield path
+        with suppress(SafetensorError, OSError), safe_open(path, framework="pt") as file:
+            if KEY in (file.metadata() or {}):
+                yield path
 
 
 class Safetensors(Checkpoint):
@@ -197,10 +193,9 @@ class OwnFiles(Checkpoint):
         more = f", with {', '.join(added)} of a method" if added else ""
         steps = None
         if q.scheme.scale is not None and not q.scheme.flat:
-            tall, wide = (side or length for side, length in zip(q.scheme.block, q.shape, strict=True))
-            grid = q.scales.scale
-            down, across = torch.arange(q.shape[0]) // tall, torch.arange(q.shape[1]) // wide
-            steps = grid[down][:, across]
+            steps = q.scales.scale
+            for axis, (side, length) in enumerate(zip(q.scheme.block, q.shape, strict=True)):
+                steps = steps.index_select(axis, torch.arange(length) // (side or length))
         return Restored(q.dequantize(), f"{q.scheme.label}{more}", str(q.scheme), steps)
 
 
@@ -229,17 +224,12 @@ class GgufCheckpoint(Checkpoint):
     def _steps(self, info: TensorInfo) -> Tensor | None:
         """float32 of the tensor's shape: the scale of each element; None for types with scales that are not
         read."""
-        kind = self.kinds[info.dtype]
+        elements, size = block_sizes(self.origin)[info.dtype]
         raw = torch.frombuffer(self.model.source.stored(info.name), dtype=torch.uint8)
-        scales = block_scales(info.dtype, raw.reshape(-1, kind[1]))
+        scales = block_scales(info.dtype, raw.reshape(-1, size))
         if scales is None:
             return None
-        return scales.repeat_interleave(kind[0] // scales.shape[1], 1).reshape(info.shape)
-
-    @cached_property
-    def kinds(self) -> dict[str, tuple[int, int]]:
-        """Name of a type -> elements and bytes of its block."""
-        return block_sizes(self.model.source.origin)
+        return scales.repeat_interleave(elements // scales.shape[1], 1).reshape(info.shape)
 
     def heads_of(self, name: str) -> int:
         """The number of heads of query or key, whose rows llama.cpp may have reordered; 0 for other tensors,

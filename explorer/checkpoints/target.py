@@ -89,12 +89,9 @@ class Plan:
         return found
 
     @property
-    def schemes(self) -> dict[Scheme, list[str]]:
-        """Scheme -> the layers of ``coded`` with it, in the order of the model."""
-        found: dict[Scheme, list[str]] = {}
-        for name, recipe in self.coded.items():
-            found.setdefault(recipe.scheme, []).append(name)
-        return found
+    def schemes(self) -> tuple[Scheme, ...]:
+        """The schemes of ``coded``, in the order of the model."""
+        return tuple(dict.fromkeys(recipe.scheme for recipe in self.coded.values()))
 
 
 @dataclass(frozen=True)

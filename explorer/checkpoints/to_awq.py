@@ -85,7 +85,7 @@ def settings(plan: Plan) -> dict[str, Any]:
     return {
         "quant_method": "awq",
         "bits": BITS,
-        "group_size": next(iter(plan.schemes)).block[1],
+        "group_size": plan.schemes[0].block[1],
         "zero_point": True,
         "version": "gemm",
         "modules_to_not_convert": safetensors_folder.kept(plan) or None,

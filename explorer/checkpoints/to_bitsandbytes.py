@@ -110,7 +110,7 @@ def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
 
 def settings(plan: Plan) -> dict[str, Any]:
     """``quantization_config`` of config.json."""
-    scheme = next(iter(plan.schemes))
+    scheme = plan.schemes[0]
     return {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,

@@ -86,7 +86,7 @@ def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
 
 def settings(plan: Plan) -> dict[str, Any]:
     """``quantization_config`` of config.json."""
-    scheme = next(iter(plan.schemes))
+    scheme = plan.schemes[0]
     return {
         "quant_method": "gptq",
         "bits": scheme.format.bits,

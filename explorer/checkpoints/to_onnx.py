@@ -172,10 +172,12 @@ class _Tensors:
         model = job.plan.model
         assert model.skeleton is not None
         self._network = model.skeleton.network
+        known = dict(self._network.named_parameters(remove_duplicate=False))
         paths = {info.name: model.skeleton.parameter(info.name)[0] for info in model.infos}
-        held = {name: path for name, path in paths.items() if model.skeleton.holds(path)}
-        self._files = {id(self._network.get_parameter(path)): name for name, path in held.items()}
+        self._files = {id(known[path]): name for name, path in paths.items() if path in known}
         self._placed: dict[str, str] = {}
+        self.left = set(job.plan.layers)
+        """The layers of the plan that are not in the graph yet."""
 
     def parameter(self, path: str) -> str:
         """float32: a parameter of the network as it is."""
@@ -189,6 +191,7 @@ class _Tensors:
         else:
             q = self._job.layer(layer)
             self._job.step()
+            self.left.discard(layer)
             if q.scheme.plain_dtype is None:
                 out = self._multiply(graph, layer, x, q)
             else:
@@ -243,6 +246,8 @@ def write(job: ExportJob, multiply: Multiply) -> None:
             else:
                 graph.nodes.append(node)
         graph.rename(renamed.get(_OUTPUT, _OUTPUT), kind.output)
+    if tensors.left:
+        raise ValueError(f"{min(tensors.left)} takes no part in {kind.output}")
     for _ in range(steps, len(model.infos)):  # tensors that take no part
         step()
     axes: Axes = ["batch", "tokens"]

@@ -38,7 +38,7 @@ from explorer.words import number, plain
 LEAST_LAYERS = 3
 """The fewest layers of one scheme among which one can stand out."""
 LEAST_Z, LEAST_DB = 3.5, 1.0
-"""How far below the median of its scheme's layers a layer stands out: in robust standard deviations and
+"""The distance below the median of its scheme from which on a layer stands out, in robust deviations and
 dB."""
 FEW_LAYERS, FEW_DB = 5, 6.0
 """Among fewer layers the deviation says little: the error has to be twice as large (6 dB)."""

@@ -201,7 +201,7 @@ def _read_dat(path: Path) -> Imatrix:
     def whole(what: str, least: int = 0, most: int = 1 << 30) -> int:
         found = int(struct.unpack("<i", take(4, what))[0])
         if not least <= found <= most:
-            raise SourceError(f"{what} is {found:,}, which is none")
+            raise SourceError(f"{what} is {found:,}; accepted are {least:,} to {most:,}")
         return found
 
     found = {}

@@ -67,8 +67,8 @@ def _interleaved(codes: Tensor) -> Tensor:
 
 
 def _place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:
-    """Where the reader has the layer. Readers build a plain head, which codes would leave random, and
-    transformers finds no codes of single experts."""
+    """The place of the layer in the reader's network. Readers build a plain head, which codes would leave
+    random, and transformers finds no codes of single experts."""
     if model.is_head(layer):
         return LayerPlace("", "readers of this layout have no codes in the head")
     found, why = model.place(layer), "transformers finds no codes of experts in this layout"

@@ -46,7 +46,7 @@ _UNPACKED = ("int-quantized", "float-quantized", "mxfp8-quantized")
 EXPERTS = r"re:.*\.experts\.\d+\..*"
 _WORD = 32
 _SHAPE_BITS = 128
-"""Of ``weight_shape``."""
+"""The bits of ``weight_shape``."""
 Parts = dict[str, Tensor]
 
 
@@ -279,9 +279,9 @@ def inputs_refusal(plan: Plan) -> str:
 
 
 def place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:
-    """Where transformers has the layer. Experts are stacked after their codes are restored. Packed codes take
-    the place of ``.weight``; other codes keep that name, and weights with packed zero points are restored
-    while loading."""
+    """The place of the layer in transformers. Experts are stacked after their codes are restored. Packed
+    codes take the place of ``.weight``; other codes keep that name, and weights with packed zero points are
+    restored while loading."""
     keeps = family(scheme) or _format(scheme) in _UNPACKED
     found = model.place(layer) if keeps else model.coded(layer)
     return LayerPlace(layer) if found.experts else found

@@ -19,7 +19,7 @@ from explorer.methods import METHODS, label_of
 from explorer.models.evaluate import SAMPLES, EmbeddingDrift, sentences
 from explorer.products.advice import at_shape, fastest
 from explorer.products.gemms import GEMMS
-from explorer.products.grouped_rows import GROUPED_HEADERS, grouped_rows, times
+from explorer.products.grouped import GROUPED_HEADERS, grouped_rows, times
 from explorer.products.shapes import DECODE, LARGE, SQUARE
 from explorer.recordings.files import NOT_RECORDED
 from explorer.recordings.gemm import GemmTiming, Shape

@@ -71,8 +71,7 @@ from explorer.products.advice import (
     usual_of,
 )
 from explorer.products.gemms import GEMMS
-from explorer.products.grouped import LAYOUTS
-from explorer.products.grouped_rows import GROUPED_HEADERS, grouped_rows
+from explorer.products.grouped import GROUPED_HEADERS, LAYOUTS, grouped_rows
 from explorer.products.machine_words import ON_CPU, ON_GPU
 from explorer.products.shape_times import product_for
 from explorer.products.shapes import DECODE, LAYERS, SERVING, SQUARE

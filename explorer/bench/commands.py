@@ -1,5 +1,4 @@
-"""The benchmarks as the command line offers them: what to time, how many rows will come, and a table's line
-for each.
+"""Benchmarks of the command line: their checked input, the number of rows to expect, and a table's lines.
 
 Every function checks its input and gives a ``Benchmark``; its rows come one by one, so that a caller can show
 progress and stop."""
@@ -77,8 +76,8 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Benchmark(Generic[Row]):
-    """``rows`` come as they are measured, about ``total`` of them; ``line`` says a row for a table; ``name``
-    is the recording that they would be, on a GPU alone where it is ``of_gpu``."""
+    """A benchmark under way. ``rows`` come as they are measured, about ``total`` of them; ``line`` makes a
+    table's line of a row; ``name`` is that of its recording, for GPUs alone if ``of_gpu``."""
 
     name: str
     machine: Machine
@@ -87,7 +86,7 @@ class Benchmark(Generic[Row]):
     line: Callable[[Row], Line]
     of_gpu: bool = True
     notes: list[str] = field(default_factory=list)
-    """What is said after the rows: what could not be timed, and what the rows come to."""
+    """Sentences after the rows: kernels that could not be timed, and conclusions."""
 
     def check_recordable(self) -> None:
         """``ValueError`` unless this is a checkout, and what is measured, a GPU where it has to be."""
@@ -111,8 +110,8 @@ class Benchmark(Generic[Row]):
 
 
 def place_of(name: str, machine: Machine) -> str:
-    """Where the recording ``name`` of ``machine`` is written: among the machines where it is of products or
-    quantizers of another GPU than that of ``gemm.json``, whose shapes stand for those not recorded."""
+    """Name under which the recording ``name`` of ``machine`` is written: among the machines where it is of
+    products or quantizers of another GPU than that of ``gemm.json``, which budgets of time are based on."""
     gpu = recorded_gemms().machine.gpu
     if name in (GEMM, QUANTIZE) and machine.gpu and gpu not in ("", machine.gpu):
         return machine_name(name, machine)

@@ -61,7 +61,7 @@ sides of 1,536."""
 _PROBES, SHORT_S = (7, 3), 0.02
 """Calls that count when threads are chosen: of short calls and of longer ones."""
 _REFUSED = (RuntimeError, ValueError, AttributeError, ImportError, OSError)
-"""How libraries refuse a shape, a CPU or a version; the message stands where the time would."""
+"""Errors by which libraries refuse a shape, a CPU or a version; the message takes the time's place."""
 _LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
@@ -288,7 +288,7 @@ def _in_turns(
 
 
 def preemptions() -> int:
-    """How often the system took a CPU from this process so far; 0 where it does not tell."""
+    """Number of times the system took a CPU from this process so far; 0 where it does not tell."""
     try:
         import resource
     except ImportError:  # Windows has no resource module
@@ -343,8 +343,8 @@ def _best(bind: Callable[[int], Call]) -> float:
 
 
 def conditions() -> dict[str, str]:
-    """What else times on this CPU depend on: its usable CPUs, the last cache, and how busy the machine is
-    (processes that ran or waited, mean of a minute)."""
+    """Conditions that times on this CPU depend on: usable CPUs, size of the last cache, and load (processes
+    that ran or waited, mean of a minute)."""
     cache = _LAST_CACHE.read_text(encoding="utf-8").strip() if _LAST_CACHE.exists() else ""
     load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     known = {"CPUs": str(usable_threads()), "last cache": cache, "load": load}

@@ -25,7 +25,7 @@ from explorer.survey.times import UNQUANTIZED, CheckedTime, StepTimes, Weight
 
 REPEATS = 10
 _DEVIATION = 0.02
-"""Of the random weights: times do not depend on values."""
+"""Standard deviation of the random weights: times do not depend on values."""
 
 
 def times_here(batch: int, restored: bool = False) -> StepTimes:

@@ -17,7 +17,7 @@ from explorer.running.torch_engine import TorchEngine
 from explorer.survey.loss import LossReference, reference_for
 
 SCHEMES = ("q8_0", "q4_0")
-"""What llama.cpp and torch both run."""
+"""Schemes that llama.cpp and torch both run."""
 TOKENS = 64
 
 
@@ -82,6 +82,6 @@ def _reference(original: Subject, device: torch.device) -> LossReference:
 
 
 def _fastest(values: Iterator[float | None]) -> float | None:
-    """Of the repeats: other work on the machine only makes a run slower."""
+    """Fastest of the repeats: other work on the machine only makes a run slower."""
     found = [value for value in values if value is not None]
     return max(found) if found else None

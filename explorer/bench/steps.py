@@ -54,7 +54,7 @@ _ATTENTION = ("attend", "flex_attention", "sdpa", "flash", "fmha", "attention", 
 
 @dataclass(frozen=True)
 class _Base:
-    """What the bfloat16 model took, by batch."""
+    """Times of the bfloat16 model by batch."""
 
     step_s: dict[int, float]
     prefill_s: dict[int, float]
@@ -229,7 +229,7 @@ def parts_of(kernels: Iterable[tuple[float, float, str]]) -> tuple[float, float,
 
 
 def bytes_of(network: nn.Module) -> int:
-    """Of all parameters and layouts of codes; what is used twice counts once."""
+    """Bytes of all parameters and layouts of codes; shared ones count once."""
     tensors = {t.data_ptr(): t for whole in (*network.parameters(), *network.buffers()) for t in _held(whole)}
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
@@ -242,7 +242,7 @@ def _held(tensor: Any) -> list[Tensor]:
 
 
 def read_bytes(network: Any) -> int:
-    """What a step reads of the weights: all but the rows of the embedding that no token has."""
+    """Bytes of the weights that a step reads: all but the embedding's rows of other tokens."""
     embedding = network.get_input_embeddings().weight
     tied = embedding.data_ptr() == getattr(network.lm_head, "weight", embedding).data_ptr()
     spared = 0 if tied and not isinstance(network.lm_head, QuantizedLinear) else embedding.numel() * 2

@@ -1,4 +1,4 @@
-"""What every CPU kernel is: a library, and how it holds W and multiplies X by it with some threads."""
+"""CPU kernels: a library, its layout of W, and the product of X by it with a number of threads."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from explorer.schemes import Scheme
 Call = Callable[[], Tensor]
 """One product: Y [M, N] of any float dtype."""
 F32, BF16, S8 = "f32", "bf16", "s8"
-"""What a kernel multiplies by, and what the CPU's rate is measured of (``explorer.bench.cpu_gemm``)."""
+"""Types of arithmetic, for which ``explorer.bench.cpu_gemm`` measures the CPU's rates."""
 BASELINE = "torch float32"
-"""What every kernel is compared with: torch's product of float32 X and W."""
+"""Baseline of every kernel: torch's product of float32 X and W."""
 
 
 @dataclass(frozen=True)

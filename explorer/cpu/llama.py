@@ -77,7 +77,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ggml_backend_tensor_get": (None, _P, _P, _SIZE, _SIZE),
     "ggml_backend_graph_compute": (_INT, _P, _P),
 }
-"""What is called: result and arguments."""
+"""C functions of ggml: types of the result and of the arguments."""
 
 
 class _Ggml:
@@ -98,7 +98,7 @@ class _Ggml:
         raise AttributeError(f"ggml_{name} is not among the functions that are called")
 
     def buffer_types(self, device: int) -> list[int]:
-        """Where llama.cpp may put W, its preference first."""
+        """Buffer types in which llama.cpp may put W, the preferred one first."""
         found: list[int] = []
         registry = self.backend_dev_backend_reg(device)
         address = self.backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")

@@ -24,7 +24,7 @@ ONNX_RUNTIME = Library("ONNX Runtime", ("onnxruntime", "onnx"), "pip install onn
 LEVELS = {0: F32, 1: F32, 4: S8}
 """Accuracy levels, and what each multiplies by."""
 X_RANGE = 5.0
-"""Where X's range is fixed beforehand: of N(0, 1), one value in two million lies outside."""
+"""Range of X where it is fixed beforehand: one value of N(0, 1) in two million lies outside."""
 _ERRORS_ONLY = 3
 Build = Callable[[Graph, Tensor, Scheme], tuple[str, int]]
 """Adds the product of "x" [M, K] and W [N, K] to a graph -> the name of its output, and bytes of W."""

@@ -58,7 +58,7 @@ ROWS: tuple[CpuProduct, ...] = (
 CPU_PRODUCTS: dict[str, CpuProduct] = {row.name: row for row in ROWS}
 """Every product on a CPU by name."""
 FIRST = ("w4_group32", "ternary_weights", "w2_group128", "int8_dynamic", "fp32", "bf16", "q4_k", "w8_group32")
-"""What is timed first: the rows of which the sentence about a CPU is made, then one of each kind."""
+"""Products that are timed first: those of the sentence about a CPU, then one of each kind."""
 FORMER = {"int8": "int8_dynamic"}
 """Names by which rows of a CPU were asked for before it had a table of its own."""
 

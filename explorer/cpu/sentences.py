@@ -1,4 +1,4 @@
-"""What low bits buy on a CPU, in words: each kernel against torch's float32, timed in turns with it."""
+"""Sentences on the speed of low bits on a CPU: each kernel against torch's float32, timed in turns."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TERNARY, LLAMA = "ternary_weights", "llama.cpp"
 
 
 def sentences(timings: Sequence[GemmTiming], of: str = "this CPU") -> list[str]:
-    """What 4 bits, 2 bits and ternary weights take of float32's time at one N and K: for the fewest tokens
-    timed, and for the most. Nothing for what was not timed."""
+    """Compare 4 bits, 2 bits and ternary weights with float32 at one N and K, for the fewest tokens timed and
+    for the most; nothing for what was not timed."""
     rows = [t for t in timings if t.on_cpu and t.gemm in CPU_PRODUCTS and t.speedup]
     counts = sorted({t.shape[0] for t in rows})
     said = []

@@ -41,7 +41,7 @@ class Point:
 
 
 def at_shape(timings: Iterable[GemmTiming], shape: Sequence[int]) -> list[GemmTiming]:
-    """Those measured at (M, N, K), the first of each kernel."""
+    """Timings at the shape (M, N, K), the first of each kernel."""
     first: dict[tuple[str, str], GemmTiming] = {}
     for timing in timings:
         if timing.shape == tuple(shape):
@@ -49,14 +49,8 @@ def at_shape(timings: Iterable[GemmTiming], shape: Sequence[int]) -> list[GemmTi
     return list(first.values())
 
 
-def at_nearest(timings: Sequence[GemmTiming], shape: Shape) -> list[GemmTiming]:
-    """``at_shape`` for the shape nearest to ``shape`` among those measured; empty without timings."""
-    found = nearest({timing.shape for timing in timings}, shape)
-    return at_shape(timings, found) if found else []
-
-
 def fastest(timings: Iterable[GemmTiming]) -> list[GemmTiming]:
-    """For every product the kernel with the least time, in the table's order; others as they come."""
+    """Timing of each product's fastest kernel, in the table's order; unknown products last."""
     best: dict[str, GemmTiming] = {}
     for timing in timings:
         if timing.gemm not in best or timing.seconds < best[timing.gemm].seconds:
@@ -65,8 +59,7 @@ def fastest(timings: Iterable[GemmTiming]) -> list[GemmTiming]:
 
 
 def usual_of(timings: Iterable[GemmTiming]) -> tuple[str, str]:
-    """The product that others are compared with, and what computes it in words: BF16 on a GPU, float32 on a
-    CPU."""
+    """Name of the product that others are compared with, and its label: BF16 on a GPU, float32 on a CPU."""
     on_cpu = any(timing.on_cpu for timing in timings)
     return ("fp32", "torch's float32") if on_cpu else ("bf16", "torch's BF16")
 
@@ -159,17 +152,17 @@ def _against_usual(chosen: Point, timings: Sequence[GemmTiming]) -> tuple[float 
 
 def products_of(scheme: Scheme, table: Iterable[Product] = GEMMS.values()) -> list[str]:
     """The products of a table that take weights stored as ``scheme`` stores them, by name; empty where none
-    does. How ranges are found and codes rounded is no matter: neither changes what a kernel reads."""
+    does. Calibration and rounding do not matter: neither changes the layout."""
     return [row.name for row in table if stored_as(row.w) == stored_as(scheme)]
 
 
 def stored_as(scheme: Scheme) -> tuple[object, ...]:
-    """What decides how codes and scales lie in memory: equal for schemes that one kernel reads."""
+    """Key of a scheme's layout in memory: equal for schemes that one kernel reads."""
     return scheme.format, scheme.block, scheme.scale, scheme.mapping, scheme.flat
 
 
 def nearest(shapes: Iterable[Shape], wanted: Shape) -> Shape | None:
-    """The first ``by_distance``; None of none."""
+    """The first shape of ``by_distance``; None without shapes."""
     return next(iter(by_distance(shapes, wanted)), None)
 
 

@@ -40,8 +40,8 @@ def variants_for(gemm: Gemm, shape: Shape, capability: tuple[int, int], which: s
 
 
 def tuned_elsewhere(gpu: str, capability: tuple[int, int], every: str) -> str:
-    """That *auto* and *fastest* choose on ``gpu`` by what was the fastest on another one, and that ``every``
-    times each kernel; "" on the GPU that they were tuned on, and on its like.
+    """Warn that *auto* and *fastest* choose on ``gpu`` by times on another GPU, and that ``every`` times each
+    kernel; "" on the GPU that they were tuned on, and on its like.
 
     Its like are GPUs of the same compute capability. An H100 and an H200 (9.0) have the same tensor cores,
     instructions and shared memory, and differ in the speed and size of their memory: the choice is taken to
@@ -55,8 +55,7 @@ def tuned_elsewhere(gpu: str, capability: tuple[int, int], every: str) -> str:
 
 
 def _likely(variants: Sequence[Variant], m: int) -> tuple[Variant, ...]:
-    """Those that can be the fastest for M tokens; of products without a kernel for few tokens the last
-    one."""
+    """Kernels that can be the fastest for M tokens; of products without a kernel for few tokens the last."""
     names = {v.name for v in variants}
     if not names & set(LATEST):
         return (variants[-1],)

@@ -46,7 +46,7 @@ from explorer.schemes import SCHEMES, Scheme
 
 @dataclass(frozen=True)
 class Product:
-    """What is multiplied, whatever computes it: a GPU's kernels (``Gemm``) or a CPU's (``explorer.cpu``).
+    """A product of X and W, whatever computes it: a GPU's kernels (``Gemm``) or a CPU's (``explorer.cpu``).
 
     x, w          schemes of X [M, K] and W [N, K]
     scales        where scales are applied, in words
@@ -173,7 +173,7 @@ def _w4a16(size: str) -> list[Gemm]:
 
 
 def _both(name: str, label: str, scheme: Scheme, exact: bool, native: str) -> Gemm:
-    """The same narrow floating-point scheme on both sides; ``exact``: bfloat16 holds what it dequantizes
+    """A narrow floating-point scheme on both sides; ``exact``: bfloat16 holds what it dequantizes
     to."""
     own = (block_scaled(name),) if name in list(BlockScaledFormat) else ()
     variants = (NAIVE, TILED, dequantize_then_wgmma(True, 0.0 if exact else 2 * BF16_HALF_ULP), *own)

@@ -1,12 +1,12 @@
 """Grouped products, as a mixture of experts needs them: each row of X times the W of its group.
 
 ``GROUPED`` has a row for each format and layout of X; each has kernels from a launch a group to one launch
-for all of them. What a group's rows multiply to is the plain product of ``GEMMS``."""
+for all of them. The product of a group is the plain one of ``GEMMS``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from explorer.products import baselines, layouts
 from explorer.products.gemms import GEMMS, Gemm
 from explorer.products.operands import Operands
 from explorer.products.variants import HOPPER
+from explorer.recordings.grouped import GroupedTiming
 
 Call = Callable[[], object]
 """A product of all groups, or the products of each."""
@@ -110,7 +111,7 @@ class GroupedOperands:
 
     @property
     def used(self) -> list[Operands]:
-        """Those of the groups that have rows."""
+        """Operands of the groups that have rows."""
         return [ops for ops, count in self.counted if count]
 
     @cached_property
@@ -271,3 +272,38 @@ def all_builds(capability: tuple[int, int]) -> list[Build]:
     if capability[0] != HOPPER:
         return []
     return list(dict.fromkeys(build for row in GROUPED.values() for build in row.builds()))
+
+
+GROUPED_HEADERS = [
+    "experts × tokens", "product", "kernel", "µs (graph / flushed)", "TFLOP/s", "× one dense product",
+    "of the limit", "× baseline (graph / flushed)", "baseline", "SQNR of the output",
+]  # fmt: skip
+
+
+def grouped_rows(timings: Sequence[GroupedTiming]) -> list[list[str]]:
+    """The kernel that is taken for each grouped product at each case, in the order of ``GROUPED_HEADERS``."""
+    return [
+        [
+            CASES[t.case].short,
+            t.label,
+            t.variant,
+            f"{1e6 * t.seconds:.1f} / {1e6 * t.flush.median_s:.1f}" if t.flush else f"{1e6 * t.seconds:.1f}",
+            f"{t.tflops:.0f}",
+            times(t.dense_s / t.seconds),
+            f"{100 * t.share:.0f} %" if t.share else "–",
+            f"{times(t.speedup)} / {times(t.flushed_speedup)}",
+            _baseline_words(t),
+            f"{t.sqnr_db:.1f} dB",
+        ]
+        for t in timings
+        if is_chosen(t.product, t.case, t.variant)
+    ]
+
+
+def _baseline_words(t: GroupedTiming) -> str:
+    """The baseline, with the beginning of its message where it refused."""
+    return t.baseline if t.baseline_graph else f"{t.baseline}: {t.baseline_note.split(' when ')[0]}"
+
+
+def times(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"

@@ -80,12 +80,12 @@ class QuantizedLinear(nn.Module):
 
     @property
     def form(self) -> WeightForm:
-        """How W lies in memory."""
+        """Layout of W in memory."""
         return form_called(self._form)
 
     @property
     def device(self) -> torch.device:
-        """Where W lies."""
+        """Device of W."""
         return self.held_0.device  # type: ignore[return-value]
 
     @property
@@ -98,7 +98,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def kernel(self) -> str:
-        """What multiplies, and of a W without a kernel, why none does."""
+        """Kernels that multiply by W, or the reason why none does."""
         why = f" ({self._why})" if self._why else ""
         return f"{form_called(self._form).kernels()}{why}"
 

@@ -109,7 +109,7 @@ def w_group_scales(q: QuantizedTensor, groups: int) -> Tensor:
 
 
 MOST_FOLDED = {OperandType.S8: 127.0, OperandType.E4M3: 448.0}
-"""What the largest value of a row of W becomes in 8 bits."""
+"""8-bit value that the largest of a row of W becomes."""
 
 
 def folded_groups(q: QuantizedTensor, kind: OperandType) -> tuple[Tensor, Tensor]:

@@ -146,7 +146,7 @@ def linear(
 
 
 def explain(w: QuantizedTensor, x_scheme: Scheme | None = None) -> str:
-    """Which kernels multiply by ``w`` where it lies, or why none does: one line."""
+    """Name the kernels that multiply by ``w`` on its device, or the reason why none does, in one line."""
     where = "this CPU" if w.device.type == "cpu" else torch.cuda.get_device_name(w.device)
     form, why = form_of(w.scheme, x_scheme, w.shape, kernel_capability(w.device))
     inputs = "bfloat16" if x_scheme is None else str(x_scheme)

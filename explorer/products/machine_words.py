@@ -1,4 +1,4 @@
-"""How times of matrix products are to be read, in the words of a GPU or of a CPU."""
+"""Explanations of times of matrix products, for a GPU or for a CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MachineWords:
     overtakes   what × marks on the curves over M
     bounds      what bounds a product
     times       how kernels and baselines are timed
-    limits      how a product's limit is modelled, and what native and emulated mean
+    limits      how a product's limit is computed, and what native and emulated mean
     """
 
     quantizing: str
@@ -33,9 +33,9 @@ ON_GPU = MachineWords(
     times="Kernel and baseline get the same random data and are interleaved. µs: CUDA-graph replay over "
     "buffers that together exceed twice the L2 cache, median; flushed: one launch at a time, L2 overwritten "
     "before. Quantizing X is timed apart, and added where an error stands beside a time.",
-    limits="A product's limit is modelled: the bytes that it moves over the measured speed of a copy, or its "
-    "operations over the measured rate of the tensor cores, whichever takes longer. Native: the tensor cores "
-    "take both operands as they are; emulated: they are widened first.",
+    limits="A product's limit is computed, not measured: the bytes that it moves over the measured "
+    "speed of a copy, or its operations over the measured rate of the tensor cores, whichever takes longer. "
+    "Native: the tensor cores take both operands as they are; emulated: they are widened first.",
 )
 ON_CPU = MachineWords(
     quantizing="X, where it is quantized, is so in the call",
@@ -44,9 +44,10 @@ ON_CPU = MachineWords(
     times="The kernels are those of other packages. Kernel and torch's float32 get the same random data, in "
     "turns: single calls, each after a copy that overwrites the caches, with the number of threads that was "
     "the fastest of those tried; µs: the median. X is quantized in the call: its columns are empty.",
-    limits="A product's limit is modelled: the bytes that it moves over the measured speed of a copy, or its "
-    "operations over the measured rate of torch's own products in float32, bfloat16 or INT8, whichever takes "
-    "longer. Native: W is multiplied as it is held; emulated: its codes are widened first.",
+    limits="A product's limit is computed, not measured: the bytes that it moves over the measured "
+    "speed of a copy, or its operations over the measured rate of torch's own products in float32, "
+    "bfloat16 or INT8, whichever takes longer. Native: W is multiplied as it is held; "
+    "emulated: its codes are widened first.",
 )
 
 

@@ -15,8 +15,7 @@ from explorer.schemes import Scheme
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """One side of a product: ``values`` [rows, K] of any float dtype, and ``q``, what a scheme made of
-    them."""
+    """One side of a product: ``values`` [rows, K] of any float dtype, and ``q``, the same quantized."""
 
     values: Tensor
     q: QuantizedTensor
@@ -40,7 +39,7 @@ class Operand:
         return Operand(self.values, QuantizedTensor(packed, scales, self.scheme, self.q.shape))
 
     def in_bfloat16(self) -> Operand:
-        """The same codes beside values in bfloat16: what a layer is handed."""
+        """Same codes, with the values in bfloat16, as a layer is handed them."""
         return dataclasses.replace(self, values=self.values.to(torch.bfloat16))
 
 

@@ -75,7 +75,7 @@ class WeightForm(ABC):
 
     @abstractmethod
     def unload(self, held: Sequence[Tensor], scales: Scales) -> QuantizedTensor:
-        """The codes of ``load``'s tensors again, with the scales that they came with."""
+        """Restore the quantized weight from the tensors of ``load``, and its ``scales``."""
 
     @abstractmethod
     def multiply(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
@@ -93,8 +93,8 @@ class WeightForm(ABC):
     """W of whole multiples of so many rows can be joined with others; 0: none can."""
 
     def join(self, held: Sequence[Sequence[Tensor]], forms: Sequence[WeightForm]) -> list[Tensor]:
-        """What this form, of all rows, holds of weights in ``forms``: rows after rows, and a scale of a whole
-        W repeated for its rows."""
+        """Join weights held in ``forms`` to one in this form, of all rows: rows after rows, and a scale of a
+        whole W repeated for its rows."""
         joined = [torch.cat([parts[0] for parts in held])]
         for at in range(1, len(held[0])):
             vectors = [
@@ -107,7 +107,7 @@ class WeightForm(ABC):
     @classmethod
     @abstractmethod
     def why_not(cls, w: Scheme, x: Scheme | None, k: int) -> str:
-        """Why no W of this scheme is held so, with X's scheme; "" if it is."""
+        """Reason why this form cannot hold W of scheme ``w`` with X of scheme ``x``; "" if it can."""
 
 
 def _filled(bias: Tensor | None) -> Tensor | None:
@@ -128,7 +128,7 @@ def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _unusual(w: Scheme) -> str:
-    """Why codes and scales of ``w`` are no plain scale · (value - zero point) on a grid; "" if they are."""
+    """Reason why ``w`` is not restored by scale · (value - zero point) on a grid of blocks; "" if it is."""
     if w.scale is None:
         return "a cast has no codes to save bytes by"
     if w.flat:

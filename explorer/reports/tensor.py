@@ -378,7 +378,9 @@ def _speed(schemes: Sequence[Scheme], measured: Mapping[str, Any] | None) -> lis
         )
         source = f"{recording.sentence}; not on the machine that made this report."
         said = (source, summary(points(here), here, shape), of_random, *_marked_words(here, marked))
-        reading = f"One token, {shape}: each product's fastest kernel, torch, and the chip's modelled limit."
+        reading = (
+            f"One token, {shape}: each product's fastest kernel, torch, and the chip's limit (not measured)."
+        )
         figures = (("speed", speed_figure(here, "report", marked), reading),)
         parts.append(Part("Speed", said, (), figures))
     if measured is not None:

@@ -46,7 +46,7 @@ def test_blocks_of_w_do_not_straddle_groups() -> None:
 
 
 def test_memory_counts_the_weights_of_groups_that_have_rows() -> None:
-    """If this fails, the modelled limit is that of another product."""
+    """If this fails, the limit is that of another product."""
     gemm = GROUPED["bf16_contiguous"].gemm
     ops = GroupedOperands.draw(gemm, SMALL, CONTIGUOUS, CPU)
     assert ops.bytes_moved == 2 * (2 * 128 * 256) + 5 * (2 * 256 + 2 * 128)

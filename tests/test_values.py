@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 MUTABLE = {
-    "explorer/methods/gptq.py:_Known": "Hessians and factors of inputs that stay the same, kept",
+    "explorer/methods/gptq.py:_Memo": "Hessians and factors of inputs that stay the same, kept",
     "explorer/analysis/report.py:Sums": "sums of a tensor that comes in slices",
     "explorer/core/lowering.py:Lowered": "plans of launches, kept",
     "explorer/cpu/llama.py:_Tensors": "tensors, opened when they are asked for",

@@ -1,8 +1,8 @@
 """Attention of one token over a cache of fixed room, for transformers' networks.
 
-``NAME`` is registered where a network's configuration chooses its attention. On a GPU a step of a
-``GraphedNetwork`` attends by attend.cu, which reads the keys that there are and repeats none for grouped
-queries; all else takes torch's own attention.
+``NAME`` is registered as an attention that a network's configuration can choose. On a GPU a step of a
+``GraphedNetwork`` attends by attend.cu, which reads only the keys so far and repeats none for grouped
+queries; everything else uses torch's own attention.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from explorer.gpu import attend as kernel
 from explorer.gpu.runtime import on_device_of
 
 NAME, COUNTER = "explorer_decode", "tokens_before"
-"""The attention's name, and the attribute by which a block's attention knows the tokens before a step."""
+"""The attention's name, and the attribute of a block's attention that counts the tokens before a step."""
 
 _LIBRARY = torch.library.Library("explorer", "FRAGMENT")
 _LIBRARY.define(
@@ -26,7 +26,7 @@ _LIBRARY.define(
 
 
 def attend_reference(q: Tensor, keys: Tensor, values: Tensor, before: Tensor, scale: float) -> Tensor:
-    """What ``kernel.attend`` computes, by torch's operations."""
+    """The result of ``kernel.attend``, by torch's operations."""
     texts, heads, size = q.shape
     groups, room = keys.shape[1], keys.shape[2]
     grouped = q.float().view(texts, groups, heads // groups, size)
@@ -59,13 +59,8 @@ def attention(
     room, size], as transformers' attention functions take and give them."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    before = getattr(module, COUNTER, None)
-    if (
-        before is None
-        or not _by_kernel(query, key, value, scaling)
-        or others.get("sliding_window")
-        or dropout
-    ):
+    before, plain = getattr(module, COUNTER, None), not (others.get("sliding_window") or dropout)
+    if before is None or not plain or not _by_kernel(query, key, value, scaling):
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
         )
@@ -75,14 +70,14 @@ def attention(
 
 
 def _by_kernel(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> bool:
-    """Whether attend.cu has code for a call."""
+    """True if attend.cu has code for a call."""
     _, heads, tokens, size = query.shape
     fits = value.shape == key.shape and size in kernel.SIZES and kernel.together_of(heads, key.shape[1]) > 0
     return tokens == 1 and fits and scaling is not None and query.dtype == torch.bfloat16
 
 
 def choose(network: nn.Module) -> bool:
-    """Let a network's steps attend so, if its configuration uses torch's own attention; whether it does."""
+    """Choose this attention for a network with torch's own; False for any other network."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

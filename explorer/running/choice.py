@@ -1,4 +1,4 @@
-"""Which engine runs a model, and why that one."""
+"""The choice of an engine for a model, with the reason."""
 
 from __future__ import annotations
 
@@ -25,57 +25,51 @@ def open_engine(
     progress: Progress | None = None,
     room: int | None = None,
 ) -> Engine:
-    """The engine ``engine`` with ``subject`` loaded; by "auto" llama.cpp on a CPU for what a GGUF file holds,
-    torch for all else. ``device``: where torch computes, None for the usual one. ``calibration``: what
-    methods see, built-in texts if empty; ``progress`` counts layers. ``room``: tokens of prompt and text
-    together: all that llama.cpp has room for, None for its usual one; torch makes room for more when a text
-    is longer.
+    """Load ``subject`` in an engine; "auto" takes llama.cpp on a CPU for models that a GGUF file holds, torch
+    for all others.
 
-    ``ValueError`` for an unknown engine, and where the one that is asked for cannot run it; ``SourceError``
-    for a model that cannot be loaded.
+    ``device``: where torch computes, None for the usual one. ``calibration``: texts for methods, built-in
+    ones if empty; ``progress`` counts layers. ``room``: tokens of prompt and text together, None for the
+    usual; llama.cpp has room for no more, torch makes room when a text is longer. ``ValueError`` for an
+    unknown engine, and if the engine cannot run the model; ``SourceError`` for a model that cannot be loaded.
     """
     if engine not in NAMES:
         raise ValueError(f"no engine {engine!r}; there are {', '.join(NAMES)}")
-    device = device or work_device()
-    if engine == LlamaEngine.name:
-        llama = LlamaEngine.load(subject, device, calibration, progress, room or ROOM)
-        return _because("it was asked for", llama)
-    if engine == TorchEngine.name:
-        return _because("it was asked for", TorchEngine.load(subject, device, calibration, progress, room))
-    why = _against_llama(subject, device)
+    device, asked = device or work_device(), "it was asked for"
+    why = asked if engine == TorchEngine.name else ""
+    if engine == AUTO:
+        why = _against_llama(subject, device)
     if not why:
         try:
-            found = LlamaEngine.load(subject, device, calibration, progress, room or ROOM)
+            found: Engine = LlamaEngine.load(subject, device, calibration, progress, room or ROOM)
         except ValueError as error:  # of codes that only a method's run shows to be none of GGUF's
+            if engine != AUTO:
+                raise
             why = str(error)
         else:
-            return _because(_for_llama(subject), found)
-    return _because(why, TorchEngine.load(subject, device, calibration, progress, room))
+            what = "the model is a GGUF file" if subject.file else "all formats are GGUF types"
+            found.why = f"{what}, and xllamacpp is installed" if engine == AUTO else asked
+            return found
+    found = TorchEngine.load(subject, device, calibration, progress, room)
+    found.why = why
+    return found
 
 
 def open_like(
     engine: Engine, subject: Subject, device: torch.device | None = None, room: int | None = None
 ) -> Engine:
-    """The engine of the kind of ``engine`` with another subject, the original, so that their speeds can be
-    compared; torch where that kind cannot run it."""
+    """The engine of the same kind as ``engine`` for another subject, the original, so that speeds can be
+    compared; torch if that kind cannot run it."""
     name, why = engine.name, "the same engine as of the model beside it"
     if name == LlamaEngine.name and (against := LlamaEngine.refusal(subject)):
         name, why = TorchEngine.name, against
-    return _because(why, open_engine(subject, name, device, room=room))
-
-
-def _because(why: str, engine: Engine) -> Engine:
-    engine.why = why
-    return engine
-
-
-def _for_llama(subject: Subject) -> str:
-    what = "the model is a GGUF file" if subject.kind is SubjectKind.GGUF else "all formats are GGUF types"
-    return f"{what}, and xllamacpp is installed"
+    found = open_engine(subject, name, device, room=room)
+    found.why = why
+    return found
 
 
 def _against_llama(subject: Subject, device: torch.device) -> str:
-    """Why torch runs ``subject``, not llama.cpp; empty if it does not."""
+    """The reason why torch runs ``subject``; empty if llama.cpp does."""
     if device.type != "cpu":
         return "llama.cpp runs on the CPU here, and a GPU is there"
     if subject.kind is SubjectKind.PLAIN and subject.recipe is None:

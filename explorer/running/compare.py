@@ -1,11 +1,12 @@
-"""A text beside the original's: where the two part, and how far the distributions are from each other along
-the original's text."""
+"""A text compared with the original's: the first difference, and the KL divergence along the original's
+text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile, zip_longest
 
 import torch
 from torch import Tensor
@@ -18,8 +19,8 @@ from explorer.running.torch_engine import TorchEngine, top_of
 
 @dataclass(frozen=True)
 class Parting:
-    """The first token in which two texts differ: its ``index``, and both tokens, None where a text has ended
-    before. Up to it the texts are the same, so both have seen the same."""
+    """The first token in which two texts differ: its ``index``, and both tokens; None for a text that has
+    ended before."""
 
     index: int
     original: Token | None
@@ -28,8 +29,8 @@ class Parting:
 
 @dataclass(frozen=True)
 class ComparedToken:
-    """One token of the original's text: its ``kl``, KL(original | changed) in nats, of the distributions that
-    it is of, and their most probable tokens."""
+    """One token of the original's text: the ``kl``, KL(original | changed) in nats, of the two distributions
+    in its place, and the most probable tokens of both."""
 
     id: int
     text: str
@@ -40,34 +41,32 @@ class ComparedToken:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``parting``: None where the texts are the same; ``steps`` along the original's text."""
+    """``parting`` of two texts, None if they are the same; ``steps`` along the original's text."""
 
     parting: Parting | None
     steps: tuple[ComparedToken, ...]
 
     @property
     def mean_kl(self) -> float | None:
-        """Nats a token; None of no token."""
+        """Nats a token; None without tokens."""
         return math.fsum(step.kl for step in self.steps) / len(self.steps) if self.steps else None
 
 
 def parting_of(original: Sequence[Token], changed: Sequence[Token]) -> Parting | None:
-    """Where two texts from the same prompt part. Tokens that an engine gives no id for are compared by their
-    text."""
-    for index, (one, other) in enumerate(zip(original, changed, strict=False)):
+    """The first difference of two texts from the same prompt; None if they are the same. Tokens without an id
+    are compared by their text."""
+    for index, (one, other) in enumerate(zip_longest(original, changed)):
+        if one is None or other is None:
+            return Parting(index, one, other)
         known = one.id is not None and other.id is not None
         if one.id != other.id if known else one.text != other.text:
             return Parting(index, one, other)
-    if len(original) == len(changed):
-        return None
-    index = min(len(original), len(changed))
-    rest = [tokens[index] if index < len(tokens) else None for tokens in (original, changed)]
-    return Parting(index, *rest)
+    return None
 
 
 def parting_so_far(original: Writing, changed: Writing) -> Parting | None:
-    """Where ``changed``, which may still be written, parts from ``original``: None while all its tokens are
-    the original's."""
+    """The first difference of ``changed``, which may still be written, from ``original``; None while all its
+    tokens are the original's."""
     shorter = min(len(original.tokens), len(changed.tokens))
     return parting_of(original.tokens[:shorter], changed.tokens[:shorter])
 
@@ -75,13 +74,10 @@ def parting_so_far(original: Writing, changed: Writing) -> Parting | None:
 def steps_along(
     original: TorchEngine, changed: TorchEngine, prompt: str, written: Sequence[Token]
 ) -> tuple[ComparedToken, ...]:
-    """The original's text ``written`` run by both networks, up to the first token that has no id.
+    """Run the original's text ``written`` by both networks, up to the first token without an id.
     ``ValueError`` for networks of different vocabularies."""
-    ids: list[int] = []
-    for token in written:
-        if token.id is None:
-            break
-        ids.append(token.id)
+    every = (token.id for token in written)
+    ids = [one for one in takewhile(lambda one: one is not None, every) if one is not None]
     if not ids:
         return ()
     given = [*original.encode(prompt), *ids][:-1]
@@ -111,17 +107,14 @@ def divergence(p: Tensor, q: Tensor) -> float:
 def compare(
     original: Writing, changed: Writing, device: torch.device, calibration: AnyTexts = ()
 ) -> Comparison:
-    """Two texts from the same prompt held against each other. Distributions are torch's, whichever engines
-    wrote: another's model is loaded once more for them. ``ValueError`` for texts of two prompts."""
+    """Compare two texts from the same prompt, by torch's distributions: models that another engine wrote by
+    are loaded once more. ``ValueError`` for texts of two prompts."""
     if original.prompt != changed.prompt:
         raise ValueError("texts are compared that continue the same prompt")
-    first, second = (_on_torch(one, device, calibration) for one in (original, changed))
+    engines = (original.engine, changed.engine)
+    first, second = (
+        one if isinstance(one, TorchEngine) else TorchEngine.load(one.subject, device, calibration)
+        for one in engines
+    )
     steps = steps_along(first, second, original.prompt, original.tokens)
     return Comparison(parting_of(original.tokens, changed.tokens), steps)
-
-
-def _on_torch(writing: Writing, device: torch.device, calibration: AnyTexts) -> TorchEngine:
-    engine = writing.engine
-    if isinstance(engine, TorchEngine):
-        return engine
-    return TorchEngine.load(engine.subject, device, calibration)

@@ -1,4 +1,4 @@
-"""What all engines have in common: tokens with their candidates, and what is measured while they come."""
+"""Engines that write: tokens with their candidates, and the measured speed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import ClassVar, Self
 
 from explorer.progress import checkpoint
@@ -31,10 +30,13 @@ class TokenCandidate:
 
 @dataclass(frozen=True)
 class Token:
-    """One written token. ``text``: what it adds to the text; empty while a character is not whole, and for
-    the token that ends a text. ``top``: the most probable tokens in its place, the first first; none where
-    the engine does not say. ``seconds``: what it took to compute; of the first token, with the prompt.
-    ``id`` is None for tokens that llama.cpp holds back until their character is whole."""
+    """One written token.
+
+    id       None for tokens that llama.cpp holds back until their character is whole
+    text     the text that it adds; empty while a character is not whole, and for the token that ends a text
+    top      the most probable tokens in its place, in order; none if the engine does not give them
+    seconds  time to compute it; for the first token, with the prompt
+    """
 
     id: int | None
     text: str
@@ -44,7 +46,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Told:
-    """What an engine itself says of a writing: the prompt's tokens, and its own clock's tokens a second."""
+    """An engine's own report of a writing: the prompt's tokens, and tokens a second by its clock."""
 
     prompt_tokens: int
     prompt_per_second: float | None = None
@@ -53,7 +55,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen: the most probable one at ``temperature`` 0, else drawn with ``seed``."""
+    """The choice of tokens: the most probable at ``temperature`` 0, otherwise drawn with ``seed``."""
 
     temperature: float = 0.0
     seed: int = 0
@@ -70,8 +72,11 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True)
 class Figures:
-    """Measured by our clock, without loading and warming up. ``prompt_seconds``: from the prompt to the first
-    token, None before it; ``seconds``: of the ``tokens`` after the first. ``told`` by the engine itself."""
+    """Times of a writing by our clock, without loading and warming up, and those ``told`` by the engine.
+
+    ``prompt_seconds``: from the prompt to the first token, None before it; ``seconds`` of the ``tokens``
+    after the first.
+    """
 
     prompt_tokens: int | None
     prompt_seconds: float | None
@@ -93,7 +98,7 @@ class Figures:
 
 
 class Closing(ABC):
-    """What a ``with`` closes at its end."""
+    """A context that closes itself at its end."""
 
     @abstractmethod
     def close(self) -> None:
@@ -102,15 +107,13 @@ class Closing(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class Writing(Closing, Iterator[Token]):
-    """A text while it is written: iterate for its tokens, ``close`` to end it early. What was written and
-    measured so far is there at any time, also after an exception."""
+    """A text while it is written: iterate for its tokens, ``close`` to end it early. The tokens and times so
+    far are available at any time, also after an exception."""
 
     def __init__(self, engine: Engine, prompt: str, steps: Generator[Token | Told, None, None]) -> None:
         self.engine, self.prompt, self._steps = engine, prompt, steps
@@ -142,13 +145,12 @@ class Writing(Closing, Iterator[Token]):
     @property
     def figures(self) -> Figures:
         """What is measured so far."""
-        first, rest = self.tokens[:1], self.tokens[1:]
-        told = self._told
+        told, seconds = self._told, [token.seconds for token in self.tokens]
         return Figures(
             told.prompt_tokens if told else None,
-            first[0].seconds if first else None,
-            len(self.tokens),
-            sum(token.seconds for token in rest),
+            seconds[0] if seconds else None,
+            len(seconds),
+            sum(seconds[1:]),
             told if told and told.tokens_per_second is not None else None,
         )
 
@@ -156,11 +158,9 @@ class Writing(Closing, Iterator[Token]):
 class Engine(Closing):
     """A model ready to write; of ``open_engine``, or of an engine's own ``load``.
 
-    subject       what it runs
-    why           why this engine and not another, in words
-    kernels       what multiplies, in words
-    held_bytes    the weights as this engine holds them in memory
-    stored_bytes  the same weights in files: layers of a recipe as codes and scales, all others as they are
+    subject       the model that it runs why           reason for this engine, in words kernels       the
+    kernels of products, in words held_bytes    size of the weights in memory stored_bytes  size of the same
+    weights in files: layers of a recipe as codes and scales, others as they are
     """
 
     name: ClassVar[str]
@@ -174,12 +174,12 @@ class Engine(Closing):
     def generate(
         self, prompt: str, tokens: int, sampling: Sampling = GREEDY
     ) -> Generator[Token | Told, None, None]:
-        """At most ``tokens`` tokens that continue ``prompt``, as they come; before the first or with any
-        other, what the engine tells. Closing the generator stops the engine. ``ValueError`` for a prompt
-        without tokens, and one that leaves no room for ``tokens``."""
+        """Write at most ``tokens`` tokens that continue ``prompt``; yields them, and the engine's own
+        reports. Closing the generator stops the engine. ``ValueError`` for a prompt without tokens, and one
+        that leaves no room for ``tokens``."""
 
     def write(self, prompt: str, tokens: int, sampling: Sampling = GREEDY) -> Writing:
-        """``generate`` with its record. ``ValueError`` for an empty prompt and for ``tokens`` below 1."""
+        """Write as ``generate``, with a record. ``ValueError`` for an empty prompt and ``tokens`` below 1."""
         check_prompt(prompt, tokens)
         return Writing(self, prompt, self.generate(prompt, tokens, sampling))
 
@@ -197,8 +197,7 @@ def check_prompt(prompt: str, tokens: int) -> None:
 
 
 def check_room(prompt_tokens: int, tokens: int, positions: int | None, model: str) -> None:
-    """``ValueError`` where prompt and text are longer than the ``positions`` of ``model``, None if those are
-    not known."""
+    """``ValueError`` if prompt and text are longer than the ``positions`` of ``model``; None for unknown."""
     if positions is not None and prompt_tokens + tokens > positions:
         raise ValueError(
             f"prompt and text would have {prompt_tokens:,} + {tokens:,} tokens, {model} has {positions:,} "

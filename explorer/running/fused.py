@@ -1,4 +1,4 @@
-"""Layers that read the same input multiplied as one: query, key and value, gate and up.
+"""Layers with the same input, multiplied as one: query, key and value, gate and up.
 
 For one token a product takes about as long as its launch and its last multiprocessor, so that one of all rows
 is faster than three. Codes and scales stay what they are: a scale of a whole tensor becomes one of its rows.
@@ -23,7 +23,7 @@ from explorer.products.weights import WeightForm, form_called, joined_form
 
 
 class _Computed:
-    """The results of one input that no layer has asked for yet."""
+    """The results for one input that no layer has taken yet."""
 
     def __init__(self) -> None:
         self.input: Tensor | None = None
@@ -31,7 +31,7 @@ class _Computed:
 
 
 class _ComputedHere(threading.local):
-    """The same of each thread for itself; a copy starts with none."""
+    """Each thread's results; a copy starts with none."""
 
     def __init__(self) -> None:
         self.now = _Computed()
@@ -41,7 +41,7 @@ class _ComputedHere(threading.local):
 
 
 class JoinedLayers(nn.Module):
-    """One layer of the rows of several. The first of them that is asked for an input computes all."""
+    """One layer with the rows of several. The first of them that is called with an input computes all."""
 
     def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class JoinedLayers(nn.Module):
         self._traced = _Computed()
 
     def part(self, index: int, x: Tensor) -> Tensor:
-        """What layer ``index`` gives for ``x``."""
+        """The output of layer ``index`` for ``x``."""
         # torch.compile follows no state of a thread; what it compiles has none left
         computed = self._traced if torch.compiler.is_compiling() else self._here.now
         if computed.input is not x or index not in computed.left:
@@ -63,7 +63,7 @@ class JoinedLayers(nn.Module):
 
 
 class JoinedLayer(nn.Module):
-    """One of the layers of a ``JoinedLayers``, in the place that it had."""
+    """One of the layers of a ``JoinedLayers``, in its own place."""
 
     def __init__(self, together: JoinedLayers, index: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class JoinedLayer(nn.Module):
 
 
 def fuse(network: nn.Module) -> int:
-    """Put layers that engines multiply as one together, in place, where they can be: how many groups.
+    """Join layers that engines multiply as one, in place, where possible; the number of groups joined.
 
     The layers of a group are freed, if nothing else holds them, before the next is joined.
     """
@@ -97,7 +97,7 @@ def _put_together(network: nn.Module, group: Sequence[str]) -> bool:
 
 
 def _joined(layers: Sequence[Any]) -> nn.Module | None:
-    """One layer of all rows; None where it would compute anything else."""
+    """One layer of all rows; None if its result would differ."""
     if len({layer.bias is None for layer in layers}) > 1:
         return None
     bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
@@ -130,7 +130,7 @@ class JoinedCodes(nn.Module):
 
     @property
     def kernel(self) -> str:
-        """What multiplies."""
+        """The kernel, in words."""
         return form_called(self._form).kernels()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -1,14 +1,15 @@
-"""A network of transformers on a GPU whose step of one token is compiled and captured in a CUDA graph.
+"""Steps of one token by a network of transformers on a GPU, compiled and captured in a CUDA graph.
 
 The cache of keys and values has a fixed room (transformers' ``StaticCache``), so that a step reads and writes
 the same memory each time. Blocks of one kind share one compilation: each is called with its own part of the
-cache. A prompt runs as it is, a step by replaying the graph.
+cache. A prompt runs uncompiled, a step by replaying the graph.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -25,27 +26,27 @@ from explorer.gpu.zero_words import reserve
 from explorer.running.attention import COUNTER
 
 LEAST_ROOM = 256
-"""Rooms of caches are this times a power of two: blocks are compiled for each room."""
+"""Rooms of caches are multiples of this by powers of two: blocks are compiled for each room."""
 KINDS = 512
-"""Compilations of blocks that one process may make: torch's own limit is 8 for all networks of a class."""
+"""Compilations of blocks in one process; torch's own limit is 8 for all networks of a class."""
 LIMITS: dict[str, Any] = {
     "recompile_limit": KINDS,
     "accumulated_recompile_limit": 4 * KINDS,
     "allow_unspec_int_on_nn_module": True,  # a block's number is not compiled in
 }
 EARLY = "triton.enable_pdl"
-"""The setting by which torch's kernels are launched while the one before them ends (programmatic dependent
-launch), as ours are. torch itself uses it on Hopper and later GPUs alone."""
+"""torch's setting for launching kernels while the one before them ends (programmatic dependent launch), as
+ours are. torch itself uses it on Hopper and later GPUs alone."""
 WINDOWS = ("window_size", "attention_window", "attention_chunk_size")
-"""Settings of networks whose masks a cache of fixed room does not know."""
+"""Settings for windows of attention, which a cache of fixed room does not support."""
 CAPTURE = threading.Lock()
 WARM_UP = 3
 """Steps before the capture: kernels are compiled, and libraries choose theirs."""
 
 
 class OwnPart:
-    """The part of a cache that belongs to one block, as that block sees a whole cache. All parts count the
-    tokens before a call by one tensor, ``used`` int64 []."""
+    """One block's part of a cache, with the interface of a whole cache. All parts count the tokens before a
+    call by one tensor, ``used`` int64 []."""
 
     is_compileable = True
 
@@ -56,24 +57,19 @@ class OwnPart:
         """All keys and values [batch, heads, room, size], with those of this call written."""
         if not self.layer.is_initialized:
             self.layer.lazy_initialization(keys, values)
-            _share_counter(self.layer, self.used)
+            self.layer.cumulative_length = self.used
+            for tensor in (self.layer.keys, self.layer.values):
+                # Marks of fixed addresses would compile each block for itself.
+                tensor.__dict__.pop("_dynamo_static_input_type", None)
         at = torch.arange(keys.shape[2], device=keys.device) + self.used
         self.layer.keys.index_copy_(2, at, keys)
         self.layer.values.index_copy_(2, at, values)
         return self.layer.keys, self.layer.values
 
 
-def _share_counter(layer: Any, used: Tensor) -> None:
-    """The counter, and no marks of fixed addresses, which would compile each block for itself."""
-    layer.cumulative_length = used
-    for tensor in (layer.keys, layer.values):
-        if hasattr(tensor, "_dynamo_static_input_type"):
-            del tensor._dynamo_static_input_type
-
-
 class _Forward:
-    """A block's forward while it is compiled. A copy of the block has its class's own: this one would run the
-    original's weights."""
+    """A block's forward while it is compiled. A copy of the block gets its class's forward: this one would
+    run the original's weights."""
 
     def __init__(self, called: Callable[..., Any], block: nn.Module) -> None:
         self._called, self._block = called, block
@@ -89,16 +85,15 @@ class _Forward:
 
 
 class CompiledBlocks:
-    """A network whose blocks are compiled for steps of one token, in place, until ``remove``. A call with a
-    cache that ``using`` was not entered with runs as before. ``compiler``: what torch.compile gets beside the
-    blocks' forward.
+    """A network with blocks compiled for steps of one token, in place, until ``remove``.
 
-    Kinds of blocks (by scheme) are compiled one after another, as often as there are: ``KINDS`` bounds them.
+    A call without the cache of ``using`` runs as before. ``compiler``: options of torch.compile. Each kind of
+    blocks (by scheme) is compiled when it is first called; ``KINDS`` bounds their number.
     """
 
     def __init__(self, network: nn.Module, **compiler: Any) -> None:
-        """``ValueError`` for a network whose blocks or cache are of another kind, compiled already, or
-        on several devices."""
+        """``ValueError`` for a network with another kind of blocks or cache, compiled already, or on several
+        devices."""
         self.lock = threading.RLock()
         self._now = threading.local()
         self._numbered = [m for m in network.modules() if hasattr(m, "layer_idx")]
@@ -106,7 +101,10 @@ class CompiledBlocks:
         _check_cache(network)
         if len({part.device for part in (*network.parameters(), *network.buffers())} - {CPU}) > 1:
             raise ValueError("it lies on several devices")
-        compiler = compiler or _launched_early()
+        import torch._inductor.config as settings
+
+        early = hasattr(settings.triton, EARLY.partition(".")[2])
+        compiler = compiler or ({"options": {EARLY: True}} if early else {})
         if any(_replaced(block) for block in self._blocks):
             raise ValueError("its blocks' forward was replaced before")
         for index, block in enumerate(self._blocks):
@@ -140,7 +138,8 @@ class CompiledBlocks:
 
     @contextmanager
     def using(self, cache: Any, parts: list[OwnPart]) -> Iterator[None]:
-        """Blocks that are given ``cache`` in this thread read and write its ``parts``; other threads wait."""
+        """Let blocks that are given ``cache`` in this thread read and write its ``parts``; other threads
+        wait."""
         with self.lock:
             self._now.cache, self._now.parts = cache, parts
             for module in self._numbered:
@@ -153,26 +152,19 @@ class CompiledBlocks:
                     module.__dict__.pop(COUNTER, None)
 
     def remove(self) -> None:
-        """The blocks run as before."""
+        """Undo the compilation."""
         for block in self._blocks:
             block.__dict__.pop("forward", None)
 
 
 def _replaced(block: nn.Module) -> bool:
-    """Whether a block's forward is not its class's: that of a copy is, bound to the copy."""
+    """True if a block's forward is not its class's; a copy's is, bound to the copy."""
     own = block.__dict__.get("forward")
     return own is not None and own != MethodType(type(block).forward, block)
 
 
-def _launched_early() -> dict[str, Any]:
-    """What torch.compile gets so that kernels are launched early, if this torch knows of it."""
-    import torch._inductor.config as settings
-
-    return {"options": {EARLY: True}} if hasattr(settings.triton, EARLY.partition(".")[2]) else {}
-
-
 def blocks_of(network: nn.Module) -> list[nn.Module]:
-    """The network's blocks: the list of as many modules as its configuration says. ``ValueError`` without."""
+    """The network's blocks: its list of as many modules as the configuration says; ``ValueError`` without."""
     count = getattr(getattr(network, "config", None), "num_hidden_layers", None)
     for module in network.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -194,9 +186,10 @@ def _check_cache(network: Any) -> None:
 
 
 class GraphedNetwork:
-    """``batch`` texts of one length, run side by side. ``room``: tokens of each, prompt included.
+    """A network that runs ``batch`` texts of one length side by side; ``room``: tokens of each with its
+    prompt.
 
-    ``prefill`` begins them anew, ``step`` continues them. One thread at a time.
+    ``prefill`` begins new texts, ``step`` continues them. One thread at a time.
     """
 
     def __init__(
@@ -210,20 +203,19 @@ class GraphedNetwork:
         self._used = torch.zeros((), dtype=torch.long, device=self.device)
         self._parts = [OwnPart(layer, self._used) for layer in self._cache.layers]
         self._compiled = compiled or CompiledBlocks(network)
-        takes = inspect.signature(network.forward).parameters
-        self._last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+        self._last = last_logits(network)
         self._ids = torch.zeros((batch, 1), dtype=torch.long, device=self.device)
         self._logits: Tensor | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def prefill(self, ids: Tensor) -> Tensor:
-        """Logits [batch, vocabulary] of the token after ``ids`` [batch, tokens]. ``ValueError`` for more than
-        there is room for."""
+        """Logits [batch, vocabulary] of the token after ``ids`` [batch, tokens]; ``ValueError`` for more
+        tokens than there is room for."""
         if ids.shape[1] > self.room:
             raise ValueError(f"the cache has room for {self.room} tokens, and the prompt has {ids.shape[1]}")
         self.back_to(0)
         for layer in self._cache.layers:
-            if layer.is_initialized:  # attention weighs what lies behind by zero, and 0 · NaN is NaN
+            if layer.is_initialized:  # attention gives what lies behind a weight of zero, and 0 · NaN is NaN
                 layer.keys.zero_()
                 layer.values.zero_()
         logits = self.run(ids)
@@ -248,8 +240,8 @@ class GraphedNetwork:
         return self._logits
 
     def warm(self) -> None:
-        """Compile and capture now, so that no token has to wait for it. A prompt of two tokens makes the
-        cache: a step that finds none would be compiled for that alone."""
+        """Compile and capture now, so that no token waits for it. A prompt of two tokens makes the cache: a
+        step without one would be compiled separately."""
         ids = torch.zeros((self.batch, 2), dtype=torch.long, device=self.device)
         self.prefill(ids)
         self.step(ids[:, :1])
@@ -265,13 +257,13 @@ class GraphedNetwork:
         return logits
 
     def replay(self) -> None:
-        """One step more of whatever token came last, without its results: what a benchmark times."""
+        """Repeat the last step without its results, for benchmarks."""
         assert self._graph is not None
         self._graph.replay()
 
     def _capture(self) -> None:
-        """The steps that warm up write the place of the next token and are taken back. One capture at a time:
-        what another thread asks of the GPU meanwhile is not part of it."""
+        """Capture a step after warming up, and take both back. There is one capture at a time; work of other
+        threads on the GPU meanwhile is not part of it."""
         with CAPTURE, self._compiled.lock:
             used, stream = self.used, torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -296,7 +288,7 @@ class GraphedNetwork:
 
 
 class GraphedPool:
-    """The graphed networks of one network: each text has one to itself while it is written."""
+    """The graphed networks of one network; each text has its own while it is written."""
 
     def __init__(self, network: nn.Module, **compiler: Any) -> None:
         self.compiled = CompiledBlocks(network, **compiler)
@@ -311,47 +303,38 @@ class GraphedPool:
             if held is not None:
                 self._free.remove(held)
             else:
-                self._free.clear()  # of smaller ones the larger one takes the place
+                self._free.clear()  # the larger one takes the place of smaller ones
         if held is None:
-            held = GraphedNetwork(network, room_for(room), 1, self.compiled)
+            doublings = max(math.ceil(math.log2(room / LEAST_ROOM)), 0)
+            held = GraphedNetwork(network, LEAST_ROOM << doublings, 1, self.compiled)
             held.warm()
         decoder = GraphDecoder(held)
         weakref.finalize(decoder, self._free.append, held)
         return decoder
 
 
-def room_for(tokens: int) -> int:
-    """The least room for so many tokens."""
-    room = LEAST_ROOM
-    while room < tokens:
-        room *= 2
-    return room
+def last_logits(network: nn.Module) -> dict[str, int]:
+    """The argument by which a network computes the logits of the last token alone, if it has one."""
+    takes = inspect.signature(network.forward).parameters
+    return {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
 
 class GraphDecoder:
-    """One text by a ``GraphedNetwork``; see ``placing.Decoder``."""
+    """One text by a ``GraphedNetwork``; see ``placing.Decoder``. ``traced``: steps are not captured, so that
+    they run on any device."""
 
-    def __init__(self, graphed: GraphedNetwork) -> None:
-        self._graphed, self._begun = graphed, False
+    def __init__(self, graphed: GraphedNetwork, traced: bool = False) -> None:
+        self._graphed, self._traced, self._begun = graphed, traced, False
 
     def __call__(self, ids: Sequence[int]) -> Tensor:
-        given = torch.tensor([list(ids)], device=self._graphed.device)
-        if not len(ids):
+        if not ids:
             raise ValueError("there is no token to run")
+        given = torch.tensor([list(ids)], device=self._graphed.device)
         if not self._begun:
             self._begun = True
             return self._graphed.prefill(given)[0].float()
-        for index in range(len(ids)):
-            logits = self._graphed.step(given[:, index : index + 1])
-        return logits[0].float()
-
-
-class TracedDecoder(GraphDecoder):
-    """The same without a CUDA graph, on any device: blocks are traced, and run as they are called."""
-
-    def __call__(self, ids: Sequence[int]) -> Tensor:
-        given = torch.tensor([list(ids)], device=self._graphed.device)
-        if self._begun:
+        if self._traced:
             return self._graphed.run(given)[0].float()
-        self._begun = True
-        return self._graphed.prefill(given)[0].float()
+        for token in given.split(1, dim=1):
+            logits = self._graphed.step(token)
+        return logits[0].float()

@@ -52,15 +52,14 @@ _ASKED = {
     "n_probs": CANDIDATES, "cache_prompt": False, "stream": True, "timings_per_token": True,
     "top_k": 0, "top_p": 1.0, "min_p": 0.0,
 }  # fmt: skip
-"""Of each request. At a temperature above 0 a token is drawn from all, as by torch."""
+"""Settings of each request. At a temperature above 0 a token is drawn from all, as by torch."""
 ROOM = 4096
-"""Tokens of prompt and text together, of models that have as many positions: their keys and values are
-allocated beforehand."""
+"""Usual tokens of prompt and text together, if a model has as many positions: memory for their keys and
+values is allocated beforehand."""
 
 
 class LlamaEngine(Engine):
-    """A GGUF file, run on as many threads as torch has. Inputs of products are rounded to 8 bits by
-    llama.cpp itself."""
+    """A GGUF file, run on as many threads as torch has. llama.cpp rounds inputs of products to 8 bits."""
 
     name = "llama.cpp"
 
@@ -78,7 +77,7 @@ class LlamaEngine(Engine):
 
     @staticmethod
     def refusal(subject: Subject) -> str:
-        """Why llama.cpp cannot run ``subject`` here; empty if it can."""
+        """The reason why llama.cpp cannot run ``subject`` here; empty if it can."""
         if find_spec(PACKAGE) is None:
             return f"{PACKAGE} is not installed (pip install {PACKAGE})"
         if subject.kind is SubjectKind.GGUF:
@@ -102,9 +101,9 @@ class LlamaEngine(Engine):
         progress: Progress | None = None,
         room: int = ROOM,
     ) -> Self:
-        """A recipe's layers, or the model as it is, are first written as a GGUF file into a temporary folder,
-        which ``close`` removes; ``progress`` counts layers by methods. ``ValueError`` for what ``refusal``
-        names."""
+        """Write a recipe's layers, or the model as it is, to a GGUF file in a temporary folder, which
+        ``close`` removes, and load it; ``progress`` counts layers by methods. ``ValueError`` by
+        ``refusal``."""
         if why := cls.refusal(subject):
             raise ValueError(f"llama.cpp cannot run {subject.name}: {why}")
         if subject.file is not None:
@@ -137,8 +136,9 @@ class LlamaEngine(Engine):
         known, before = 0, time.perf_counter()
         try:
             for now, part in parts:
-                if "error" in part:
-                    self._refuse(part["error"], tokens)
+                if error := part.get("error"):
+                    check_room(int(error.get("n_prompt_tokens", 0)), tokens, self._room, self.subject.name)
+                    raise ValueError(f"llama.cpp refuses the prompt: {error.get('message', error)}")
                 timings = part.get("timings") or {}
                 if known == 0 and timings:
                     read = int(timings["prompt_n"])
@@ -151,7 +151,8 @@ class LlamaEngine(Engine):
                     hidden = int(timings["predicted_n"]) - known
                     for left in reversed(range(hidden)):
                         yield Token(None, "" if left else choice["text"], (), (now - before) / hidden)
-                    yield _told(timings)
+                    rates = (float(timings[f"{what}_per_second"]) for what in ("prompt", "predicted"))
+                    yield Told(int(timings["prompt_n"]), *rates)
                     return
                 hidden = int(timings["predicted_n"]) - known - 1
                 seconds = (now - before) / (hidden + 1)
@@ -162,14 +163,10 @@ class LlamaEngine(Engine):
             parts.stop()
             self._open.discard(parts)
 
-    def _refuse(self, error: dict[str, Any], tokens: int) -> None:
-        check_room(int(error.get("n_prompt_tokens", 0)), tokens, self._room, self.subject.name)
-        raise ValueError(f"llama.cpp refuses the prompt: {error.get('message', error)}")
-
 
 class _Parts:
-    """What llama.cpp answers to one request, part by part: it calls back from the thread that asked it, so a
-    thread of its own asks. ``stop`` ends the request after the token that is computed."""
+    """llama.cpp's answer to one request, in parts. It calls back from the thread that asked it, so the
+    request has its own thread. ``stop`` ends it after the token that is being computed."""
 
     def __init__(self, server: Any, asked: dict[str, Any]) -> None:
         self._waiting: queue.Queue[tuple[float, Any]] = queue.Queue()
@@ -178,12 +175,12 @@ class _Parts:
         self._thread.start()
 
     def _ask(self, server: Any, asked: str) -> None:
+        end: BaseException | None = None
         try:
             server.handle_completions(asked, self._take)
         except BaseException as error:  # raised again where the parts are read
-            self._put(error)
-        else:
-            self._put(None)
+            end = error
+        self._put(end)
 
     def _take(self, part: str | dict[str, Any]) -> bool:
         self._put(part)
@@ -193,7 +190,7 @@ class _Parts:
         self._waiting.put((time.perf_counter(), part))
 
     def __iter__(self) -> Generator[tuple[float, dict[str, Any]], None, None]:
-        """Each part with the time at which it came, whenever it is read."""
+        """Each part with the time at which it came."""
         while (entry := self._waiting.get())[1] is not None:
             now, part = entry
             if isinstance(part, BaseException):
@@ -211,16 +208,10 @@ def _token(choice: dict[str, Any], seconds: float) -> Token:
     return Token(said["id"], choice["text"], top, seconds)
 
 
-def _told(timings: dict[str, Any]) -> Told:
-    return Told(
-        int(timings["prompt_n"]), float(timings["prompt_per_second"]), float(timings["predicted_per_second"])
-    )
-
-
 def _written(
     subject: Subject, out: Path, device: torch.device, calibration: AnyTexts, progress: Progress | None
 ) -> Path:
-    """The GGUF file of a subject's recipe, or of the model as it is, by this project's exporter."""
+    """Write the GGUF file of a subject's recipe, or of the model as it is."""
     recipe = subject.recipe or ModelRecipe(subject.place, subject.revision, "", _layers(subject))
     load = partial(subject.load, device)
     export(Wanted(recipe, NAME, out, subject.place, load, calibration), lambda what: progress)
@@ -228,8 +219,8 @@ def _written(
 
 
 def _layers(subject: Subject) -> dict[str, Recipe]:
-    """The layers of the recipe. The exporter wants at least one, so of a model as it is one layer is cast to
-    the dtype that it has."""
+    """The recipe's layers. The exporter needs at least one: of a model as it is, one layer is cast to its own
+    dtype."""
     if subject.recipe is not None:
         return dict(subject.recipe.layers)
     source = open_source(subject.place, subject.revision)
@@ -238,8 +229,8 @@ def _layers(subject: Subject) -> dict[str, Recipe]:
 
 
 def _server(file: Path, room: int) -> Any:
-    """llama.cpp with the model in ``file``. It also listens at an address of this machine, which answers
-    nobody: the key is not told. ``ValueError`` where it cannot open the file."""
+    """llama.cpp with the model in ``file``. It also listens at an address of this machine, with a secret key.
+    ``ValueError`` if it cannot open the file."""
     import xllamacpp
 
     asked = xllamacpp.CommonParams()
@@ -252,14 +243,10 @@ def _server(file: Path, room: int) -> Any:
         server = xllamacpp.Server(asked)
     except RuntimeError as error:
         raise ValueError(f"llama.cpp cannot open {file.name}: {error}") from error
-    _warm_up(server)
-    return server
-
-
-def _warm_up(server: Any) -> None:
-    """A token that is not measured. It also shows that the server's loop runs: one that is freed before that
-    waits for it for ever."""
+    # A token that is not measured. After it the server's loop runs: freed before, it would wait for that loop
+    # without end.
     server.handle_completions(json.dumps({"prompt": [0], "n_predict": 1}), lambda part: False)
+    return server
 
 
 def _instructions() -> str:

@@ -1,9 +1,9 @@
-"""llama.cpp's logits of every token of a text, from the shared library that the package xllamacpp brings.
+"""llama.cpp's logits of every token of a text, from the shared library in the package xllamacpp.
 
-A server's answers have the most probable tokens alone; a KL divergence needs them all. llama.h's functions
-are called by ctypes. Structures that the library fills in itself (``llama_context_params``) are passed on as
-they are, but for their first fields, whose effect is then read back; a build that does not export a function
-is refused by its name."""
+A server's answers contain only the most probable tokens; a KL divergence needs all. llama.h's functions are
+called by ctypes. Structures that the library fills in (``llama_context_params``) are passed on unchanged,
+except for their first fields; the effect of these is read back. A build that lacks a function is refused by
+the function's name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from explorer.threads import usable_threads
 PACKAGE = "xllamacpp"
 _P, _I32, _U32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32
 _ROOM = 256
-"""32-bit words for a structure whose size the library knows: several times what it takes."""
+"""32-bit words for a structure of unknown size: several times its size today."""
 
 
 class _Params(ctypes.Structure):
@@ -67,7 +67,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "llama_get_logits": (ctypes.POINTER(ctypes.c_float), _P),
     "llama_log_set": (None, _P, _P),
 }
-"""What is called: result and arguments."""
+"""Result and arguments of each function."""
 _LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, _P)
 _SILENT = _LOG(lambda _level, _text, _data: None)
 
@@ -93,12 +93,11 @@ def functions_of(library: ctypes.CDLL, functions: dict[str, tuple[Any, ...]], wh
 
 
 class LlamaNetwork(nn.Module):
-    """The model in a GGUF file as a network of transformers answers: ``network(input_ids=ids).logits`` is
-    float32 [1, tokens, vocabulary], for texts of up to ``longest`` tokens, each for itself.
+    """A GGUF file's model with the interface of transformers: ``network(input_ids=ids).logits`` is float32
+    [1, tokens, vocabulary], for one text of up to ``longest`` tokens.
 
-    Inputs of products with codes are rounded to 8 bits by llama.cpp itself. ``ValueError`` for a file that
-    llama.cpp cannot open, a text that is longer, and a build whose context has another length than asked
-    for."""
+    llama.cpp rounds inputs of products with codes to 8 bits. ``ValueError`` for a file that llama.cpp cannot
+    open, a longer text, and a build that gives a context of another length."""
 
     def __init__(self, file: Path, longest: int) -> None:
         super().__init__()

@@ -1,9 +1,7 @@
-"""Where a recipe's layers are put into a network, and what then computes a step: the one place that a
-device's own products plug into."""
+"""Placement of a recipe's layers in a network, and the steps that then run it."""
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +20,7 @@ from explorer.progress import Progress
 from explorer.running.attention import choose as choose_attention
 from explorer.running.attention import choose_back
 from explorer.running.fused import fuse
-from explorer.running.graphed import LEAST_ROOM, GraphedNetwork, GraphedPool, TracedDecoder
+from explorer.running.graphed import LEAST_ROOM, GraphDecoder, GraphedNetwork, GraphedPool, last_logits
 from explorer.survey.check import assemble_recipe, inputs_of
 from explorer.survey.recipe import ModelRecipe
 
@@ -32,24 +30,24 @@ RESTORED = (
 )
 BF16 = "torch's bfloat16 products"
 SAME_LOGITS = 0.05
-"""How far logits in bfloat16 may be apart, of their norm, that are computed by other kernels. 32 blocks of
-random weights give, each by its own kernels, logits that are up to 0.024 from those in float32."""
+"""Accepted distance of logits in bfloat16 by two sets of kernels, relative to their norm. 32 blocks of random
+weights give logits that are up to 0.024 from those in float32, by either."""
 TRIED: tuple[list[int], ...] = ([1, 2, 3], [4], [5])
 """The prompt and the tokens after it by which steps are compared."""
 
 
 class Decoder(Protocol):
-    """Runs a network along one text. Of each text its own: it holds what the tokens before left."""
+    """Runs a network along one text, and keeps the keys and values of the tokens before."""
 
     def __call__(self, ids: Sequence[int]) -> Tensor:
-        """float32 [vocabulary]: the logits of the token after ``ids``, which follow those given before."""
+        """float32 [vocabulary]: the logits of the token after ``ids``, which follow the ids given before."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A network that is ready to run. ``kernels``: what multiplies, in words; ``decoder`` makes a decoder of
-    the network for one text of so many tokens at most; ``lock`` is held while it runs without one."""
+    """A network that is ready to run. ``kernels`` of its products, in words; ``decoder`` makes a decoder of
+    the network for one text with a greatest number of tokens; ``lock`` is held while it runs without one."""
 
     network: nn.Module
     kernels: str
@@ -58,15 +56,14 @@ class Placed:
 
 
 class CachedDecoder:
-    """A network of transformers, with its own cache of keys and values; of a network without one, all tokens
-    are run at each step."""
+    """A network of transformers with its own cache of keys and values; a network without one runs all tokens
+    at each step."""
 
     def __init__(self, network: nn.Module, _room: int = 0) -> None:
         self._network, self._ids = network, list[int]()
         self._cache: Any = None
         self._device = next(network.parameters()).device
-        takes = inspect.signature(network.forward).parameters
-        self._last = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+        self._last = last_logits(network)
 
     def __call__(self, ids: Sequence[int]) -> Tensor:
         self._ids.extend(ids)
@@ -84,8 +81,7 @@ class CachedDecoder:
 
 
 def same_products(kernels: str) -> bool:
-    """Whether ``kernels``, what multiplies in words, are those of the original, of whatever weights a scheme
-    restores."""
+    """True if ``kernels``, in words, are the original's, with any restored weights."""
     return kernels.startswith(PLAIN)
 
 
@@ -97,13 +93,13 @@ def place_linears(
     progress: Progress | None = None,
     room: int | None = None,
 ) -> Placed:
-    """``model``, which lies on ``device``, with the layers of ``recipe`` in place; as it is without one.
+    """Put the layers of ``recipe`` into ``model``, which lies on ``device``; the model as it is without one.
 
     Layers hold the weights that their codes restore (fake quantization): the network that `explorer check`
-    measures, made by the same function. ``calibration``: what methods see, built-in texts if empty;
-    ``progress`` counts layers. ``room``: tokens of a text that a GPU's steps are compiled for at once, None
-    for the least. ``ValueError`` for layers that the network has not, and where a method or
-    scheme cannot serve one.
+    measures, made by the same function. ``calibration``: texts for methods, built-in ones if empty;
+    ``progress`` counts layers. ``room``: tokens of a text that a GPU's steps are compiled for at first, None
+    for the least. ``ValueError`` for layers that the network does not have, and where a method or scheme
+    cannot serve one.
     """
     if device.type == "cuda":
         return _placed_on_gpu(model, recipe, calibration, progress, room or LEAST_ROOM)
@@ -117,8 +113,8 @@ def place_linears(
 def _placed_on_gpu(
     model: Model, recipe: ModelRecipe | None, calibration: AnyTexts, progress: Progress | None, room: int
 ) -> Placed:
-    """In bfloat16, steps captured in a CUDA graph. Layers that are rounded to nearest multiply by their codes
-    (``QuantizedLinear``); what else a recipe names, and layers where it fixes the scales of inputs, hold
+    """The network in bfloat16, with steps captured in a CUDA graph. Layers rounded to nearest multiply by
+    their codes (``QuantizedLinear``); a recipe's other layers, and layers with fixed scales of inputs, hold
     the weights that their codes restore."""
     network, words = model.network, [BF16]
     if recipe is not None:
@@ -135,14 +131,17 @@ def _placed_on_gpu(
             network = assemble_recipe(recipe, model, calibration, others, inputs, progress).network
         if coded:
             quantize_model(network, replace(recipe, layers=coded), progress=progress)
-        words = [*_kernels_of(network), *([f"{len(others)} layers restored"] if others else [])]
+        kernels = Counter(m.kernel for m in network.modules() if isinstance(m, QuantizedLinear))
+        words = [f"{count} layers by {kernel}" for kernel, count in kernels.items()]
+        words += [f"{len(others)} layers restored"] if others else []
     return serve_compiled(network.to(torch.bfloat16), "; ".join(words), room)
 
 
 def serve_compiled(network: nn.Module, products: str, room: int, **compiler: Any) -> Placed:
-    """``network`` with its layers joined and its steps compiled for texts of ``room`` tokens, if what then
-    runs gives its own logits. Where it does not or raises, steps run one by one, and the reason stands
-    behind ``products``, the words for what multiplies. ``compiler``: what torch.compile gets."""
+    """Join layers of ``network`` and compile its steps for texts of ``room`` tokens, if they give the
+    network's own logits. If not, or if they raise, steps run one by one, and the reason stands behind
+    ``products``, the kernels in words. ``compiler``: options of torch.compile.
+    """
     why = against_graphs(network)
     if not why:
         want = _tried(CachedDecoder(network))
@@ -160,14 +159,14 @@ def serve_compiled(network: nn.Module, products: str, room: int, **compiler: Any
 
 
 def against_graphs(network: nn.Module) -> str:
-    """Why a network's steps are not compiled: what was raised when they were tried, or that they gave other
-    logits than the network as it is; "" if they can be. Nothing is compiled for it but traced, and the
-    network is as before."""
+    """The reason why a network's steps cannot be compiled: the error when they were tried, or other logits
+    than the network's own; "" if they can be. Steps are traced for it, not compiled, and the network is
+    unchanged."""
     pools: list[GraphedPool] = []
 
     def traced() -> Decoder:
         pools.append(GraphedPool(network, backend="eager"))
-        return TracedDecoder(GraphedNetwork(network, LEAST_ROOM, 1, pools[0].compiled))
+        return GraphDecoder(GraphedNetwork(network, LEAST_ROOM, 1, pools[0].compiled), traced=True)
 
     try:
         return _against(traced, _tried(CachedDecoder(network)))
@@ -181,24 +180,14 @@ def _tried(decoder: Decoder) -> list[Tensor]:
 
 
 def _against(make: Callable[[], Decoder], want: Sequence[Tensor]) -> str:
-    """What is raised when a decoder is made and tried, or how far its logits are from ``want``; "" if they
-    are the same."""
+    """The error when a decoder is made and tried, or the distance of its logits from ``want``; "" if they are
+    the same."""
     try:
         got = _tried(make())
     except Exception as error:  # of transformers', torch's, a compiler's or this project's: it is shown
-        return _reason(getattr(error, "inner_exception", error))
+        inner = getattr(error, "inner_exception", error)
+        said = str(inner).strip().splitlines()
+        return f"{type(inner).__name__}: {said[0][:120]}" if said else type(inner).__name__
     parts = [(a - b).norm() / b.norm() for a, b in zip(got, want, strict=True)]
     apart = float(torch.stack(parts).max())  # NaN if one is
     return "" if apart < SAME_LOGITS else f"they gave logits {apart:.2g} of their norm apart"
-
-
-def _reason(error: BaseException) -> str:
-    """The kind of an error and the first line of its text."""
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0][:120]}" if said else type(error).__name__
-
-
-def _kernels_of(network: nn.Module) -> list[str]:
-    """What multiplies by codes, with the number of layers."""
-    counts = Counter(m.kernel for m in network.modules() if isinstance(m, QuantizedLinear))
-    return [f"{count} layers by {kernel}" for kernel, count in counts.items()]

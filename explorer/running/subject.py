@@ -1,4 +1,4 @@
-"""What is run: a model as it is or under a recipe, a checkpoint of codes, or a GGUF file."""
+"""Models to run: as they are or under a recipe, checkpoints of codes, and GGUF files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from explorer.models.capture import Model, is_causal, load_model, loading
 from explorer.models.files import check_weights, linear_names
 from explorer.models.skeleton import config_of
 from explorer.sources import open_source
-from explorer.sources.base import SourceError, TensorInfo, TensorSource
+from explorer.sources.base import SourceError
 from explorer.sources.coded import SETTINGS
 from explorer.sources.safetensors_header import bytes_of
 from explorer.sources.source_limits import LOCAL, SourceLimits
@@ -28,21 +27,14 @@ _TOKENIZERS = (
     "tekken.json",
 )  # fmt: skip
 _ENCODERS = (
-    "bert",
-    "nomic-bert",
-    "jina-bert",
-    "t5encoder",
-    "modern-bert",
-    "neo-bert",
-    "eurobert",
-    "gemma-embedding",
-)
+    "bert", "nomic-bert", "jina-bert", "t5encoder", "modern-bert", "neo-bert", "eurobert", "gemma-embedding",
+)  # fmt: skip
 """Beginnings of GGUF's names of architectures that predict no next token."""
 NO_TEXT = "has no text to write: it predicts no next token (an encoder, or a model without such a head)"
 
 
 class SubjectKind(StrEnum):
-    """How the weights are stored: as they were trained, as codes in safetensors files, or in a GGUF file."""
+    """Storage of the weights: as trained, as codes in safetensors files, or in a GGUF file."""
 
     PLAIN = "weights"
     CODED = "codes"
@@ -51,9 +43,11 @@ class SubjectKind(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """``place``: folder, Hub id or .gguf file as given; ``file``: the GGUF file; ``recipe``: what its layers
-    are quantized by, None for the model as it is; ``limits``: what may be opened and fetched. Of
-    ``subject_of``, which checks it."""
+    """A model to run, made and checked by ``subject_of``.
+
+    ``place``: folder, Hub id or .gguf file as given; ``file``: the GGUF file; ``recipe`` of its layers, None
+    for the model as it is; ``limits`` of opening and fetching.
+    """
 
     place: str
     revision: str | None
@@ -80,16 +74,22 @@ class Subject:
 
     @cached_property
     def stored_bytes(self) -> int:
-        """The weights in files: layers of the recipe as their codes and scales, all others as they are."""
+        """Size of the weights in files: layers of the recipe as codes and scales, all others as they are."""
         if self.file is not None:
             return sum(self.gguf.source.stored_bytes(info.name) for info in self.gguf.source.infos)
         source = open_source(self.place, self.revision, self.limits)
-        layers = {f"{name}.weight": one for name, one in (self.recipe.layers if self.recipe else {}).items()}
-        return round(sum(_bytes(source, info, layers.get(info.name)) for info in source.infos))
+        layers = self.recipe.layers if self.recipe else {}
+        total = 0.0
+        for info in source.infos:
+            if recipe := layers.get(info.name.removesuffix(".weight")):
+                total += recipe.scheme.bits_per_element(info.matrix_shape).total * info.elements / 8
+            else:
+                total += sum(map(bytes_of, source.parts_of(info.name) or (info,)))
+        return round(total)
 
     @property
     def asks_for_inputs(self) -> bool:
-        """Whether a checkpoint of codes says that its layers' inputs are quantized too."""
+        """True for a checkpoint of codes with quantized inputs."""
         settings = open_source(self.place, self.revision, self.limits).config().get(SETTINGS)
         groups = settings.get("config_groups") if isinstance(settings, dict) else None
         found = groups.values() if isinstance(groups, dict) else ()
@@ -113,8 +113,8 @@ def subject_of(
     revision: str | None = None,
     limits: SourceLimits = LOCAL,
 ) -> Subject:
-    """What is run: the model at ``place`` (a folder, a Hub id, or a .gguf file), with a recipe's layers, or
-    all its linear layers by one scheme (a ``Recipe``), quantized.
+    """The model at ``place`` (a folder, a Hub id, or a .gguf file), to run as it is, with a recipe's layers
+    quantized, or with all its linear layers by one scheme (a ``Recipe``).
 
     ``SourceError`` for what is no model, or beyond the ``limits``; ``ValueError`` for one that writes no
     text, has no tokenizer, or is not the recipe's.
@@ -134,7 +134,13 @@ def subject_of(
     subject = Subject(place, revision, kind, limits=limits)
     folder = source.paths[0].parent if source.paths else None
     if folder is not None:
-        _check_folder(folder, subject.name)
+        config = config_of(folder)
+        if config is not None and not is_causal(config):
+            raise ValueError(f"{subject.name} {NO_TEXT}")
+        if not any((folder / file).is_file() for file in _TOKENIZERS):
+            raise ValueError(
+                f"{subject.name} has no tokenizer: its folder needs tokenizer.json, or another of its files"
+            )
     if recipe is None:
         return subject
     if isinstance(recipe, Recipe):
@@ -144,23 +150,8 @@ def subject_of(
     return replace(subject, recipe=recipe)
 
 
-def _check_folder(folder: Path, name: str) -> None:
-    config = config_of(folder)
-    if config is not None and not is_causal(config):
-        raise ValueError(f"{name} {NO_TEXT}")
-    if not any((folder / file).is_file() for file in _TOKENIZERS):
-        raise ValueError(f"{name} has no tokenizer: its folder needs tokenizer.json, or another of its files")
-
-
-def _bytes(source: TensorSource, info: TensorInfo, recipe: Recipe | None) -> float:
-    """Bytes of one tensor: by its recipe, or as the files hold it."""
-    if recipe is None:
-        return sum(map(bytes_of, source.parts_of(info.name) or (info,)))
-    return recipe.scheme.bits_per_element(info.matrix_shape).total * info.elements / 8
-
-
 def _load_gguf(file: Path, device: torch.device) -> Model:
-    """A GGUF file, restored by transformers."""
+    """Load a GGUF file, restored by transformers."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with loading(file.name):
@@ -172,10 +163,6 @@ def _load_gguf(file: Path, device: torch.device) -> Model:
             output_loading_info=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
-    _check_whole(file.name, told)
-    return Model(network.eval().to(device), tokenizer, device, file.name, True)
-
-
-def _check_whole(name: str, told: dict[str, Any]) -> None:
     if missing := sorted(told["missing_keys"]):
-        raise SourceError(f"{name} lacks {len(missing):,} weights of its network, such as {missing[0]}")
+        raise SourceError(f"{file.name} lacks {len(missing):,} weights of its network, such as {missing[0]}")
+    return Model(network.eval().to(device), tokenizer, device, file.name, True)

@@ -1,11 +1,11 @@
-"""The engine that runs transformers' network on torch: under a recipe the one that `explorer check`
+"""The engine that runs transformers' network on torch: under a recipe the network that `explorer check`
 measures."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from explorer.models.capture import Model
 from explorer.models.texts import AnyTexts, positions
 from explorer.progress import Progress
-from explorer.running.detokenize import Detokenizer
 from explorer.running.engine import (
     CANDIDATES,
     GREEDY,
@@ -29,12 +28,16 @@ from explorer.running.subject import Subject, SubjectKind
 
 UNROUNDED = "; their inputs stay as they are, though the checkpoint asks for quantized ones"
 _WARM_UP = 8
-"""Tokens of the run that is not measured: memory is touched, and kernels are chosen, at the first call."""
+"""Tokens of a first run, which is not measured: it touches memory and chooses kernels."""
+_BEFORE = 6
+"""Tokens of the prompt that the first token's text is decoded behind: blanks between words depend on them."""
+_PARTIAL = "\ufffd"
+"""Result of decoding part of a character."""
 
 
 class TorchEngine(Engine):
-    """A network and its tokenizer; greedy text is that of transformers' ``generate`` without a
-    configuration of its own (penalties and the like)."""
+    """A network and its tokenizer; it writes the text of transformers' ``generate`` without the model's own
+    settings for it (penalties and the like)."""
 
     name = "torch"
 
@@ -42,7 +45,8 @@ class TorchEngine(Engine):
         self.subject, self.model = subject, model
         self.network, self.kernels, self._lock = placed.network, placed.kernels, placed.lock
         self._decoder: Callable[[nn.Module, int], Decoder] = placed.decoder
-        self.held_bytes, self.stored_bytes = _held(placed.network), subject.stored_bytes
+        tensors = {id(one): one.nbytes for one in (*self.network.parameters(), *self.network.buffers())}
+        self.held_bytes, self.stored_bytes = sum(tensors.values()), subject.stored_bytes
         self._ends = _ends(placed.network)
         self._positions = positions(placed.network)
         warm = placed.decoder(placed.network, _WARM_UP + 1)
@@ -58,9 +62,9 @@ class TorchEngine(Engine):
         progress: Progress | None = None,
         room: int | None = None,
     ) -> Self:
-        """``SourceError`` and ``ValueError`` as ``Subject.load`` and ``place_linears`` raise them;
-        ``progress`` counts layers. ``room``: tokens of prompt and text together that a GPU's steps are
-        compiled for; for a longer text they are compiled again."""
+        """Load ``subject``; ``progress`` counts layers. A GPU's steps are compiled for ``room`` tokens of
+        prompt and text together, and again for a longer text. Errors as ``Subject.load`` and
+        ``place_linears``."""
         model = subject.load(device)
         placed = place_linears(model, subject.recipe, device, calibration, progress, room)
         engine = cls(subject, model, placed)
@@ -70,18 +74,18 @@ class TorchEngine(Engine):
         return engine
 
     def close(self) -> None:
-        """The engine holds memory alone, which is freed with it."""
+        """Nothing to do: the memory is freed with the engine."""
 
     def encode(self, prompt: str) -> list[int]:
-        """The prompt's tokens, with those that the tokenizer adds to a text; ``ValueError`` if there are
-        none."""
+        """The prompt's tokens, with the tokenizer's special ones; ``ValueError`` if there are none."""
         ids: list[int] = self.model.tokenizer(prompt)["input_ids"]
         if not ids:
             raise ValueError(f"the prompt {prompt[:80]!r} has no token of {self.model.name}")
         return ids
 
     def logits(self, ids: Sequence[int], last: int) -> Tensor:
-        """float32 [last, vocabulary]: of the token after each of the last ``last`` of ``ids``, in one run."""
+        """float32 [last, vocabulary]: logits of the token after each of the last ``last`` of ``ids``, in one
+        run."""
         with torch.no_grad():
             given = torch.tensor([list(ids)], device=self.model.device)
             with self._lock:
@@ -106,7 +110,7 @@ class TorchEngine(Engine):
             seconds = time.perf_counter() - start
             ended = chosen in self._ends
             text = words.add(chosen, last=ended or index == tokens - 1)
-            yield Token(chosen, text, top_of(log_probabilities, words.alone), seconds)
+            yield Token(chosen, text, top_of(log_probabilities, lambda one: words.decode([one])), seconds)
             if ended:
                 return
             given = [chosen]
@@ -135,7 +139,25 @@ def _ends(network: nn.Module) -> frozenset[int]:
     return frozenset([ends] if isinstance(ends, int) else ends)
 
 
-def _held(network: nn.Module) -> int:
-    """Bytes of all parameters and buffers; one that is used twice counts once."""
-    tensors = {id(t): t for t in (*network.parameters(), *network.buffers())}
-    return sum(t.numel() * t.element_size() for t in tensors.values())
+class Detokenizer:
+    """The text that each token adds to a prompt with the tokens ``ids``: it depends on the tokens before, and
+    a character may take several."""
+
+    def __init__(self, tokenizer: Any, ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(ids[-_BEFORE:])
+        self._read = len(self._ids)
+
+    def add(self, token: int, last: bool = False) -> str:
+        """The text that becomes whole with ``token``; with ``last`` all that is left, whole or not."""
+        self._ids.append(token)
+        before, now = self.decode(self._ids[: self._read]), self.decode(self._ids)
+        if now.endswith(_PARTIAL) and not last:
+            return ""
+        self._ids, self._read = self._ids[-_BEFORE:], min(len(self._ids), _BEFORE)
+        return now[len(before) :]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids`` by themselves."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text

@@ -1,4 +1,4 @@
-"""A text that was written, with all that is told of it: what a page shows, and what a recording keeps.
+"""A written text with its times and comparison, as the page shows it and a recording keeps it.
 
 ``python -m lab texts`` writes ``assets/measurements/texts.json``; a page without a language model shows it.
 """
@@ -15,7 +15,7 @@ from explorer.running.placing import same_products
 
 NAME = "texts"
 USUAL_PROMPT = "To make a cup of tea, first,"
-"""Of the recording, and of a fresh page."""
+"""The prompt of the recording, and of a fresh page."""
 USUAL_TOKENS = 48
 
 
@@ -23,10 +23,10 @@ USUAL_TOKENS = 48
 class Transcript:
     """One model's text.
 
-    scheme      that of all linear layers but the head; "" for the original, and for a recipe
-    engine      its name; ``why`` it and not another, ``products`` what multiplied, in words
-    held_bytes  the weights as the engine holds them; ``stored_bytes`` as files do
-    comparison  with the original's text; None of the original, and while there is none
+    scheme      of all linear layers but the head; "" for the original, and for a recipe
+    engine      its name; ``why`` it was taken, and its ``products``, in words
+    held_bytes  size of the weights in memory; ``stored_bytes`` in files
+    comparison  with the original's text; None for the original, and until it is made
     """
 
     model: str
@@ -43,7 +43,7 @@ class Transcript:
 
     @classmethod
     def of(cls, writing: Writing, scheme: str = "", comparison: Comparison | None = None) -> Transcript:
-        """A writing as it is now: it may still go on."""
+        """The transcript of a writing so far."""
         engine = writing.engine
         return cls(
             engine.subject.name,
@@ -65,12 +65,12 @@ class Transcript:
 
     @property
     def same_products(self) -> bool:
-        """Whether the original's products wrote it, whose speed does not depend on the scheme."""
+        """True if the original's products wrote it: their speed does not depend on the scheme."""
         return same_products(self.products)
 
     @property
     def slim(self) -> Transcript:
-        """Without the candidates of each written token: a comparison holds those that are read."""
+        """The transcript without the candidates of each token; the comparison has its own."""
         tokens = tuple(dataclasses.replace(token, top=()) for token in self.tokens)
         return dataclasses.replace(self, tokens=tokens)
 

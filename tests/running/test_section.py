@@ -30,7 +30,7 @@ from explorer.sources import SourceError, source_limits
 from tests.running.conftest import PROMPT
 
 (RECORDED,) = survey.recorded()
-BUDGET = (RECORDED, None, None, "any", "", False, 4.5, "none", survey.BITS, survey.BATCHES[0])
+BUDGET = (RECORDED, None, "any", "", 4.5, "none", survey.BITS, survey.BATCHES[0])
 ALL = ["original", "a", "b"]
 A, B = "int3_group64", "nvfp4"
 CPU = torch.device("cpu")

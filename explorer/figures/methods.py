@@ -170,7 +170,7 @@ def _tiles(values: Tensor, rows: int, columns: int) -> Tensor:
 def _add_map(fig: go.Figure, codes: np.ndarray, shape: tuple[int, int], **options: object) -> None:
     """Add a heat map of codes 0 … 255 of the tiles of a matrix of ``shape``."""
     rows, columns = (
-        np.linspace(0, whole - 1, cells).round().astype(np.int32)
+        np.linspace(0, whole - 1, cells).round().astype(int)
         for whole, cells in zip(shape, codes.shape, strict=True)
     )
     fig.add_heatmap(z=np.round(codes).astype(np.uint8), x=columns, y=rows, coloraxis="coloraxis", **options)

@@ -1,4 +1,4 @@
-"""The range that each calibrator chooses for one tensor, its objective, and the resulting error.
+"""Compare calibrators on one tensor: the range that each chooses, its objective, and the resulting error.
 
 Everything here uses one scale for the whole tensor, whatever the scheme's blocks, so that a range is a pair
 of thresholds that can be drawn on the histogram of the values.
@@ -37,12 +37,12 @@ CALIBRATED = 1 << 21
 """Elements: of a larger tensor the first rows are used, because each calibrator tries some eighty ranges."""
 HISTOGRAM_BINS = 200
 GAIN_DB = 0.05
-"""A difference in SQNR that a sentence mentions."""
+"""Smaller differences in SQNR are not reported."""
 
 
 @dataclass(frozen=True)
 class ChosenRange:
-    """The range [low, high] that one method chose for the whole tensor, and the error it leaves."""
+    """The range [low, high] that a method chose for the whole tensor, and the resulting error."""
 
     method: str
     label: str
@@ -52,17 +52,19 @@ class ChosenRange:
 
     @property
     def threshold(self) -> float:
-        """The magnitude beyond which values are clipped."""
+        """Magnitude beyond which values are clipped."""
         return max(-self.low, self.high)
 
 
 @dataclass(frozen=True, eq=False)
 class CalibrationReport:
-    """Every method's range for one tensor, and what they minimise as curves over the threshold.
+    """Every method's range for one tensor, and the objectives as curves over the threshold.
 
-    ``edges`` [bins + 1] and ``counts`` [bins] are the histogram of the values. At each of ``thresholds``
-    [points] on |x|: ``squared_error`` is Σ(x - x̂)² / Σx², ``beyond`` the share of elements beyond it, and
-    ``kl`` the KL divergence in nats that the entropy method minimises (NaN where it is not defined).
+    edges, counts  [bins + 1] and [bins]: the histogram of the values
+    thresholds     [points] on |x|
+    squared_error  [points]: Σ(x - x̂)² / Σx²
+    beyond         [points]: share of elements beyond the threshold
+    kl             [points]: the KL divergence in nats that the entropy method minimises; NaN if undefined
     """
 
     scheme: Scheme
@@ -76,14 +78,15 @@ class CalibrationReport:
 
 
 def calibrated_rows(x: Tensor) -> Tensor:
-    """The first rows of the matrix ``x``, at least one and about ``CALIBRATED`` elements, in float32."""
+    """Return the first rows of the matrix ``x``, at least one and about ``CALIBRATED`` elements, in
+    float32."""
     return x[: max(1, CALIBRATED // max(x.shape[1], 1))].float()
 
 
 def whole_tensor(scheme: Scheme) -> Scheme:
-    """``scheme``'s format and symmetry with one float32 scale for the whole tensor.
+    """Return ``scheme``'s format and symmetry with one float32 scale for the whole tensor.
 
-    ``ValueError`` for a cast: it has no range.
+    ``ValueError`` for a cast, which has no range.
     """
     if scheme.scale is None:
         raise ValueError(f"{scheme.label} is a cast: it has no range to choose; take a scheme with a scale")
@@ -92,21 +95,13 @@ def whole_tensor(scheme: Scheme) -> Scheme:
     )
 
 
-def calibrated_range(x: Tensor, scheme: Scheme, method: str) -> Range:
-    """The clipping range that the calibrator called ``method`` finds for ``x`` under ``scheme``'s blocks."""
+def _calibrated_range(x: Tensor, scheme: Scheme, method: str) -> Range:
     return find_ranges(x, scheme.with_ranges_by(CALIBRATORS[method]))
 
 
-def choose_range(x: Tensor, scheme: Scheme, method: str) -> ChosenRange:
-    """Return the range that ``method`` chooses for the matrix ``x`` [rows, cols] under a ``whole_tensor``
-    scheme."""
-    clip_range = calibrated_range(x, scheme, method)
-    low, high = float(clip_range.low), float(clip_range.high)
-    return with_range(x, scheme, low, high, method, CALIBRATORS[method].label)
-
-
 def with_range(x: Tensor, scheme: Scheme, low: float, high: float, method: str, label: str) -> ChosenRange:
-    """The matrix quantized with a given range, ``low`` ≤ 0 ≤ ``high`` (``ValueError`` otherwise).
+    """Quantize the matrix by a ``whole_tensor`` scheme with a given range, ``low`` ≤ 0 ≤ ``high``
+    (``ValueError`` otherwise).
 
     Under a symmetric scheme the range is widened to ± its larger end.
     """
@@ -116,7 +111,6 @@ def with_range(x: Tensor, scheme: Scheme, low: float, high: float, method: str, 
 
 
 def _given(x: Tensor, scheme: Scheme, low: float, high: float) -> Range:
-    """The range of ``with_range``, float32 [1, 1]."""
     if low == high == 0:
         raise ValueError("every value is 0: there is no range to choose")
     if not low <= 0 <= high:
@@ -127,25 +121,29 @@ def _given(x: Tensor, scheme: Scheme, low: float, high: float) -> Range:
 
 
 def compare_calibrators(x: Tensor, scheme: Scheme, own: float | None = None) -> CalibrationReport:
-    """Every method of ``SHOWN`` on the float32 matrix ``x`` [rows, cols], with one scale for all of it.
+    """Run every method of ``SHOWN`` on the float32 matrix ``x`` [rows, cols], with one scale for all of it.
 
     ``own`` adds the min-max range scaled by that factor (0 … 1) as a method called "own". ``ValueError`` for
     a scheme that stores a minimum: some methods find a range of |x|.
     """
     if scheme.mapping.has_offset:
         raise ValueError(
-            f"{scheme.label} stores a minimum for each block, and percentile and entropy find a range of "
-            "|x|, so that the methods cannot be compared on it. Take a symmetric scheme such as "
-            "int4_group32, or one with zero points such as int4_group32_asym; of the methods this scheme "
-            "takes the least squared error"
+            f"{scheme.label} stores a minimum for each block, but percentile and entropy find a range of "
+            "|x|: the methods cannot be compared on it. Take a symmetric scheme such as int4_group32, or one "
+            "with zero points such as int4_group32_asym. Only the least squared error is used for this scheme"
         )
     scheme = whole_tensor(scheme)
-    choices = [choose_range(x, scheme, method) for method in SHOWN]
+    choices = []
+    for method in SHOWN:
+        found = _calibrated_range(x, scheme, method)
+        label = CALIBRATORS[method].label
+        choices.append(with_range(x, scheme, float(found.low), float(found.high), method, label))
     full = choices[0]
     if own is not None:
         choices.append(with_range(x, scheme, full.low * own, full.high * own, "own", "your range"))
     shares = np.linspace(1 / CURVE_POINTS, 1, CURVE_POINTS)
     magnitudes, _ = magnitude_histogram(x.reshape(1, -1).abs())
+    below = np.concatenate([[0], np.cumsum(magnitudes[0].cpu().numpy())])
     values = x.double().cpu().numpy()
     counts, edges = np.histogram(values, HISTOGRAM_BINS, around(values.min(), values.max()))
     return CalibrationReport(
@@ -154,7 +152,7 @@ def compare_calibrators(x: Tensor, scheme: Scheme, own: float | None = None) -> 
         counts=counts,
         thresholds=shares * (full.threshold or 1.0),
         squared_error=_squared_error(x, scheme, full, shares),
-        beyond=_beyond(magnitudes, shares),
+        beyond=1 - np.interp(shares, np.linspace(0, 1, ENTROPY_BINS + 1), below / below[-1]),
         kl=_kl(magnitudes, shares, 1 << (scheme.format.bits - 1)),
         choices=tuple(choices),
     )
@@ -169,15 +167,9 @@ def _squared_error(x: Tensor, scheme: Scheme, full: ChosenRange, shares: np.ndar
     return np.array([choice.report.relative_error**2 for choice in scaled])
 
 
-def _beyond(magnitudes: Tensor, shares: np.ndarray) -> np.ndarray:
-    """The share of elements whose |x| is beyond each share of the largest, from the histogram [1, bins]."""
-    below = np.concatenate([[0], np.cumsum(magnitudes[0].cpu().numpy())])
-    return 1 - np.interp(shares, np.linspace(0, 1, ENTROPY_BINS + 1), below / below[-1])
-
-
 def _kl(magnitudes: Tensor, shares: np.ndarray, levels: int) -> np.ndarray:
-    """The entropy method's objective at each share of the largest |x|; NaN below ``levels`` bins and below
-    every value."""
+    """The entropy method's objective at each share of the largest |x|; NaN below ``levels`` bins, and below
+    all values."""
     if levels >= ENTROPY_BINS:
         return np.full(len(shares), np.nan)
     objective = entropy_objective(magnitudes, levels)[0].cpu().numpy()
@@ -186,8 +178,8 @@ def _kl(magnitudes: Tensor, shares: np.ndarray, levels: int) -> np.ndarray:
 
 
 def summary(report: CalibrationReport) -> str:
-    """Name the method with the least error, and its trade-off against min-max; and the range of the curve
-    that errs less than those of all methods, where there is one."""
+    """Name the method with the smallest error and its trade-off against min-max, and the range of the curve
+    with a smaller error than all methods, if there is one."""
     methods = [c for c in report.choices if c.method != "own"]
     base, best = methods[0], max(methods, key=lambda c: c.report.sqnr_db)
     name, gain = report.scheme.format.label, best.report.sqnr_db - base.report.sqnr_db
@@ -208,8 +200,8 @@ def summary(report: CalibrationReport) -> str:
 
 
 def _beyond_methods(report: CalibrationReport, base: ChosenRange, best: ChosenRange) -> str:
-    """That a range of the curve has a higher SQNR than that of every method, in words; else an empty text.
-    Formats of few levels may need a range below the last that the search tries."""
+    """A sentence if a range of the curve has a higher SQNR than every method; else empty. Formats with few
+    levels may need a smaller range than the search tries."""
     at = int(report.squared_error.argmin())
     least, share = float(report.squared_error[at]), report.thresholds[at] / (base.threshold or 1.0)
     if not least or -10 * math.log10(least) - best.report.sqnr_db < GAIN_DB:
@@ -221,21 +213,20 @@ def _beyond_methods(report: CalibrationReport, base: ChosenRange, best: ChosenRa
 
 
 def threshold_by_rows(x: Tensor, scheme: Scheme) -> Iterator[tuple[int, str, float]]:
-    """(rows, method, threshold) for the first 1, 4, 16 … rows of ``x``: how much data a method needs."""
+    """Yield (rows, method, threshold) for the first 1, 4, 16 … rows of ``x``, to show how much data a method
+    needs."""
     scheme, rows = whole_tensor(scheme), 1
     while rows <= x.shape[0]:
         for method in SHOWN:
-            clip_range = calibrated_range(x[:rows], scheme, method)
+            clip_range = _calibrated_range(x[:rows], scheme, method)
             yield rows, method, float(torch.maximum(-clip_range.low, clip_range.high))
         rows *= 4
 
 
 @dataclass(frozen=True)
 class StaticVsDynamic:
-    """SQNR in dB on ``rows`` held-out rows, which calibration did not see.
-
-    ``static`` has one scale fixed beforehand, by method; ``dynamic`` a scale computed for each row.
-    """
+    """SQNR in dB on ``rows`` held-out rows, which calibration did not see: by ``static`` scales, one fixed
+    beforehand by each method, and with a ``dynamic`` scale for each row."""
 
     static: dict[str, float]
     dynamic: float
@@ -243,24 +234,22 @@ class StaticVsDynamic:
 
 
 def static_and_dynamic(x: Tensor, scheme: Scheme) -> StaticVsDynamic:
-    """Scales fixed on the first half of the rows against scales computed for each row of the second half.
-
-    ``ValueError`` for a single row.
-    """
+    """Compare scales fixed on the first half of the rows with scales computed for each row of the second
+    half. ``ValueError`` for a single row."""
     if x.shape[0] < 2:
         raise ValueError("static and dynamic scales are compared on at least two rows")
     scheme, half = whole_tensor(scheme), x.shape[0] // 2
     seen, held_out = x[:half], x[half:]
     static = {}
     for method in SHOWN:
-        clip_range = calibrated_range(seen, scheme, method)
+        clip_range = _calibrated_range(seen, scheme, method)
         static[method] = compare(held_out, quantize(held_out, scheme, clip_range=clip_range)).sqnr_db
     by_row = dataclasses.replace(scheme, block=(1, None))
     return StaticVsDynamic(static, compare(held_out, quantize(held_out, by_row)).sqnr_db, len(held_out))
 
 
 def static_summary(comparison: StaticVsDynamic | None) -> str:
-    """The SQNRs in one sentence; None stands for a tensor of one row."""
+    """State the SQNRs in one sentence; None stands for a tensor of one row."""
     if comparison is None:
         return "Static and dynamic scales are compared on held-out rows; this tensor has only one row."
     fixed = ", ".join(f"{CALIBRATORS[name].label} {v:.2f} dB" for name, v in comparison.static.items())

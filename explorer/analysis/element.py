@@ -1,4 +1,4 @@
-"""One element of a quantized tensor: its block, its code, and the arithmetic between them in numbers."""
+"""Follow one element through quantization: its block, its code, and the arithmetic in numbers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Place = TypeVar("Place", int, Tensor)
 
 @dataclass(frozen=True)
 class Inspection:
-    """One element, its block, and how its restored value is computed.
+    """One element, its block, and the arithmetic of its restored value.
 
-    ``rows`` and ``columns`` are the block's [start, stop), of a block of the flattened tensor its part in the
-    element's row; ``bits`` is the code, most significant first, and
-    ``fields`` what its bits mean; ``packed_hex`` are the bytes of the block's codes in the element's row.
-    ``arithmetic`` is (quantity, formula with numbers), from the block's range to the error.
+    rows, columns  [start, stop) of the block; of a block of the flattened tensor, its part in the element's
+    row bits, fields   the code, most significant bit first, and the meaning of its bits packed_hex     bytes
+    of the block's codes in the element's row arithmetic     (quantity, formula with numbers), from the
+    block's range to the error
     """
 
     row: int
@@ -90,7 +90,7 @@ def _restored(q: QuantizedTensor, units: float, scale: float, cell: tuple[int, i
 
 
 def block_index(q: QuantizedTensor, row: Place, column: Place) -> tuple[Place, Place]:
-    """Index of the scale of element (row, column) in ``q``'s scales; of many elements, as integer tensors."""
+    """Index of the scale of element (row, column) in ``q``'s scales; of many elements as integer tensors."""
     height, width = q.scheme.block
     if q.scheme.flat and width:
         return row * 0, (row * q.shape[1] + column) // width
@@ -98,7 +98,7 @@ def block_index(q: QuantizedTensor, row: Place, column: Place) -> tuple[Place, P
 
 
 def packed_hex(q: QuantizedTensor, row: int, columns: tuple[int, int], limit: int = 48) -> str:
-    """The bytes that hold one block's codes in ``row``, in hexadecimal, at most ``limit`` of them."""
+    """Bytes of one block's codes in ``row``, in hexadecimal, at most ``limit`` of them."""
     per_element = q.scheme.format.packed_bits / 8
     first, last = math.floor(columns[0] * per_element), math.ceil(columns[1] * per_element)
     shown = q.packed[row, first : min(last, first + limit)].tolist()
@@ -107,7 +107,6 @@ def packed_hex(q: QuantizedTensor, row: int, columns: tuple[int, int], limit: in
 
 
 def _block_span(q: QuantizedTensor, row: int, column: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """[start, stop) of rows and columns of the element's block, or of its part in the element's row."""
     height, width = q.scheme.block
     if not q.scheme.flat:
         return _span(row, q.shape[0], height), _span(column, q.shape[1], width)
@@ -117,14 +116,13 @@ def _block_span(q: QuantizedTensor, row: int, column: int) -> tuple[tuple[int, i
 
 
 def _block_values(x: Tensor, q: QuantizedTensor, e: Inspection) -> Tensor:
-    """All values of the element's block."""
     if q.scheme.flat:
         return x.reshape(-1)[slice(*_span(e.row * q.shape[1] + e.column, x.numel(), q.scheme.block[1]))]
     return x[slice(*e.rows), slice(*e.columns)]
 
 
 def _span(index: int, length: int, size: int | None) -> tuple[int, int]:
-    """[start, stop) of the block that holds ``index`` along one axis; ``size`` None is the whole axis."""
+    """[start, stop) of the block around ``index`` along one axis; ``size`` None is the whole axis."""
     if size is None:
         return 0, length
     start = index // size * size
@@ -141,14 +139,14 @@ def _arithmetic(x: Tensor, q: QuantizedTensor, e: Inspection) -> Iterator[tuple[
     code = f"{short(e.code_value)}, code 0x{e.code:0{-(-fmt.bits // 4)}X}"
     yield "rounded", f"{_rounding(x, q, e)} → {code}"
     yield "the code's value", code_formula(fmt, e.code)
-    product = f"{minus} × {short(e.scale)}{_added(offset)} = " if q.scheme.scale is not None else ""
+    added = "" if offset is None else f" + ({short(offset)})"
+    product = f"{minus} × {short(e.scale)}{added} = " if q.scheme.scale is not None else ""
     yield "restored", f"{product}{short(e.restored)}"
     relative = f" ({100 * e.error / e.value:+.3g} %)" if e.value else ""
     yield "error", f"{short(e.restored)} − {short(e.value)} = {short(e.error)}{relative}"
 
 
 def _rounding(x: Tensor, q: QuantizedTensor, e: Inspection) -> str:
-    """Describe the value that is rounded, and the offsets added before or after."""
     scheme, scaled = q.scheme, _exact(_in_units(x, q, e))
     if _fitted(q):
         return "by the scale before it was refitted"
@@ -163,12 +161,11 @@ _ROUND = {Ties.EVEN: "round", Ties.AWAY: "round ties away", Ties.UP: "round ties
 
 
 def _fitted(q: QuantizedTensor) -> bool:
-    """True if the scales used to compute the codes were not kept."""
+    """True if the scales by which the codes were computed are not known."""
     return q.scheme.least_squares_scale and q.scales.unrounded is None
 
 
 def _scaling(x: Tensor, q: QuantizedTensor, e: Inspection) -> Iterator[tuple[str, str]]:
-    """From the block's range to the value in units of its scale."""
     block = _block_values(x, q, e)
     low, high = short(float(block.min())), short(float(block.max()))
     yield "block", f"min {low}, max {high}, {block.numel()} values"
@@ -183,7 +180,6 @@ def _scaling(x: Tensor, q: QuantizedTensor, e: Inspection) -> Iterator[tuple[str
 
 
 def _step(x: Tensor, q: QuantizedTensor, e: Inspection) -> tuple[str, str]:
-    """Describe the division of the value by its scale, by the scheme's rule for codes."""
     scales, rule, cell = q.scales, q.scheme.codes, block_index(q, e.row, e.column)
     value, name, divisor = short(e.value), "scale", e.scale
     if scales.offsets is not None:
@@ -203,22 +199,17 @@ def _in_bfloat16(q: QuantizedTensor) -> str:
 
 
 def _exact(value: float) -> str:
-    """float32 ``value`` in the digits that tell it from its neighbours, so that it rounds as it did."""
+    """A float32 ``value`` in enough digits that the text rounds as it does."""
     return f"{value:.9g}".replace("-", "−")
 
 
 def _offset(q: QuantizedTensor, e: Inspection) -> float | None:
-    """The offset of the element's block."""
     offsets = q.scales.offsets
     return None if offsets is None else float(offsets[block_index(q, e.row, e.column)])
 
 
-def _added(offset: float | None) -> str:
-    return "" if offset is None else f" + ({short(offset)})"
-
-
 def _in_units(x: Tensor, q: QuantizedTensor, e: Inspection) -> float:
-    """The value less the offset, in units of the scale, as it was rounded."""
+    """The value minus the offset, in units of the scale, before it was rounded."""
     i, j = block_index(q, e.row, e.column)
     place = (slice(e.row, e.row + 1), slice(e.column, e.column + 1), slice(i, i + 1), slice(j, j + 1))
     return float(scaled_blocks(Rectangle(*place, 1, 1), x.float(), q.scales, q.scheme))
@@ -240,7 +231,6 @@ def _scale_formula(q: QuantizedTensor, cell: tuple[int, int], scale: float) -> s
 
 
 def _under_upper_level(upper: UpperLevel, stored: float, cell: tuple[int, int]) -> str:
-    """Describe the dequantization of a stored scale, in numbers."""
     above = short(float(upper.scale[cell]))
     if isinstance(upper, NestedLevel):
         mean = short(float(upper.mean[cell]))

@@ -1,8 +1,7 @@
-"""What a tensor should be good enough for: the part of the frontier that decides it, and the schemes that
-people ask about there.
+"""Goals of a quantization, such as 4-bit weights or a size: ranges of the frontier, and schemes to compare.
 
-A goal has a name for the address, the range of bits and of decibels that its figure shows, and a shortlist of
-at most five schemes in a fixed order, the first of which are A and B.
+A goal has a name for the page's address, the ranges of bits and decibels in its figure, and a shortlist of at
+most five schemes in a fixed order, beginning with A and B.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ MOST = 5
 
 @dataclass(frozen=True)
 class Goal:
-    """One answer to "good enough for …".
+    """A row of the goals.
 
-    bits, db    ends of the figure's axes: bits per element, SQNR in dB
-    schemes     names in ``SCHEMES``, in the order of the table; the first is A, the second B
-    asked       further names that the figure writes at their points where there is room
-    most_bits   the limit of "at most a size", in bits per element; None for the others
-    logarithmic whether the bits are drawn on a logarithmic axis: where they span more than one range
+    bits, db     ends of the figure's axes: bits per element, SQNR in dB
+    schemes      names in ``SCHEMES``, in the order of the table; the first is A, the second B
+    asked        further names that the figure labels if there is room
+    most_bits    limit of a goal "at most a size", in bits per element; None for others
+    logarithmic  the axis of bits is logarithmic, because they span more than one range
     """
 
     name: str
@@ -79,32 +78,33 @@ _ROWS = (
 )  # fmt: skip
 
 GOALS: dict[str, Goal] = {goal.name: goal for goal in _ROWS}
-"""Every goal without a number of its own, by its name in the address, in the order of its buttons."""
+"""Goals without a number in their name, by their name in the address, in the order of the buttons."""
 DEFAULT = "4-bit"
 AT_MOST = "at-most-"
-"""Before the size in the name of such a goal: "at-most-4.25" bits per element, "at-most-3MB"."""
+"""Prefix of goals with a size: "at-most-4.25" bits per element, "at-most-3MB"."""
 _SIZE = re.compile(AT_MOST + r"(\d{1,9}(?:\.\d{1,4})?)(kb|mb|gb)?", re.IGNORECASE)
 _UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
 _CANDIDATES = tuple(dict.fromkeys(name for goal in _ROWS for name in (*goal.schemes, *goal.asked)))
 _BELOW, _ABOVE = 2.0, 0.25
-"""Bits that the figure of a size shows below and above it."""
+"""Bits below and above a size in its figure."""
 _STEP, _ROOM = 5.0, 2.0
-"""Decibels: the grid of the axis, and room around the points."""
+"""Grid of the axis in decibels, and room around the points."""
 
 
 def goal_of(name: str, shape: tuple[int, int]) -> Goal:
-    """The goal called ``name`` for a tensor of ``shape`` [rows, cols].
+    """Find the goal called ``name`` for a tensor of ``shape`` [rows, cols].
 
-    ``ValueError`` with the names there are; also for a size that no scheme fits.
+    ``ValueError`` with the accepted names; also for a size that no scheme fits.
     """
     if name in GOALS:
         return GOALS[name]
-    match = _SIZE.fullmatch(name.strip())
-    if match is None and name.strip().startswith(AT_MOST):
-        size = name.strip().removeprefix(AT_MOST)
+    name = name.strip()
+    match = _SIZE.fullmatch(name)
+    if match is None and name.startswith(AT_MOST):
+        size = name.removeprefix(AT_MOST)
         raise ValueError(
-            f"{size[:40]!r} is no size: type a number of bits an element such as 4.25, or a size such as 9MB "
-            "(kB, MB, GB)"
+            f"{size[:40]!r} is no size: type a number of bits per element such as 4.25, or a size such as "
+            "9MB (kB, MB, GB)"
         )
     if match is None:
         raise ValueError(
@@ -113,16 +113,16 @@ def goal_of(name: str, shape: tuple[int, int]) -> Goal:
         )
     number, unit = float(match[1]), (match[2] or "").lower()
     elements = max(shape[0] * shape[1], 1)
-    return size_goal(number if not unit else 8 * number * _UNITS[unit] / elements, shape, name.strip())
+    return size_goal(number if not unit else 8 * number * _UNITS[unit] / elements, shape, name)
 
 
 def is_goal(name: str) -> bool:
-    """True of a name that ``goal_of`` takes for some tensor."""
+    """Return whether ``goal_of`` accepts a name for some tensor."""
     return name in GOALS or _SIZE.fullmatch(name.strip()) is not None
 
 
 def size_goal(most_bits: float, shape: tuple[int, int], name: str = "") -> Goal:
-    """The goal "at most ``most_bits`` per element": the five schemes that come nearest to it from below."""
+    """Make the goal "at most ``most_bits`` per element": the five largest schemes that fit."""
     bits = {n: SCHEMES[n].bits_per_element(shape).total for n in _CANDIDATES}
     fit = [n for n in sorted(bits, key=lambda n: -bits[n]) if bits[n] <= most_bits * (1 + 1e-9)]
     if not fit:
@@ -140,8 +140,8 @@ def size_goal(most_bits: float, shape: tuple[int, int], name: str = "") -> Goal:
 
 
 def adapted(goal: Goal, points: Iterable[tuple[float, float]]) -> Goal:
-    """``goal`` with the decibels of these ``points`` (bits, dB): its own range where they lie in it, else
-    theirs. Points outside of its bits, and without a finite number of decibels, do not count."""
+    """Extend the decibels of ``goal`` to the ``points`` (bits, dB) if they do not fit in its own range.
+    Points outside of its bits, or without a finite SQNR, do not count."""
     low, high = goal.bits
     seen = [db for bits, db in points if low <= bits <= high and math.isfinite(db)]
     fixed = goal.most_bits is None and not goal.logarithmic
@@ -153,8 +153,8 @@ def adapted(goal: Goal, points: Iterable[tuple[float, float]]) -> Goal:
 
 
 def nearest_goal(scheme: Scheme, shape: tuple[int, int]) -> Goal:
-    """The goal of weights whose figure shows the scheme nearest to its centre: that of an old link, which
-    names none."""
+    """Find the goal of weights with the scheme nearest to the centre of its figure, for old links, which name
+    none."""
     bits = scheme.bits_per_element(shape).total
     weights = [goal for goal in _ROWS if goal.name.endswith("-bit")]
     best = min(weights, key=lambda goal: abs(sum(goal.bits) / 2 - bits))

@@ -1,4 +1,4 @@
-"""Weights that lie on a grid already: the scheme that restores them exactly."""
+"""Detect weights that lie on a grid already, and the scheme that restores them exactly."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from explorer.progress import checkpoint
 from explorer.schemes import SCHEMES, Scheme
 
 MOST_VALUES = 256
-"""Different values of a row, at most, on the grid of 8 bits."""
+"""Most different values of a row on a grid of 8 bits."""
 CLOSE = 1e-6
-"""The error of rounding a scale and a product, as a share of the largest magnitude."""
+"""Accepted error, by rounding a scale and a product, as a share of the largest magnitude."""
 _ROWS = 8
 _BLOCKS = ("tensor", "row", "1x128", "1x64", "1x32")
 _MAPPINGS = ("symmetric", "full", "power", "asymmetric")
 
 
 def exact_scheme(x: Tensor, most_bits: int = 8) -> Scheme | None:
-    """The integer scheme of the fewest bits, up to ``most_bits``, with the largest blocks, or MXFP4, that
-    restores the finite matrix ``x`` [rows, cols] within ``CLOSE``; None if there is none.
+    """Find the integer scheme of the fewest bits, up to ``most_bits``, with the largest blocks, or MXFP4,
+    that restores the finite matrix ``x`` [rows, cols] within ``CLOSE``; None if there is none.
 
-    Weights that were quantized before, and stored as values, are such: their errors under another mapping of
-    the same bits are not small.
+    Weights that were quantized before, and stored as values, have such a scheme; under another mapping of the
+    same bits their errors are large.
     """
     x = x.float()
     first = x[:_ROWS]
@@ -43,8 +43,8 @@ def exact_scheme(x: Tensor, most_bits: int = 8) -> Scheme | None:
 
 
 def grid_words(x: Tensor) -> str:
-    """Which scheme restores the matrix ``x`` exactly (``exact_scheme``), in words; empty if none does. Of
-    MXFP4's values also whether NVFP4 can hold them (``nvfp4_exactly``)."""
+    """Name the scheme that restores the matrix ``x`` exactly (``exact_scheme``), or return an empty text. For
+    MXFP4's values, also state whether NVFP4 can represent them (``nvfp4_exactly``)."""
     if not (scheme := exact_scheme(x)):
         return ""
     said = f"These values lie on a grid: {scheme.label} restores them exactly ({scheme})."

@@ -1,7 +1,6 @@
 """Memory of a model's weights under a scheme, scales included, and the GPUs with enough memory.
 
-Weights only: the cache of keys and values (``explorer.analysis.cache``), activations and the runtime come on
-top.
+The cache of keys and values (``explorer.analysis.cache``), activations and the runtime are not included.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ class ModelShape:
     kv_heads: int
     vocabulary: int
     window: int | None = None
-    """Tokens of the sliding window of all layers, if they have one."""
+    """Tokens of the sliding window of all layers, if there is one."""
 
     @property
     def cache(self) -> CacheShape:
-        """What its layers keep of a token."""
+        """Keys and values of its layers."""
         return CacheShape.uniform(self.layers, self.kv_heads, self.hidden // self.heads, (self.window,))
 
     @property
@@ -68,25 +67,25 @@ MODELS: dict[str, ModelShape] = {
         ModelShape("Llama-3-70B", 80, 8192, 28672, 64, 8, 128256),
     )
 }
-"""Of Mistral-7B version 0.1, whose layers have a sliding window; later versions have none."""
+"""Models by name. Mistral-7B is version 0.1, which has a sliding window; later versions have none."""
 
 GPUS: dict[str, float] = {
     "T4 16 GB": 16, "L4 24 GB": 24, "RTX 4090 24 GB": 24, "RTX 5090 32 GB": 32, "L40S 48 GB": 48,
     "A100 80 GB": 80, "H100 80 GB": 80, "H200 141 GB": 141, "B200 180 GB": 180,
 }  # fmt: skip
-"""Memory in GB as the vendors state it; part of it is never free."""
+"""Memory in GB as stated by the vendors; a part of it is never free."""
 
 TYPICAL_SHAPE = (4096, 4096)
-"""The shape assumed for every matrix when only a parameter count is given."""
+"""Shape of every matrix if only a parameter count is given."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
     """Bytes of weights under one scheme, and ``bits`` per parameter.
 
-    ``everything`` quantizes all parameters; ``linears_only`` keeps embedding, head and norms in FP16 (None
-    when only a parameter count is known). ``fits`` names the GPUs that hold ``everything`` with a tenth of
-    their memory left.
+    everything    all parameters are quantized
+    linears_only  embedding, head and norms stay in FP16; None if only a parameter count is known
+    fits          GPUs with enough memory for ``everything`` and a tenth of it left
     """
 
     scheme: str
@@ -97,39 +96,39 @@ class MemoryEstimate:
 
 
 def estimate(scheme: Scheme, model: ModelShape | None = None, parameters: int = 0) -> MemoryEstimate:
-    """The size of a known model, or of ``parameters`` weights in 4096×4096 matrices.
+    """Compute the size of a known model, or of ``parameters`` weights in 4096×4096 matrices.
 
     ``ValueError`` without a model and without a positive count.
     """
-    if model is None:
-        if parameters < 1:
-            raise ValueError("a model has at least one parameter")
-        total = parameters * scheme.bits_per_element(TYPICAL_SHAPE).total / 8
-        return _estimate(scheme, total, None, parameters)
-    linear = sum(n * k * count * scheme.bits_per_element((n, k)).total / 8 for n, k, count in model.linears)
-    table = (model.vocabulary, model.hidden)
-    rest = model.other_parameters * scheme.bits_per_element(table).total / 8
-    return _estimate(scheme, linear + rest, linear + 2 * model.other_parameters, model.parameters)
-
-
-def _estimate(scheme: Scheme, total: float, linears_only: float | None, parameters: int) -> MemoryEstimate:
+    if model is not None:
+        linear = sum(
+            n * k * count * scheme.bits_per_element((n, k)).total / 8 for n, k, count in model.linears
+        )
+        table = (model.vocabulary, model.hidden)
+        total = linear + model.other_parameters * scheme.bits_per_element(table).total / 8
+        parameters, linears_only = model.parameters, linear + 2 * model.other_parameters
+    elif parameters < 1:
+        raise ValueError("a model has at least one parameter")
+    else:
+        total, linears_only = parameters * scheme.bits_per_element(TYPICAL_SHAPE).total / 8, None
     return MemoryEstimate(scheme.label, 8 * total / parameters, total, linears_only, gpus_that_hold(total))
 
 
 def left_on(size: float, gigabytes: float) -> float | None:
-    """GB of nine tenths of a GPU's memory that ``size`` bytes of weights leave for KV cache and activations;
-    None if they do not fit."""
+    """Memory in GB, of nine tenths of a GPU's, that ``size`` bytes of weights leave for KV cache and
+    activations; None if they do not fit."""
     left = 0.9 * gigabytes - size / 1e9
     return left if left >= 0 else None
 
 
 def sizes_that_differ(weights: Sequence[float], count: int = 3) -> list[float]:
-    """``count`` memories of ``GPUS`` in GB, from the smallest that holds any of ``weights`` (bytes)."""
+    """List ``count`` memories of ``GPUS`` in GB, from the smallest with room for any of ``weights``
+    (bytes)."""
     every = sorted(set(GPUS.values()))
     holding = [size for size in every if any(left_on(w, size) is not None for w in weights)]
     return holding[:count]
 
 
 def gpus_that_hold(size: float) -> tuple[str, ...]:
-    """The GPUs of which ``size`` bytes leave a tenth of the memory, the smallest first."""
+    """List the GPUs with room for ``size`` bytes and a tenth of their memory left, the smallest first."""
     return tuple(name for name, gigabytes in GPUS.items() if size <= 0.9 * gigabytes * 1e9)

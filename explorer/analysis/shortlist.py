@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,10 +23,20 @@ class RowTime:
     note: str = ""
 
 
+class _Row:
+    """A row with times of products."""
+
+    times: tuple[RowTime, ...]
+
+    def time_at(self, tokens: int) -> RowTime | None:
+        """The time at this number of tokens, if there is one."""
+        return next((time for time in self.times if time.tokens == tokens), None)
+
+
 @dataclass(frozen=True)
-class Pending:
-    """A row of the shortlist whose error is still being computed, or cannot be (``refused`` says why): bits
-    per element and bytes are known."""
+class Pending(_Row):
+    """A row of the shortlist with an error that is still being computed, or cannot be (``refused`` is the
+    reason): bits per element and bytes are known."""
 
     text: str
     label: str
@@ -37,22 +46,11 @@ class Pending:
     times: tuple[RowTime, ...] = ()
     refused: str = ""
 
-    def time_at(self, tokens: int) -> RowTime | None:
-        """The time at this number of tokens, if there is one."""
-        return _time_at(self.times, tokens)
-
-
-def storage(scheme: Scheme, shape: tuple[int, int]) -> tuple[float, int]:
-    """Bits per element and bytes of a tensor [rows, cols] under ``scheme``, scales included, before it is
-    quantized."""
-    bits = scheme.bits_per_element(shape).total
-    return bits, round(bits * shape[0] * shape[1] / 8)
-
 
 @dataclass(frozen=True)
-class Candidate:
-    """One row of the shortlist. ``text`` names the scheme in links; ``report`` is that of the whole tensor,
-    unless ``share`` (0 … 1) of it is less, while the rest is computed. ``held``: checkpoint formats."""
+class Candidate(_Row):
+    """A row of the shortlist. ``text`` names the scheme in links; ``share`` (0 … 1) of the tensor is measured
+    in ``report``; ``held``: checkpoint formats with this scheme."""
 
     text: str
     label: str
@@ -61,10 +59,8 @@ class Candidate:
     times: tuple[RowTime, ...] = ()
     share: float = 1.0
 
-    def time_at(self, tokens: int) -> RowTime | None:
-        """The time at this number of tokens, if there is one."""
-        return _time_at(self.times, tokens)
 
-
-def _time_at(times: Sequence[RowTime], tokens: int) -> RowTime | None:
-    return next((time for time in times if time.tokens == tokens), None)
+def storage(scheme: Scheme, shape: tuple[int, int]) -> tuple[float, int]:
+    """Bits per element and bytes of a tensor [rows, cols] under ``scheme``, scales included."""
+    bits = scheme.bits_per_element(shape).total
+    return bits, round(bits * shape[0] * shape[1] / 8)

@@ -1,10 +1,10 @@
-"""Explanation of a scheme's error: the width of its steps, and the cause of that width.
+"""Explain a scheme's error by the width of its steps, and the cause of that width.
 
 On a uniform grid the squared error is about a twelfth of the squared step (Bennett 1948, "Spectra of
-quantized signals"), and a step is the range of a block's codes divided by the steps in it. So few levels, or
-one large value in a large block, make every other value's error large. The steps of a float grow with the
-value, and only the values that are subnormal in their block share one step. All numbers are of the tensor and
-its scales as they are.
+quantized signals"), and a step is the range of a block's codes divided by the number of steps. Few levels, or
+one large value in a large block, therefore make the errors of all other values large. The steps of a float
+grow with the value; only values that are subnormal in their block share one step. All numbers are measured on
+the tensor and its scales.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from explorer.formats.integers import FixedPointFormat
 from explorer.schemes import Scheme
 
 FEW = 0.001
-"""A smaller share of elements is not reported."""
+"""Smaller shares of elements are not reported."""
 MANY = 0.2
-"""Minimum share of elements rounded to zero that explains the error in addition to the step width."""
-
+"""Smallest share of elements rounded to zero that explains the error in addition to the step width."""
 MUCH = 0.1
-"""Minimum share of all squared errors for one clipped element to be reported."""
+"""Smallest share of one clipped element in all squared errors that is reported."""
 _EVENLY = (
-    "0.29 is that of values which lie evenly between the levels, values that lie on levels err less, clipped "
-    "ones more"
+    "0.29 is the error of values that are evenly spread between levels; values on levels have a smaller one, "
+    "clipped values a larger one"
 )
 
 
@@ -39,9 +38,10 @@ _EVENLY = (
 class Grid:
     """The codes of a scheme laid over a tensor, in root mean squares of the tensor's elements.
 
-    ``width``  from the least to the largest value of a block's codes; over blocks the root mean
-               square, each block as often as it has elements; infinite for a cast
-    ``steps``  between those, and ``step`` = width / steps
+    width  from the smallest to the largest value of a block's codes; the root mean square over blocks,
+    weighted
+           by their elements; infinite for a cast
+    steps  number of steps between these values, each ``step`` = width / steps wide
     """
 
     scheme: Scheme
@@ -59,7 +59,7 @@ class Grid:
 
 
 def grid_of(q: QuantizedTensor, rms: float) -> Grid:
-    """The ``Grid`` of a quantized tensor whose elements have the root mean square ``rms`` > 0."""
+    """Compute the grid of a quantized tensor with the root mean square ``rms`` > 0."""
     low, high = q.scheme.code_limits
     levels = [level for level in q.scheme.format.levels if low <= level <= high] if q.scheme.scale else []
     steps = max(len(levels) - 1, 1)
@@ -69,20 +69,18 @@ def grid_of(q: QuantizedTensor, rms: float) -> Grid:
 
 
 def _mean_scale(q: QuantizedTensor) -> float:
-    """The root mean square of the scales, each as often as its block has elements."""
+    """Root mean square of the scales, each weighted by the elements of its block."""
     rows, columns = q.shape
     height, width = q.scheme.block
     if q.scheme.flat:
         rows, columns, height = 1, rows * columns, None
-    down, along = _sizes(rows, height), _sizes(columns, width)
+
+    def sizes(length: int, size: int | None) -> Tensor:
+        starts = torch.arange(0, length, size or length, dtype=torch.float64)
+        return (length - starts).clamp(max=size or length)
+
     squares = q.scales.scale.double().cpu().square()
-    return math.sqrt(float(down @ squares @ along) / (rows * columns))
-
-
-def _sizes(length: int, size: int | None) -> Tensor:
-    """float64: how many elements each block has along an axis."""
-    starts = torch.arange(0, length, size or length, dtype=torch.float64)
-    return (length - starts).clamp(max=size or length)
+    return math.sqrt(float(sizes(rows, height) @ squares @ sizes(columns, width)) / (rows * columns))
 
 
 def why(a: Analysis, b: Analysis | None = None) -> str:
@@ -110,7 +108,7 @@ def why(a: Analysis, b: Analysis | None = None) -> str:
 
 
 def _scales_end(side: Analysis, letter: str) -> str:
-    """A sentence where blocks need larger scales than the scales' format has; empty elsewhere."""
+    """A sentence if blocks need larger scales than the scales' format has; else empty."""
     rule, grid = side.q.scheme.scale, side.q.scales.scale
     if rule is None or rule.per_tensor or rule.has_upper_level or side.report.clipped < FEW:
         return ""
@@ -125,8 +123,7 @@ def _scales_end(side: Analysis, letter: str) -> str:
 
 
 def _scales_collapse(side: Analysis, letter: str) -> str:
-    """A sentence where double quantization stores scales as 0 or below, which no block's are; empty
-    elsewhere."""
+    """A sentence if double quantization stores scales of blocks as 0 or below; else empty."""
     rule, grid, raw = side.q.scheme.scale, side.q.scales.scale, side.q.scales.unrounded
     if rule is None or not rule.nested:
         return ""
@@ -136,14 +133,13 @@ def _scales_collapse(side: Analysis, letter: str) -> str:
         return ""
     return (
         f" of {letter}'s {words.count(blocks)} scales {words.count(lost)} are stored as 0 or below, so that "
-        "their blocks are restored as zeros or with the wrong sign: bitsandbytes' double quantization stores "
-        "each scale less the mean of all, and one large block leaves the others too few of its steps."
+        "their blocks are restored as zeros or with the wrong sign: bitsandbytes' double quantization "
+        "subtracts the mean of all scales, and one large block leaves the others too few steps."
     )
 
 
 def _of_one_float(fmt: FloatFormat, sides: list[Analysis]) -> str:
-    """For two schemes with the same float format: the number of elements too small for their block's
-    scale."""
+    """Compare the shares of elements too small for their block's scale, of schemes with one float format."""
     shares = [_subnormal_share(side) for side in sides]
     if max(shares) < FEW:
         return ""
@@ -156,55 +152,33 @@ def _of_one_float(fmt: FloatFormat, sides: list[Analysis]) -> str:
 
 
 def _rms(side: Analysis) -> float:
-    """The root mean square of the elements of a tensor that is not all zero."""
     return side.report.rmse / side.report.relative_error
 
 
 def _of_two_grids(grids: list[Grid], sides: list[Analysis]) -> str:
-    """Name the finer of two uniform grids, the ratio of their steps, and its cause."""
+    """Name the finer of two uniform grids, the ratio of their steps, and its cause, or the errors in steps if
+    the finer grid has no smaller error."""
     fine, coarse = sorted((0, 1), key=lambda side: grids[side].step)
-    times = grids[coarse].step / grids[fine].step
-    if _digits(times) == "1":
-        return _of_equal_grids(grids, sides)
-    first, second = "AB"[fine], "AB"[coarse]
+    first, second, times = "AB"[fine], "AB"[coarse], _digits(grids[coarse].step / grids[fine].step)
+    # The root mean squared error by the width of a step: 12^-1/2 for evenly spread values.
+    errors = [_digits(s.report.relative_error / grid.step) for grid, s in zip(grids, sides, strict=True)]
+    if times == "1":
+        text = f"Why: steps are equally wide, {_digits(grids[0].step)} times the RMS"
+        if errors[0] == errors[1]:
+            return f"{text}{_outliers(sides[0])}."
+        return f"{text}; A's error is {errors[0]} of a step, B's {errors[1]}: {_EVENLY}."
+    start = f"Why: {first}'s steps are {times} times as fine as {second}'s"
     if sides[fine].report.sqnr_db <= sides[coarse].report.sqnr_db:
-        return _against_the_grids(
-            first, second, times, [_error_in_steps(grids[i], sides[i]) for i in (fine, coarse)]
-        )
+        error, other = errors[fine], errors[coarse]
+        return f"{start}, but its error is {error} of a step, {second}'s {other}: {_EVENLY}."
     of = [
         f"{grid.steps} steps over {_digits(grid.width)} times the RMS ({_sharing(grid.scheme)})"
         for grid in grids
     ]
-    text = (
-        f"Why: {first}'s steps are {_digits(times)} times as fine as {second}'s: {first} has {of[fine]}, "
-        f"{second} {of[coarse]}"
-    )
     zeroed = sides[coarse].report.zeroed
     lost = f"; {percent(zeroed)} of the elements became 0 under {second}" if zeroed > MANY else ""
     clipped = "".join(_clipped(side, f" under {name}") for name, side in zip("AB", sides, strict=True))
-    return f"{text}{lost}{clipped}{_outliers(sides[0])}."
-
-
-def _of_equal_grids(grids: list[Grid], sides: list[Analysis]) -> str:
-    """Two uniform grids whose steps differ in no digit that is said; what errs more of a step is said."""
-    text = f"Why: steps are equally wide, {_digits(grids[0].step)} times the RMS"
-    errors = [_digits(_error_in_steps(*pair)) for pair in zip(grids, sides, strict=True)]
-    if errors[0] == errors[1]:
-        return f"{text}{_outliers(sides[0])}."
-    return f"{text}; A's error is {errors[0]} of a step, B's {errors[1]}: {_EVENLY}."
-
-
-def _against_the_grids(fine: str, coarse: str, times: float, errors: list[float]) -> str:
-    """Explain why the finer of two grids has no smaller error: the errors in steps of each grid."""
-    return (
-        f"Why: {fine}'s steps are {_digits(times)} times as fine as {coarse}'s, but its error is "
-        f"{_digits(errors[0])} of a step, {coarse}'s {_digits(errors[1])}: {_EVENLY}."
-    )
-
-
-def _error_in_steps(grid: Grid, side: Analysis) -> float:
-    """The root mean squared error by the width of a step; 12^-1/2 for evenly spread values."""
-    return side.report.relative_error / grid.step
+    return f"{start}: {first} has {of[fine]}, {second} {of[coarse]}{lost}{clipped}{_outliers(sides[0])}."
 
 
 def _clause(grid: Grid, side: Analysis) -> str:
@@ -237,7 +211,7 @@ def _clipped(side: Analysis, under: str = "") -> str:
 
 
 def _subnormal_share(side: Analysis) -> float:
-    """The share of elements whose code is subnormal, or which became 0; 0 where codes were not counted."""
+    """Share of elements with a subnormal code, or which became 0; 0 if codes were not counted."""
     fmt, counts = side.q.scheme.format, side.measured.code_counts
     if counts is None or not isinstance(fmt, FloatFormat):
         return 0.0
@@ -250,7 +224,7 @@ def _subnormal_share(side: Analysis) -> float:
 
 
 def _outliers(side: Analysis) -> str:
-    """Describe the distance of the largest element from the others."""
+    """Describe how much larger the largest elements are than all others."""
     before = side.before
     ends = [abs(float(edge)) for edge in (before.below.edges[0], before.above.edges[-1])]
     text = f". The largest |x| is {_digits(max(ends) / _rms(side))} times the RMS of all elements"
@@ -263,17 +237,16 @@ def _outliers(side: Analysis) -> str:
 
 
 def _sharing(scheme: Scheme) -> str:
-    """The block that shares a scale, in brackets."""
+
     if scheme.scale is None:
         return "no scale"
     if scheme.block == (None, None):
         return "one scale for all"
-    kinds = {"per row": "one scale per row", "per column": "one scale per column"}
-    return kinds.get(scheme.granularity, scheme.granularity)
+    return f"{'one scale ' if scheme.granularity in ('per row', 'per column') else ''}{scheme.granularity}"
 
 
 def percent(share: float) -> str:
-    """A share (0 … 1) in words; values below 1 are never shown as "100 %"."""
+    """Format a share (0 … 1); values below 1 are never shown as "100 %"."""
     if 0.9995 <= share < 1:
         return "more than 99.9 %"
     return f"{words.number(100 * share, 3 if share > 0.9 else 2)} %"

@@ -22,8 +22,15 @@ from torch import Tensor
 from explorer.core.quantize import QuantizedTensor
 from explorer.core.ranges import find_ranges
 from explorer.formats import IntegerFormat
-from explorer.formats.packing import pack
-from explorer.methods.layer import QuantizedLayer, check_layer, check_objective, safe_divisor, same_gram
+from explorer.methods.layer import (
+    QuantizedLayer,
+    check_layer,
+    check_objective,
+    of_groups,
+    row_groups,
+    safe_divisor,
+    same_gram,
+)
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import MappingType, Scales, Scheme, scale_for
 
@@ -75,9 +82,7 @@ class _Problem:
 
     def __init__(self, weight: Tensor, scheme: Scheme, inputs: Tensor) -> None:
         self.shape, self.scheme, self.inputs = (weight.shape[0], weight.shape[1]), scheme, inputs
-        width = scheme.block[1] or weight.shape[1]
-        padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % width))
-        self.w = padded.view(len(weight), -1, width)
+        self.w = row_groups(weight, scheme.block[1] or weight.shape[1])
         self.whole = find_ranges(weight, scheme)
 
     def loss_and_gradients(self, offset: Tensor, shares: Tensor) -> tuple[float, tuple[Tensor, ...]]:
@@ -95,10 +100,7 @@ class _Problem:
 
     def quantized(self, offset: Tensor, shares: Tensor) -> QuantizedTensor:
         codes, _, _, scales = self._codes(offset, shares)
-        codes = codes.round().flatten(1)[:, : self.shape[1]].contiguous()
-        fmt = self.scheme.format
-        assert isinstance(fmt, IntegerFormat)
-        return QuantizedTensor(pack(fmt.codes_of(codes), fmt), scales, self.scheme, self.shape)
+        return of_groups(codes.round(), scales, self.scheme, self.shape)
 
     def _codes(self, offset: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor, Scales]:
         """Codes, and zero points and scales that broadcast over them, all with gradients; and the stored

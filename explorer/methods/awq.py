@@ -16,7 +16,7 @@ from torch import Tensor
 from explorer.core.quantize import quantize_with_scales
 from explorer.core.ranges import find_ranges
 from explorer.methods.factors import Readers, least_error
-from explorer.methods.layer import Diagonal, Objective, QuantizedLayer, check_layer
+from explorer.methods.layer import Diagonal, Objective, QuantizedLayer, check_layer, row_groups
 from explorer.methods.rtn import rtn
 from explorer.progress import Progress, checkpoint
 from explorer.schemes import Scheme, scale_for
@@ -44,7 +44,7 @@ def relative_size(readers: Readers) -> Tensor:
     """float32 [K]: mean |w| / its group's largest, over the rows of all layers."""
     parts = []
     for weight, scheme in zip(readers.weights, readers.schemes, strict=True):
-        groups = _row_groups(weight.abs(), scheme.block[1] or weight.shape[1])
+        groups = row_groups(weight.abs(), scheme.block[1] or weight.shape[1])
         groups = groups / groups.amax(2, keepdim=True).clamp(min=1e-12)
         parts.append(groups.view(len(weight), -1)[:, : weight.shape[1]])
     return torch.cat(parts).mean(0)
@@ -115,7 +115,7 @@ def clip_search(weight: Tensor, scheme: Scheme, activations: Tensor) -> Range:
             f"ranges are searched for rows, or groups along them; {scheme.label} is something else"
         )
     width = scheme.block[1] or weight.shape[1]
-    full, x = find_ranges(weight, scheme), _row_groups(activations[:CLIP_TOKENS], width)
+    full, x = find_ranges(weight, scheme), row_groups(activations[:CLIP_TOKENS], width)
     largest = weight.abs().amax()
     gram = torch.einsum("tgi,tgj->gij", x, x) / len(x)
     least, factor = torch.full_like(full.high, float("inf")), torch.ones_like(full.high)
@@ -123,16 +123,11 @@ def clip_search(weight: Tensor, scheme: Scheme, activations: Tensor) -> Range:
         checkpoint()
         clipped = full.scaled(shrink, shrink)
         rounded = quantize_with_scales(weight, scheme, scale_for(clipped, scheme, largest)).dequantize()
-        error = _row_groups(weight - rounded, width)
+        error = row_groups(weight - rounded, width)
         cost = (torch.einsum("ngi,gij->ngj", error, gram) * error).sum(2)
         factor = torch.where(cost < least, shrink, factor)
         least = torch.minimum(cost, least)
     return full.scaled(factor, factor)
-
-
-def _row_groups(x: Tensor, width: int) -> Tensor:
-    """[rows, groups, width]: ``x`` [rows, K] in groups along its rows, the last one padded with zeros."""
-    return torch.nn.functional.pad(x, (0, -x.shape[1] % width)).view(len(x), -1, width)
 
 
 def _centred(s: Tensor, seen: Tensor) -> Tensor:

@@ -20,13 +20,14 @@ from torch import Tensor
 from explorer.core.quantize import QuantizedTensor
 from explorer.core.ranges import find_ranges
 from explorer.formats import IntegerFormat
-from explorer.formats.packing import pack
 from explorer.methods.layer import (
     QuantizedLayer,
     Residue,
     as_float16,
     check_layer,
     check_objective,
+    of_groups,
+    row_groups,
     safe_divisor,
 )
 from explorer.progress import Progress, checkpoint
@@ -44,9 +45,7 @@ class GroupOffset(Residue):
     names: ClassVar[tuple[str, ...]] = ("offset",)
 
     def product(self, x: Tensor, remaining: Tensor) -> Tensor:
-        sums = torch.nn.functional.pad(remaining, (0, -remaining.shape[1] % self.width))
-        sums = sums.view(len(remaining), -1, self.width).sum(2)
-        return sums @ self.offset.to(remaining.dtype).t()
+        return row_groups(remaining, self.width).sum(2) @ self.offset.to(remaining.dtype).t()
 
     def merged(self, values: Tensor) -> Tensor:
         return values + self.offset.to(values.dtype).repeat_interleave(self.width, 1)[:, : values.shape[1]]
@@ -93,10 +92,8 @@ def hqq(
     codes, zero = best
     rounded = zero.round().clamp(*scheme.code_limits)
     offset = as_float16(((rounded - zero) * problem.scale)[:, :, 0], "the offsets of groups")
-    codes = codes.reshape(len(w), -1)[:, : w.shape[1]].contiguous()
     stored = dataclasses.replace(scales, zero_points=rounded[:, :, 0].to(scales.zero_points.dtype))
-    packed = pack(scheme.format.codes_of(codes), scheme.format)
-    q = QuantizedTensor(packed, stored, scheme, (w.shape[0], w.shape[1]))
+    q = of_groups(codes, stored, scheme, (w.shape[0], w.shape[1]))
     return QuantizedLayer(q, residues=(GroupOffset(offset, width),), objective=tuple(objective))
 
 
@@ -104,12 +101,9 @@ class _Problem:
     """A weight in groups [N, groups, width], the last one padded, under fixed scales [N, groups, 1]."""
 
     def __init__(self, weight: Tensor, scale: Tensor, width: int, scheme: Scheme) -> None:
-        padding = (0, -weight.shape[1] % width)
         self.scale, self.limits, self.elements = scale, scheme.code_limits, weight.numel()
         self.divisor = safe_divisor(scale)
-        self.w = torch.nn.functional.pad(weight, padding).view(len(weight), -1, width)
-        inside = torch.nn.functional.pad(torch.ones_like(weight[:1]), padding)
-        self.inside = inside.view(1, -1, width)
+        self.w, self.inside = row_groups(weight, width), row_groups(torch.ones_like(weight[:1]), width)
 
     def codes(self, zero: Tensor) -> Tensor:
         return (self.w / self.divisor + zero).round().clamp(*self.limits)

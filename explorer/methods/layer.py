@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from explorer.core.quantize import QuantizedTensor, quantize
-from explorer.schemes import BitBudget, Scheme
+from explorer.formats import IntegerFormat
+from explorer.formats.packing import pack
+from explorer.schemes import BitBudget, Scales, Scheme
 
 Objective = tuple[float, ...]
 """Objective values of a method, over its iterations or its candidates."""
@@ -29,41 +31,26 @@ SMALLEST_SCALE, LARGEST_SCALE = 2.0**-14, 65504.0
 
 
 class Transform(Protocol):
-    """Another basis for the layer's inputs: ``inputs`` of X times ``weight`` of W is X · Wᵀ again."""
+    """Another basis for the layer's inputs: ``inputs`` of X [tokens, K] times ``weight`` of W [N, K] is X ·
+    Wᵀ again, and ``undo`` takes a weight back to the old basis. The other members are those of ``Stored``;
+    its ``bits`` count if the operation before the layer cannot absorb the transform."""
 
     names: ClassVar[tuple[str, ...]]
-    """The keys of ``tensors`` in a file; no two kinds of transform or residue share one."""
 
     @property
-    def bits(self) -> int:
-        """Bits of storage if the operation before the layer cannot absorb it."""
-        ...
-
-    def inputs(self, x: Tensor) -> Tensor:
-        """Activations [tokens, K] in the new basis."""
-        ...
-
-    def weight(self, w: Tensor) -> Tensor:
-        """The weight [N, K] in the new basis."""
-        ...
-
-    def undo(self, w: Tensor) -> Tensor:
-        """The weight [N, K] back in the old basis."""
-        ...
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Tensors to be stored, by name."""
-        ...
-
+    def bits(self) -> int: ...
+    def inputs(self, x: Tensor) -> Tensor: ...
+    def weight(self, w: Tensor) -> Tensor: ...
+    def undo(self, w: Tensor) -> Tensor: ...
+    def tensors(self) -> dict[str, Tensor]: ...
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], q: QuantizedTensor) -> Self:
-        """Invert ``tensors``, for the codes ``q`` beside which they are stored."""
-        ...
+    def from_tensors(cls, tensors: Mapping[str, Tensor], q: QuantizedTensor) -> Self: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """Tensors in a file beside the codes: the first fields of the class, under the keys ``names``."""
+    """Tensors in a file beside the codes: the first fields of the class, under the keys ``names``, which no
+    two classes share."""
 
     names: ClassVar[tuple[str, ...]]
 
@@ -262,6 +249,18 @@ def as_float16(values: Tensor, what: str) -> Tensor:
     if not bool(torch.isfinite(half).all()):
         raise ValueError(f"{what} reach beyond float16's 65504; scale the weight down first")
     return half
+
+
+def row_groups(x: Tensor, width: int) -> Tensor:
+    """[rows, groups, width]: split ``x`` [rows, K] into groups along its rows, the last padded with zeros."""
+    return torch.nn.functional.pad(x, (0, -x.shape[1] % width)).view(len(x), -1, width)
+
+
+def of_groups(codes: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, int]) -> QuantizedTensor:
+    """Pack integer codes [N, groups, width] of a weight [N, K], without the padding."""
+    assert isinstance(scheme.format, IntegerFormat)
+    flat = scheme.format.codes_of(codes.flatten(1)[:, : shape[1]].contiguous())
+    return QuantizedTensor(pack(flat, scheme.format), scales, scheme, shape)
 
 
 def same_gram(x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class RecordingError(ValueError):
 
 @dataclass(frozen=True)
 class Recording(Generic[Row]):
-    """Rows of one type with the machine they were measured on; false where nothing was recorded."""
+    """Rows of one type, and the machine they were measured on; false if it has no rows."""
 
     machine: Machine
     rows: tuple[Row, ...]
@@ -55,14 +55,14 @@ class Recording(Generic[Row]):
 
     @property
     def sentence(self) -> str:
-        """The same to begin a sentence: "Recorded on one NVIDIA H200, …", or "Not recorded yet"."""
+        """``source`` with a capital letter: "Recorded on one NVIDIA H200, …", or "Not recorded yet"."""
         return f"Recorded on one {self.machine.describe()}" if self else NOT_RECORDED.capitalize()
 
 
 def recorded(name: str, row: type[Row]) -> Recording[Row]:
-    """``assets/measurements/<name>.json``, empty if it is not there.
+    """Load ``assets/measurements/<name>.json``; a missing file is an empty recording.
 
-    ``RecordingError`` if it is damaged; after ``leave_out_damaged`` it is empty then, too.
+    ``RecordingError`` if it is damaged. After ``leave_out_damaged`` a damaged file is an empty recording too.
     """
     path = FOLDER / f"{name}.json"
     if not path.exists():
@@ -78,8 +78,8 @@ def recorded(name: str, row: type[Row]) -> Recording[Row]:
 
 
 def machine_name(name: str, machine: Machine) -> str:
-    """Return the place of a machine's recording ``name``, by its chip and a CPU's threads:
-    "machines/intel-xeon-2-threads/gemm"."""
+    """Return the name under which a machine keeps its recording ``name``: the chip, a CPU's threads, the
+    recording ("machines/intel-xeon-2-threads/gemm")."""
     plain = re.sub(r"\((r|tm)\)|\b(cpu|processor)\b", " ", machine.chip.lower())
     words = re.findall(r"[a-z0-9]+", plain) or ["unnamed"]
     slug = "-".join([*words, str(machine.threads), "threads"] if machine.threads else words)
@@ -87,7 +87,7 @@ def machine_name(name: str, machine: Machine) -> str:
 
 
 def recorded_by_machine(name: str, row: type[Row]) -> dict[str, Recording[Row]]:
-    """Return the recordings ``name`` in the folders of single machines, by the names of those folders."""
+    """Load every machine's own recording ``name``: folder of the machine -> recording."""
     folders = sorted(path.parent.name for path in (FOLDER / MACHINES).glob(f"*/{name}.json"))
     every = {folder: recorded(f"{MACHINES}/{folder}/{name}", row) for folder in folders}
     return {folder: recording for folder, recording in every.items() if recording}
@@ -97,7 +97,7 @@ _report: Callable[[str], None] | None = None
 
 
 def leave_out_damaged(report: Callable[[str], None]) -> None:
-    """Leave damaged recordings out from now on, and pass each defect to ``report``."""
+    """Treat damaged recordings as empty from now on, and pass each defect to ``report``."""
     global _report
     _report = report
 
@@ -116,7 +116,7 @@ def _load(path: Path, row: Any, _modified: int) -> Recording[Any]:
 
 
 def _first_defect(error: ValidationError, whole: str) -> str:
-    """Return the place of the first error, what is accepted there, and the number that is not."""
+    """Describe the first error: its place, what is accepted there, and the number that was found."""
     first = error.errors()[0]
     number = f", got {str(first['input'])[:30]}" if isinstance(first["input"], int | float) else ""
     return f"{'.'.join(map(str, first['loc'])) or whole}: {first['msg']}{number}"
@@ -130,7 +130,7 @@ def record(name: str, recording: Recording[Any]) -> Path:
 
 
 def record_each(name: str, machine: Machine, rows: Iterable[Any]) -> Path:
-    """``record`` after each of ``rows``, so that a run that is stopped keeps what it has measured;
+    """Call ``record`` after each of ``rows``, so that a run that is stopped keeps what it has measured;
     ``ValueError`` without rows."""
     found = list(kept_each(rows, lambda done: record(name, Recording(machine, tuple(done)))))
     if not found:
@@ -139,7 +139,7 @@ def record_each(name: str, machine: Machine, rows: Iterable[Any]) -> Path:
 
 
 def kept_each(rows: Iterable[Row], keep: Callable[[Sequence[Row]], object]) -> Iterator[Row]:
-    """Yield ``rows``, and give ``keep`` all so far before the next is asked for."""
+    """Yield ``rows`` one by one; after each, call ``keep`` with all rows so far."""
     found: list[Row] = []
     for row in rows:
         found.append(row)
@@ -148,7 +148,7 @@ def kept_each(rows: Iterable[Row], keep: Callable[[Sequence[Row]], object]) -> I
 
 
 def record_to(path: Path, recording: Recording[Any]) -> Path:
-    """Write a recording to a file of any place, as ``record`` does; folders are made."""
+    """Write a recording to the file ``path``, in the form of ``record``; missing folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     found = recording_json(recording.machine, recording.rows)
     machine = json.dumps(found["machine"], ensure_ascii=False)
@@ -177,8 +177,10 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def recording_of(value: Any, row: type[Row], named: str = "") -> Recording[Row]:
-    """Restore a recording from ``recording_json``; ``RecordingError`` names the first defect, and the rows as
-    ``named``."""
+    """Restore a recording from the values of ``recording_json``.
+
+    ``RecordingError`` describes the first defect; ``named`` is its word for the rows.
+    """
     try:
         return cast(Recording[Row], _adapter(cast(Any, Recording)[row]).validate_python(value))
     except ValidationError as error:

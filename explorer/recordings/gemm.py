@@ -1,4 +1,4 @@
-"""Recorded matrix products: ``assets/measurements/gemm.json``, and by machine."""
+"""Recorded matrix products: ``assets/measurements/gemm.json``, and recordings of single machines."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ NAME = "gemm"
 Text = Annotated[str, Field(max_length=500)]
 Count = Annotated[int, Field(gt=0, lt=10**30)]
 Side = Annotated[int, Field(gt=0, le=999_999_999)]
-"""Elements of a side; the page's picker takes as many."""
+"""Number of elements along a side, up to the limit of the page's picker."""
 Shape = tuple[Side, Side, Side]
 """M, N and K."""
 _LONGEST_MACHINE = 2000
-"""Characters of a machine's description."""
+"""Accepted characters of a machine's description."""
 Decibels = Annotated[
     float, BeforeValidator(lambda value: math.inf if value is None else value), Field(gt=-math.inf)
 ]
-"""JSON has no infinity: null is an exact result."""
+"""SQNR in dB. JSON has no infinity: null stands for an exact result."""
 
 
 @dataclass(frozen=True)
 class GemmTiming(AgainstBaseline):
-    """One kernel of one product at one shape (M, N, K).
+    """Time of one kernel for one product at one shape (M, N, K).
 
     Times are seconds of the product alone.
 
-    activation_s   what quantizing X (from bfloat16) takes before it; inside the product where ``dynamic``,
+    activation_s   time to quantize X (from bfloat16) before the product; part of the product if ``dynamic``,
                    None without a GPU
     floor_s        the limit, not measured: bytes at the copy's speed or operations at the core's rate,
                    whichever is longer
     share          ``floor_s`` over the measured time
     sqnr_db        the output against the float64 product of the float32 X and W
-    threads        on a CPU, how many were the fastest of those tried; None on a GPU
+    threads        on a CPU, the fastest of the numbers of threads tried; None on a GPU
 
-    On a CPU ``graph`` is single calls, each after the caches were overwritten, in turns with the baseline's;
-    ``file`` is the package with its version and the layout it chose. In files
-    the first two fields are called ``row`` and ``step``, and the baseline's ``peer…``.
+    On a CPU ``graph`` holds single calls, in turns with the baseline's, each after the caches were
+    overwritten; ``file`` is the package with its version and the layout it chose. In files ``gemm`` is called
+    ``row``, ``variant`` is ``step``, and the baseline's fields are ``peer…``.
     """
 
     gemm: Annotated[Text, Field(alias="row")]
@@ -81,18 +81,18 @@ class GemmTiming(AgainstBaseline):
 
     @property
     def total_seconds(self) -> float:
-        """The product and, where X has to be quantized before it, that too."""
+        """Seconds of the product, with the quantization of X if that runs before it."""
         return self.seconds + (0.0 if self.dynamic else self.activation_s or 0.0)
 
     @property
     def on_cpu(self) -> bool:
-        """True for a product of a CPU (``explorer.cpu``)."""
+        """True for a product computed on a CPU (``explorer.cpu``)."""
         return self.threads is not None
 
     @property
     def on_chip(self) -> str:
-        """ "native" where the chip multiplies both operands as they are, else "emulated"; on a CPU with the
-        number of threads."""
+        """Return "native" if the chip multiplies both operands as they are, else "emulated"; on a CPU with
+        the number of threads."""
         native = "native" if self.native else "emulated"
         if self.threads is None:
             return native
@@ -100,7 +100,7 @@ class GemmTiming(AgainstBaseline):
 
     @property
     def shape_text(self) -> str:
-        """ "4096×4096×4096"."""
+        """Return the shape in words: "4096×4096×4096"."""
         return "×".join(map(str, self.shape))
 
 
@@ -108,7 +108,8 @@ LAYERS_NAME = "gemm-layers"
 
 
 def recorded_layers() -> Recording[GemmTiming]:
-    """The recording of small layers, ``assets/measurements/gemm-layers.json``; empty if there is none."""
+    """Load the recording of small layers, ``assets/measurements/gemm-layers.json``; empty if there is
+    none."""
     return recorded(LAYERS_NAME, GemmTiming)
 
 
@@ -116,13 +117,15 @@ LATER_NAME = "gemm-later"
 
 
 def recorded_gemms() -> Recording[GemmTiming]:
-    """The recording in ``assets/measurements/gemm.json``; empty if it was never recorded. It is of one
-    run, and the nearest of its shapes stands for a shape that was not recorded."""
+    """Load the recording ``assets/measurements/gemm.json``, which is of one run; empty if there is none.
+
+    For a shape that was not recorded, the nearest recorded one is used.
+    """
     return recorded(NAME, GemmTiming)
 
 
 def newest_gemms() -> Recording[GemmTiming]:
-    """Return ``recorded_gemms``, in which a later, shorter run on the same GPU has replaced some shapes."""
+    """Return ``recorded_gemms`` with the shapes that a later, shorter run on the same GPU timed again."""
     return _with_later(recorded_gemms(), later_gemms())
 
 
@@ -132,22 +135,23 @@ def later_gemms() -> Recording[GemmTiming]:
 
 
 def later_shapes() -> list[Shape]:
-    """Return the shapes of ``newest_gemms`` that the later run timed."""
+    """Return the shapes of ``newest_gemms`` that come from the later run."""
     return _renewed(recorded_gemms(), later_gemms())
 
 
 def runs_of_gemms() -> tuple[Machine, Machine | None]:
-    """Return the machine of ``gemm.json``, and that of the later run if shapes are taken from it."""
+    """Return the machine of ``gemm.json``, and the later run's machine if ``newest_gemms`` uses that run."""
     return recorded_gemms().machine, later_gemms().machine if later_shapes() else None
 
 
 def covers(rows: Iterable[GemmTiming], others: Iterable[GemmTiming]) -> bool:
-    """Return whether ``rows`` time each product at each shape that ``others`` time."""
+    """Return True if ``rows`` time each product at each shape that ``others`` time."""
     return {(t.gemm, t.shape) for t in others} <= {(t.gemm, t.shape) for t in rows}
 
 
 def _renewed(whole: Recording[GemmTiming], later: Recording[GemmTiming]) -> list[Shape]:
-    """Return the shapes whose products ``later`` timed all, on the GPU of ``whole`` and not before it."""
+    """Return the shapes at which ``later`` timed every product of ``whole``, on the same GPU and not
+    earlier."""
     if later.machine.gpu != whole.machine.gpu or later.machine.date < whole.machine.date:
         return []
     timed = {(t.gemm, t.shape) for t in later.rows}
@@ -172,10 +176,10 @@ def _with_later(whole: Recording[GemmTiming], later: Recording[GemmTiming]) -> R
 
 
 def gemms_by_machine() -> dict[str, Recording[GemmTiming]]:
-    """Return the recordings beside ``recorded_gemms`` by name.
+    """Return all recordings but ``recorded_gemms``, by name.
 
-    ``LATER_NAME``: the shapes of the later run whose products it timed all. ``LAYERS_NAME``: small layers, of
-    whatever machine. The folders of ``assets/measurements/machines``: other CPUs and GPUs.
+    ``LATER_NAME``: the later run, only shapes at which it timed every product. ``LAYERS_NAME``: small layers,
+    on any machine. Folders of ``assets/measurements/machines``: other CPUs and GPUs.
     """
     later, whole = later_gemms(), set(later_shapes())
     later = dataclasses.replace(later, rows=tuple(t for t in later.rows if t.shape in whole))
@@ -185,10 +189,10 @@ def gemms_by_machine() -> dict[str, Recording[GemmTiming]]:
 
 
 def gemms_in(value: Any) -> Recording[GemmTiming]:
-    """Return the recording in the values of a JSON file: of `bench gemm --record-to`, `--json` or the page.
+    """Restore a recording from the values of a JSON file (`bench gemm --record-to`, `--json`, or the page's).
 
-    ``RecordingError`` names the first defect with its place: a missing field, no timing at all, a time or
-    size that cannot be, or a row that was modelled instead of measured.
+    ``RecordingError`` names the first defect with its place: a missing field, no timing at all, an impossible
+    time or size, or a row that was modelled instead of measured.
     """
     recording = recording_of(value, GemmTiming, "matrix products")
     if not recording:
@@ -204,7 +208,8 @@ def gemms_in(value: Any) -> Recording[GemmTiming]:
 
 
 def gemms_of_text(text: bytes) -> Recording[GemmTiming]:
-    """``gemms_in`` of a file's bytes; ``RecordingError`` for what is no JSON, too."""
+    """Restore a recording as ``gemms_in`` does, from a file's bytes; ``RecordingError`` also for invalid
+    JSON."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:  # of text that is no JSON, or no UTF-8, or nested too deep
@@ -213,7 +218,7 @@ def gemms_of_text(text: bytes) -> Recording[GemmTiming]:
 
 
 def recorded_cpus() -> list[Recording[GemmTiming]]:
-    """Return the recordings of CPUs that ship, the newest first."""
+    """Return the recordings of CPUs that ship with the explorer, the newest first."""
     cpus = (recording for recording in gemms_by_machine().values() if recording.machine.cpu)
     return sorted(cpus, key=lambda recording: recording.machine.date, reverse=True)
 

@@ -12,11 +12,11 @@ NAME = "grouped"
 
 @dataclass(frozen=True)
 class GroupedTiming(AgainstBaseline):
-    """One kernel of one grouped product.
+    """Time of one kernel for one grouped product.
 
-    Times are seconds. ``dense_s``: one product of as many rows with a single W, by the plain kernel.
-    ``floor_s``: the limit, not measured. ``sqnr_db``: the output against the float64 product of the X and W
-    before quantization.
+    Times are seconds. ``dense_s``: the plain kernel's product of as many rows with a single W. ``floor_s``:
+    the limit, not measured. ``sqnr_db``: the output against the float64 product of the X and W before
+    quantization.
     """
 
     product: str
@@ -45,10 +45,10 @@ class GroupedTiming(AgainstBaseline):
 
     @property
     def share(self) -> float | None:
-        """Share of the limit."""
+        """The limit over the measured time."""
         return self.floor_s / self.seconds if self.floor_s else None
 
 
 def recorded_grouped() -> Recording[GroupedTiming]:
-    """The recording in ``assets/measurements/grouped.json``; empty if it was never recorded."""
+    """Load the recording ``assets/measurements/grouped.json``; empty if there is none."""
     return recorded(NAME, GroupedTiming)

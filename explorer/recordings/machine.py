@@ -30,8 +30,8 @@ class MachineLimits:
     rates: dict[str, Positive]
 
     def least_seconds(self, core: str, bytes_moved: float, operations: int) -> float | None:
-        """Bytes at the copy's speed or operations at the core's rate, whichever takes longer; None where the
-        core's rate was not measured."""
+        """Least time for a kernel: its bytes at the copy's speed or its operations at the core's rate,
+        whichever takes longer; None if the core's rate was not measured."""
         rate = self.rates.get(core)
         return max(bytes_moved / self.copy, operations / rate) if rate else None
 
@@ -61,7 +61,7 @@ class Machine:
 
     @property
     def chip(self) -> str:
-        """The GPU, or the CPU where there was none."""
+        """The GPU, or the CPU if there was none."""
         return self.gpu or self.cpu
 
     def describe(self) -> str:
@@ -83,7 +83,7 @@ class Machine:
 def this_machine(
     device: torch.device, packages: Sequence[str] = (), limits: MachineLimits | None = None
 ) -> Machine:
-    """This machine as recordings name it, with the versions of ``packages`` and the chip's measured
+    """Describe this machine for a recording, with the versions of ``packages`` and the chip's measured
     limits."""
     named: dict[str, Any] = {"cpu": _cpu_name(), "threads": usable_threads()}
     if device.type == "cuda":
@@ -106,7 +106,7 @@ def this_machine(
 
 
 def peak_bytes() -> int | None:
-    """The process's largest resident size so far; None where the system does not tell."""
+    """The process's largest resident size so far; None if the system does not report it."""
     try:
         import resource
     except ImportError:  # Windows has no resource module
@@ -116,7 +116,7 @@ def peak_bytes() -> int | None:
 
 
 def _commit() -> str:
-    """The checkout's commit, whatever folder the program was started in."""
+    """The checkout's commit, wherever the program was started."""
     try:
         folder = checkout()
     except ValueError:
@@ -125,7 +125,7 @@ def _commit() -> str:
 
 
 def _cpu_name() -> str:
-    """The processor's name as Linux tells it, or its architecture."""
+    """The processor's name as Linux reports it, or its architecture."""
     info = Path("/proc/cpuinfo")
     named = re.search(r"^model name\s*: *(.*)$", info.read_text("utf-8") if info.exists() else "", re.M)
     return named[1].strip() if named else platform.processor() or platform.machine()

@@ -16,9 +16,9 @@ from explorer.schemes import Scheme
 
 NAME = "quantize"
 SMALL = (256, 256)
-"""A matrix whose call is the host's work alone."""
+"""Shape of a matrix so small that a call takes only the host's time."""
 TWO_READS = ("tensor_range", "column_range", "block_range")
-"""Kernels that read the whole matrix before another does, by how their names begin."""
+"""Beginnings of the names of kernels that read the whole matrix before the kernel that quantizes it."""
 _DEFINITION = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(")
 
 
@@ -33,8 +33,10 @@ def kernel_file(kernel: str) -> str:
 
 @dataclass(frozen=True)
 class CallTimes:
-    """``explorer.quantize`` as a program calls it, again and again: on the clock, allocations and the host's
-    work included. ``checked`` waits for the GPU in each call, ``unchecked`` (``check=False``) does not."""
+    """Times of repeated calls of ``explorer.quantize`` from a program, with allocations and the host's work.
+
+    ``checked`` calls wait for the GPU; ``unchecked`` ones (``check=False``) do not.
+    """
 
     checked: TimeSpread
     unchecked: TimeSpread
@@ -42,10 +44,13 @@ class CallTimes:
 
 @dataclass(frozen=True)
 class QuantizeTiming:
-    """One kernel run on one GPU. ``operation``: "quantize" or "dequantize"; ``registers`` and ``occupancy``
-    of the last of ``kernels``; ``share``: of the copy's bytes per second. Seconds of torch's cast and of
-    torch.compile are medians of the same run, None where the scheme has no such baseline. ``call`` and
-    ``small_call`` are calls from Python for this shape and for ``SMALL``, None in earlier recordings."""
+    """One kernel run on one GPU.
+
+    ``operation``: "quantize" or "dequantize". ``registers`` and ``occupancy`` describe the last of
+    ``kernels``. ``share``: bytes per second over a copy's. Seconds of torch's cast and of torch.compile are
+    medians of the same run, None if the scheme has no such baseline. ``call`` and ``small_call`` time calls
+    from Python for this shape and for ``SMALL``; None in older recordings.
+    """
 
     scheme: str
     operation: str
@@ -66,42 +71,42 @@ class QuantizeTiming:
 
     @property
     def reads_twice(self) -> bool:
-        """Whether ``bytes_moved`` counts the matrix twice: a range is found before the codes are made."""
+        """True if ``bytes_moved`` counts the matrix twice: its range is found before its codes are made."""
         return any(kernel.startswith(TWO_READS) for kernel in self.kernels)
 
     @property
     def least_share(self) -> float:
-        """``share`` by the bytes that move at least once: a second read of the matrix counts for nothing."""
+        """``share`` computed from the least bytes: a second read of the matrix is not counted."""
         second = math.prod(self.shape) * getattr(torch, self.dtype).itemsize if self.reads_twice else 0
         return self.share * (self.bytes_moved - second) / self.bytes_moved
 
     @property
     def speedup(self) -> float | None:
-        """Times as fast as the baseline; None where there is none."""
+        """The baseline's time over the kernel's; None without a baseline."""
         baseline = self.torch_cast_s or self.torch_compile_s
         return baseline / self.time.median_s if baseline else None
 
     @property
     def call_share(self) -> float | None:
-        """The call's share of the copy's bytes per second, as ``share`` is the kernels'; None where it was
-        not timed."""
+        """Bytes per second of the whole call over a copy's (``share``: of the kernels alone); None if no call
+        was timed."""
         return None if self.call is None else self.share * self.time.median_s / self.call.checked.median_s
 
 
 def recorded_quantize() -> Recording[QuantizeTiming]:
-    """The recording in ``assets/measurements/quantize.json``; empty if it was never recorded."""
+    """Load the recording ``assets/measurements/quantize.json``; empty if there is none."""
     return recorded(NAME, QuantizeTiming)
 
 
 def quantize_recordings() -> list[Recording[QuantizeTiming]]:
-    """Every machine's, the newest first."""
+    """Load the recordings of all machines, the newest first."""
     every = [recorded_quantize(), *recorded_by_machine(NAME, QuantizeTiming).values()]
     return sorted(filter(None, every), key=lambda one: one.machine.date, reverse=True)
 
 
 def recorded_kernel(scheme: str) -> tuple[QuantizeTiming | None, str]:
-    """The quantization of a float32 matrix by a scheme in the newest recording, if there is one, and where it
-    was recorded."""
+    """Find the timing of a scheme's quantization of a float32 matrix in the newest recording; None if it has
+    none. The recording's source comes second."""
     recording = next(iter(quantize_recordings()), recorded_quantize())
     text = Scheme.parse(scheme).text
     kernels = (t for t in recording.rows if (t.operation, t.dtype) == ("quantize", "float32"))

@@ -11,15 +11,16 @@ NAME = "runs"
 
 @dataclass(frozen=True)
 class RunTiming:
-    """One model that wrote a text, by one engine.
+    """One run: a model that wrote a text in one engine.
 
-    scheme             that of all linear layers but the head; "" for the original
-    prompt_per_second  tokens a second by our clock, the fastest of the repeats, as other work on the machine
-                       only slows one down; ``tokens_per_second`` of those after the first
-    told_*             the same by the engine's own clock; None where it has none
-    held_bytes         the weights as the engine holds them; ``stored_bytes`` as files do
-    kl                 nats a token of the weights against the original's, over ``kl_tokens`` of the built-in
-                       held-out texts, on torch; None of the original
+    scheme             of all linear layers but the head; "" for the original
+    prompt_per_second  tokens a second by the explorer's clock, in the fastest of the repeats, as other work
+                       on the machine only slows one down
+    tokens_per_second  the same for the written tokens after the first
+    told_*             the same by the engine's own clock; None if it has none
+    held_bytes         size of the weights in the engine's memory; ``stored_bytes`` in files
+    kl                 KL divergence from the original in nats a token, over ``kl_tokens`` tokens of the
+                       built-in held-out texts, on torch; None for the original
     """
 
     model: str
@@ -39,5 +40,5 @@ class RunTiming:
 
 
 def recorded_runs() -> Recording[RunTiming]:
-    """The recorded runs; empty if there are none."""
+    """Load the recorded runs; empty if there are none."""
     return recorded(NAME, RunTiming)

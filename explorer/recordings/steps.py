@@ -10,16 +10,19 @@ from explorer.schemes.scheme import label_of_text
 
 NAME = "steps"
 BASELINE = "bf16"
-"""What the other schemes of a step are compared with."""
+"""Baseline that the other schemes of a step are compared with."""
 TORCHAO = "torchao_int4"
-"""torchao's INT4 in groups of 128 (tile_packed_to_4d, torch's tinygemm), the second thing to compare with."""
+"""Second baseline: torchao's INT4 in groups of 128 (tile_packed_to_4d, torch's tinygemm)."""
 
 
 @dataclass(frozen=True)
 class StepParts:
-    """Seconds of one step by what its kernels do: products with weights, attention over the cache, the rest,
-    and gaps in which no kernel runs. By torch's profiler, in a replay of its own; of kernels that overlap,
-    each counts from the end of the one before."""
+    """Seconds of one step by kind of kernel: products with weights, attention over the cache, other kernels,
+    and gaps in which none runs.
+
+    Measured by torch's profiler in a separate replay. If kernels overlap, each counts from the end of the one
+    before.
+    """
 
     linear_s: float
     attention_s: float
@@ -29,14 +32,16 @@ class StepParts:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """A model of random weights at one batch size. ``scheme`` of its linear layers ("bf16": none), ``inputs``
-    of theirs ("": not quantized), ``head`` of the output head ("": bfloat16).
+    """Times of a model with random weights at one batch size.
 
-    ``step``: one token for each of ``batch`` texts after ``context`` tokens, by replays of a CUDA graph in a
-    row; ``parts`` of it. ``prefill``: a text of ``context`` tokens for each, not captured. ``weight_bytes``:
-    all parameters; ``read_bytes``: what a step reads of weights and cache at least, ``floor_s`` at the speed
-    of a copy's bytes. ``baseline_s``: the step of the bfloat16 model in the same run;
-    ``baseline_prefill_s`` likewise.
+    ``scheme`` of its linear layers ("bf16": not quantized), ``inputs``: the scheme of their inputs ("": not
+    quantized), ``head``: the scheme of the output head ("": bfloat16).
+
+    ``step``: one token for each of ``batch`` texts after ``context`` tokens, by consecutive replays of a CUDA
+    graph; ``parts``: its seconds by kind of kernel. ``prefill``: ``context`` tokens of each text, not
+    captured. ``weight_bytes``: all parameters. ``read_bytes``: the least that a step reads of weights and
+    cache; ``floor_s``: the time for it at a copy's speed. ``baseline_s`` and ``baseline_prefill_s``: the
+    bfloat16 model in the same run.
     """
 
     shape: str
@@ -58,7 +63,7 @@ class StepTiming:
 
     @property
     def label(self) -> str:
-        """Of the linear layers' scheme, and of their inputs'."""
+        """Label of the linear layers' scheme and of their inputs' scheme."""
         if self.scheme == TORCHAO:
             return "torchao, INT4 group 128"
         weights = label_of_text(self.scheme)
@@ -66,20 +71,20 @@ class StepTiming:
 
     @property
     def speedup(self) -> float:
-        """Times as fast as bfloat16."""
+        """Time of the bfloat16 model's step over this one's."""
         return self.baseline_s / self.step.median_s
 
     @property
     def smaller(self) -> float:
-        """Times fewer bytes of weights than bfloat16."""
+        """Weight bytes of the bfloat16 model over this model's."""
         return self.baseline_weight_bytes / self.weight_bytes
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all texts together."""
+        """Tokens per second of all texts together."""
         return self.batch / self.step.median_s
 
 
 def recorded_steps() -> Recording[StepTiming]:
-    """The recording in ``assets/measurements/steps.json``; empty if it was never recorded."""
+    """Load the recording ``assets/measurements/steps.json``; empty if there is none."""
     return recorded(NAME, StepTiming)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 Positive = Annotated[float, Field(gt=0, lt=1e30)]
 Seconds = Annotated[float, Field(ge=1e-12, le=1e6)]
-"""Seconds that a call can have taken."""
+"""Accepted seconds of a call."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class DeviceState:
 
 
 class AgainstBaseline:
-    """Comparison of the times of a kernel and of its baseline."""
+    """Times of a kernel and of its baseline."""
 
     graph: TimeSpread
     flush: TimeSpread | None
@@ -40,17 +40,17 @@ class AgainstBaseline:
 
     @property
     def seconds(self) -> float:
-        """Median of the graph replays."""
+        """Median seconds of the graph replays."""
         return self.graph.median_s
 
     @property
     def speedup(self) -> float | None:
-        """Baseline's time over this one, by graph replay; None where the baseline did not run."""
+        """The baseline's time over the kernel's, by graph replay; None if the baseline did not run."""
         return self.baseline_graph.median_s / self.seconds if self.baseline_graph else None
 
     @property
     def flushed_speedup(self) -> float | None:
-        """The same with L2 overwritten before each launch; None where either was not timed so."""
+        """``speedup`` with L2 overwritten before each launch; None if either was not timed so."""
         if self.flush is None or self.baseline_flush is None:
             return None
         return self.baseline_flush.median_s / self.flush.median_s

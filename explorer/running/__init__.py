@@ -1,4 +1,4 @@
-"""Models that write: a prompt continued by the original, or by what a scheme or a recipe makes of it.
+"""Models that write: the original, or the model quantized by a scheme or a recipe, continues a prompt.
 
     subject = subject_of("path/to/model", recipe)         # or a .gguf file, or a checkpoint's folder
     with open_engine(subject) as engine:                  # .name, .why, .kernels, .held_bytes, .stored_bytes
@@ -7,10 +7,10 @@
                 print(token.text, end="")
         text.figures                                      # tokens a second of prompt and text, so far
 
-``compare`` says where two texts part, and the KL divergence at each token of the original's.
+``compare`` finds the first difference of two texts, and the KL divergence at each token of the original's.
 Each engine is one class (``ENGINES``): torch runs the network that `explorer check` measures, llama.cpp the
-recipe's GGUF file. A GPU's products have their place in ``placing.place_linears``. Nothing is shared between
-two engines, nor between two writings of one.
+recipe's GGUF file. ``placing.place_linears`` chooses a GPU's products. Two engines share nothing, nor do two
+writings of one engine.
 """
 
 from explorer.running.choice import ENGINES, open_engine, open_like

@@ -26,7 +26,7 @@ _LIBRARY.define(
 
 
 def attend_reference(q: Tensor, keys: Tensor, values: Tensor, before: Tensor, scale: float) -> Tensor:
-    """The result of ``kernel.attend``, by torch's operations."""
+    """Compute the result of ``kernel.attend`` by torch's operations."""
     texts, heads, size = q.shape
     groups, room = keys.shape[1], keys.shape[2]
     grouped = q.float().view(texts, groups, heads // groups, size)
@@ -55,8 +55,11 @@ def attention(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """[batch, tokens, heads, size] of queries [batch, heads, tokens, size], keys and values [batch, groups,
-    room, size], as transformers' attention functions take and give them."""
+    """Attend: queries [batch, heads, tokens, size], keys and values [batch, groups, room, size] -> [batch,
+    tokens, heads, size].
+
+    Arguments and result are those of transformers' attention functions.
+    """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     before, plain = getattr(module, COUNTER, None), not (others.get("sliding_window") or dropout)
@@ -70,14 +73,14 @@ def attention(
 
 
 def _by_kernel(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> bool:
-    """True if attend.cu has code for a call."""
+    """True if attend.cu supports the call."""
     _, heads, tokens, size = query.shape
     fits = value.shape == key.shape and size in kernel.SIZES and kernel.together_of(heads, key.shape[1]) > 0
     return tokens == 1 and fits and scaling is not None and query.dtype == torch.bfloat16
 
 
 def choose(network: nn.Module) -> bool:
-    """Choose this attention for a network with torch's own; False for any other network."""
+    """Make a network with torch's own attention use this one; False, and no change, for any other network."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

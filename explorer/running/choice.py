@@ -25,13 +25,13 @@ def open_engine(
     progress: Progress | None = None,
     room: int | None = None,
 ) -> Engine:
-    """Load ``subject`` in an engine; "auto" takes llama.cpp on a CPU for models that a GGUF file holds, torch
-    for all others.
+    """Load ``subject`` in an engine. "auto" takes llama.cpp on a CPU if a GGUF file can hold the model, else
+    torch.
 
-    ``device``: where torch computes, None for the usual one. ``calibration``: texts for methods, built-in
-    ones if empty; ``progress`` counts layers. ``room``: tokens of prompt and text together, None for the
-    usual; llama.cpp has room for no more, torch makes room when a text is longer. ``ValueError`` for an
-    unknown engine, and if the engine cannot run the model; ``SourceError`` for a model that cannot be loaded.
+    ``device``: the one that torch computes on, None for the usual one. ``calibration``: texts for methods,
+    built-in ones if empty; ``progress`` counts layers. ``room``: tokens of prompt and text together, None for
+    the usual number; longer texts fail in llama.cpp, while torch makes room. ``ValueError`` for an unknown
+    engine, and if the engine cannot run the model; ``SourceError`` for a model that cannot be loaded.
     """
     if engine not in NAMES:
         raise ValueError(f"no engine {engine!r}; there are {', '.join(NAMES)}")
@@ -58,8 +58,8 @@ def open_engine(
 def open_like(
     engine: Engine, subject: Subject, device: torch.device | None = None, room: int | None = None
 ) -> Engine:
-    """The engine of the same kind as ``engine`` for another subject, the original, so that speeds can be
-    compared; torch if that kind cannot run it."""
+    """Load another subject, such as the original, in an engine like ``engine``, so that speeds can be
+    compared; in torch if that engine cannot run it."""
     name, why = engine.name, "the same engine as of the model beside it"
     if name == LlamaEngine.name and (against := LlamaEngine.refusal(subject)):
         name, why = TorchEngine.name, against
@@ -69,7 +69,7 @@ def open_like(
 
 
 def _against_llama(subject: Subject, device: torch.device) -> str:
-    """The reason why torch runs ``subject``; empty if llama.cpp does."""
+    """The reason to run ``subject`` on torch; empty if llama.cpp runs it."""
     if device.type != "cpu":
         return "llama.cpp runs on the CPU here, and a GPU is there"
     if subject.kind is SubjectKind.PLAIN and subject.recipe is None:

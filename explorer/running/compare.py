@@ -19,8 +19,8 @@ from explorer.running.torch_engine import TorchEngine, top_of
 
 @dataclass(frozen=True)
 class Parting:
-    """The first token in which two texts differ: its ``index``, and both tokens; None for a text that has
-    ended before."""
+    """First difference of two texts: the ``index`` of the token, and both tokens; None for a text that has
+    ended."""
 
     index: int
     original: Token | None
@@ -29,8 +29,11 @@ class Parting:
 
 @dataclass(frozen=True)
 class ComparedToken:
-    """One token of the original's text: the ``kl``, KL(original | changed) in nats, of the two distributions
-    in its place, and the most probable tokens of both."""
+    """One token of the original's text, with both networks' predictions for its place.
+
+    ``kl``: KL(original | changed) of the two distributions, in nats. ``original``, ``changed``: the most
+    probable tokens of each.
+    """
 
     id: int
     text: str
@@ -41,20 +44,21 @@ class ComparedToken:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``parting`` of two texts, None if they are the same; ``steps`` along the original's text."""
+    """Comparison of a text with the original's: ``parting``, None if they are the same, and ``steps`` along
+    the original's text."""
 
     parting: Parting | None
     steps: tuple[ComparedToken, ...]
 
     @property
     def mean_kl(self) -> float | None:
-        """Nats a token; None without tokens."""
+        """Mean KL divergence in nats a token; None without tokens."""
         return math.fsum(step.kl for step in self.steps) / len(self.steps) if self.steps else None
 
 
 def parting_of(original: Sequence[Token], changed: Sequence[Token]) -> Parting | None:
-    """The first difference of two texts from the same prompt; None if they are the same. Tokens without an id
-    are compared by their text."""
+    """Find the first difference of two texts from the same prompt; None if they are the same. Tokens without
+    an id are compared by their text."""
     for index, (one, other) in enumerate(zip_longest(original, changed)):
         if one is None or other is None:
             return Parting(index, one, other)
@@ -65,8 +69,8 @@ def parting_of(original: Sequence[Token], changed: Sequence[Token]) -> Parting |
 
 
 def parting_so_far(original: Writing, changed: Writing) -> Parting | None:
-    """The first difference of ``changed``, which may still be written, from ``original``; None while all its
-    tokens are the original's."""
+    """Find the first difference in the tokens that two texts have so far; either may still be written. None
+    if there is none yet."""
     shorter = min(len(original.tokens), len(changed.tokens))
     return parting_of(original.tokens[:shorter], changed.tokens[:shorter])
 
@@ -74,8 +78,8 @@ def parting_so_far(original: Writing, changed: Writing) -> Parting | None:
 def steps_along(
     original: TorchEngine, changed: TorchEngine, prompt: str, written: Sequence[Token]
 ) -> tuple[ComparedToken, ...]:
-    """Run the original's text ``written`` by both networks, up to the first token without an id.
-    ``ValueError`` for networks of different vocabularies."""
+    """Compare the predictions of two networks along the original's text ``written``, up to the first token
+    without an id. ``ValueError`` for networks of different vocabularies."""
     every = (token.id for token in written)
     ids = [one for one in takewhile(lambda one: one is not None, every) if one is not None]
     if not ids:
@@ -107,8 +111,8 @@ def divergence(p: Tensor, q: Tensor) -> float:
 def compare(
     original: Writing, changed: Writing, device: torch.device, calibration: AnyTexts = ()
 ) -> Comparison:
-    """Compare two texts from the same prompt, by torch's distributions: models that another engine wrote by
-    are loaded once more. ``ValueError`` for texts of two prompts."""
+    """Compare two texts from the same prompt, by torch's distributions: a model that wrote in another engine
+    is loaded once more in torch. ``ValueError`` for texts of two prompts."""
     if original.prompt != changed.prompt:
         raise ValueError("texts are compared that continue the same prompt")
     engines = (original.engine, changed.engine)

@@ -12,7 +12,7 @@ from explorer.progress import checkpoint
 from explorer.running.subject import Subject
 
 CANDIDATES = 5
-"""The most probable next tokens that come with each token."""
+"""Number of most probable next tokens that come with each token."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Told:
-    """An engine's own report of a writing: the prompt's tokens, and tokens a second by its clock."""
+    """Engine's own report of a writing: the prompt's tokens, and tokens a second by its clock."""
 
     prompt_tokens: int
     prompt_per_second: float | None = None
@@ -72,7 +72,8 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True)
 class Figures:
-    """Times of a writing by our clock, without loading and warming up, and those ``told`` by the engine.
+    """Times of a writing by the explorer's clock, without loading and warming up; ``told``: the engine's
+    report.
 
     ``prompt_seconds``: from the prompt to the first token, None before it; ``seconds`` of the ``tokens``
     after the first.
@@ -98,11 +99,11 @@ class Figures:
 
 
 class Closing(ABC):
-    """A context that closes itself at its end."""
+    """Context manager that calls ``close`` at its end."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it."""
+        """Free what is held."""
 
     def __enter__(self) -> Self:
         return self
@@ -112,7 +113,7 @@ class Closing(ABC):
 
 
 class Writing(Closing, Iterator[Token]):
-    """A text while it is written: iterate for its tokens, ``close`` to end it early. The tokens and times so
+    """Text that is being written: iterate for its tokens, ``close`` to end it early. The tokens and times so
     far are available at any time, also after an exception."""
 
     def __init__(self, engine: Engine, prompt: str, steps: Generator[Token | Told, None, None]) -> None:
@@ -135,7 +136,7 @@ class Writing(Closing, Iterator[Token]):
 
     @property
     def text(self) -> str:
-        """All that is written so far, without the prompt."""
+        """The text so far, without the prompt."""
         return "".join(token.text for token in self.tokens)
 
     @property
@@ -144,7 +145,7 @@ class Writing(Closing, Iterator[Token]):
 
     @property
     def figures(self) -> Figures:
-        """What is measured so far."""
+        """The times so far."""
         told, seconds = self._told, [token.seconds for token in self.tokens]
         return Figures(
             told.prompt_tokens if told else None,
@@ -156,11 +157,14 @@ class Writing(Closing, Iterator[Token]):
 
 
 class Engine(Closing):
-    """A model ready to write; of ``open_engine``, or of an engine's own ``load``.
+    """Model that is ready to write, made by ``open_engine`` or by an engine's own ``load``.
 
-    subject       the model that it runs why           reason for this engine, in words kernels       the
-    kernels of products, in words held_bytes    size of the weights in memory stored_bytes  size of the same
-    weights in files: layers of a recipe as codes and scales, others as they are
+    subject       the model that it runs
+    why           reason for this engine, in words
+    kernels       the kernels of products, in words
+    held_bytes    size of the weights in memory
+    stored_bytes  size of the same weights in files: layers of a recipe as codes and scales, others as
+                  they are
     """
 
     name: ClassVar[str]
@@ -174,12 +178,15 @@ class Engine(Closing):
     def generate(
         self, prompt: str, tokens: int, sampling: Sampling = GREEDY
     ) -> Generator[Token | Told, None, None]:
-        """Write at most ``tokens`` tokens that continue ``prompt``; yields them, and the engine's own
-        reports. Closing the generator stops the engine. ``ValueError`` for a prompt without tokens, and one
-        that leaves no room for ``tokens``."""
+        """Yield at most ``tokens`` tokens that continue ``prompt``, and the engine's own reports.
+
+        Closing the generator stops the engine. ``ValueError`` for a prompt without tokens, and for one that
+        leaves no room for ``tokens``.
+        """
 
     def write(self, prompt: str, tokens: int, sampling: Sampling = GREEDY) -> Writing:
-        """Write as ``generate``, with a record. ``ValueError`` for an empty prompt and ``tokens`` below 1."""
+        """Start a text as ``generate`` does, and keep its tokens and times. ``ValueError`` for an empty
+        prompt and ``tokens`` below 1."""
         check_prompt(prompt, tokens)
         return Writing(self, prompt, self.generate(prompt, tokens, sampling))
 
@@ -197,7 +204,7 @@ def check_prompt(prompt: str, tokens: int) -> None:
 
 
 def check_room(prompt_tokens: int, tokens: int, positions: int | None, model: str) -> None:
-    """``ValueError`` if prompt and text are longer than the ``positions`` of ``model``; None for unknown."""
+    """``ValueError`` if prompt and text are longer than the ``positions`` of ``model`` (None: unknown)."""
     if positions is not None and prompt_tokens + tokens > positions:
         raise ValueError(
             f"prompt and text would have {prompt_tokens:,} + {tokens:,} tokens, {model} has {positions:,} "

@@ -1,8 +1,8 @@
-"""Layers with the same input, multiplied as one: query, key and value, gate and up.
+"""Layers with the same input, multiplied as one: query, key and value; gate and up.
 
-For one token a product takes about as long as its launch and its last multiprocessor, so that one of all rows
-is faster than three. Codes and scales stay what they are: a scale of a whole tensor becomes one of its rows.
-The sums over K may be added in another order.
+For one token a small product mostly waits for its launch and its last multiprocessor, so that one product of
+all rows is faster than three. Codes and scales stay what they are; a scale of a whole tensor is repeated for
+each of its rows. The sums over K may be added in another order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from explorer.products.weights import WeightForm, form_called, joined_form
 
 
 class _Computed:
-    """The results for one input that no layer has taken yet."""
+    """Outputs for one input that their layers have not taken yet."""
 
     def __init__(self) -> None:
         self.input: Tensor | None = None
@@ -31,7 +31,7 @@ class _Computed:
 
 
 class _ComputedHere(threading.local):
-    """Each thread's results; a copy starts with none."""
+    """Outputs of the current thread; a copy starts with none."""
 
     def __init__(self) -> None:
         self.now = _Computed()
@@ -41,7 +41,8 @@ class _ComputedHere(threading.local):
 
 
 class JoinedLayers(nn.Module):
-    """One layer with the rows of several. The first of them that is called with an input computes all."""
+    """Product of several layers with one input. The first layer that is called computes the outputs of
+    all."""
 
     def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class JoinedLayers(nn.Module):
 
 
 class JoinedLayer(nn.Module):
-    """One of the layers of a ``JoinedLayers``, in its own place."""
+    """Member of a ``JoinedLayers``, in the place of the layer that it replaces."""
 
     def __init__(self, together: JoinedLayers, index: int) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class JoinedLayer(nn.Module):
 def fuse(network: nn.Module) -> int:
     """Join layers that engines multiply as one, in place, where possible; the number of groups joined.
 
-    The layers of a group are freed, if nothing else holds them, before the next is joined.
+    Each group's layers are freed before the next group is joined, if nothing else holds them.
     """
     linear = [
         name
@@ -97,7 +98,7 @@ def _put_together(network: nn.Module, group: Sequence[str]) -> bool:
 
 
 def _joined(layers: Sequence[Any]) -> nn.Module | None:
-    """One layer of all rows; None if its result would differ."""
+    """One layer with the rows of all; None if its result would differ."""
     if len({layer.bias is None for layer in layers}) > 1:
         return None
     bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
@@ -119,7 +120,8 @@ def _joined(layers: Sequence[Any]) -> nn.Module | None:
 
 
 class JoinedCodes(nn.Module):
-    """Y = X · Wᵀ + bias with the codes of several layers, as calls read them."""
+    """Linear layer Y = X · Wᵀ + bias that holds the codes of several layers, in the form that kernels
+    read."""
 
     def __init__(self, form: WeightForm, held: Sequence[Tensor], bias: Tensor | None) -> None:
         super().__init__()
@@ -134,7 +136,7 @@ class JoinedCodes(nn.Module):
         return form_called(self._form).kernels()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """A change of dtype is the bias's alone."""
+        """Convert or move the layer; a change of dtype affects the bias alone."""
         held = {name: self._buffers.pop(name) for name in [f"held_{i}" for i in range(self._count)]}
         try:
             super()._apply(fn, recurse)

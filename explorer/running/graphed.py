@@ -26,27 +26,31 @@ from explorer.gpu.zero_words import reserve
 from explorer.running.attention import COUNTER
 
 LEAST_ROOM = 256
-"""Rooms of caches are multiples of this by powers of two: blocks are compiled for each room."""
+"""Smallest room of a cache, in tokens; others are this times a power of two. Blocks are compiled for each
+room."""
 KINDS = 512
-"""Compilations of blocks in one process; torch's own limit is 8 for all networks of a class."""
+"""Largest number of compilations of blocks in one process; torch's own limit is 8 for all networks of a
+class."""
 LIMITS: dict[str, Any] = {
     "recompile_limit": KINDS,
     "accumulated_recompile_limit": 4 * KINDS,
     "allow_unspec_int_on_nn_module": True,  # a block's number is not compiled in
 }
 EARLY = "triton.enable_pdl"
-"""torch's setting for launching kernels while the one before them ends (programmatic dependent launch), as
-ours are. torch itself uses it on Hopper and later GPUs alone."""
+"""Setting of torch that launches a kernel before the previous one has ended (programmatic dependent launch),
+as this project's kernels do. By itself torch does so only on Hopper and later GPUs."""
 WINDOWS = ("window_size", "attention_window", "attention_chunk_size")
 """Settings for windows of attention, which a cache of fixed room does not support."""
 CAPTURE = threading.Lock()
 WARM_UP = 3
-"""Steps before the capture: kernels are compiled, and libraries choose theirs."""
+"""Number of steps before the capture, in which kernels are compiled and libraries choose theirs."""
 
 
 class OwnPart:
-    """One block's part of a cache, with the interface of a whole cache. All parts count the tokens before a
-    call by one tensor, ``used`` int64 []."""
+    """One block's part of a cache, with the interface of a whole cache.
+
+    All parts share the counter ``used``, int64 []: the number of tokens before a call.
+    """
 
     is_compileable = True
 
@@ -54,7 +58,7 @@ class OwnPart:
         self.layer, self.used = layer, used
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """All keys and values [batch, heads, room, size], with those of this call written."""
+        """Write the keys and values of this call; return all, [batch, heads, room, size]."""
         if not self.layer.is_initialized:
             self.layer.lazy_initialization(keys, values)
             self.layer.cumulative_length = self.used
@@ -68,8 +72,8 @@ class OwnPart:
 
 
 class _Forward:
-    """A block's forward while it is compiled. A copy of the block gets its class's forward: this one would
-    run the original's weights."""
+    """Compiled forward of one block. A copy of the block gets its class's forward, as this one would run the
+    original's weights."""
 
     def __init__(self, called: Callable[..., Any], block: nn.Module) -> None:
         self._called, self._block = called, block
@@ -85,15 +89,15 @@ class _Forward:
 
 
 class CompiledBlocks:
-    """A network with blocks compiled for steps of one token, in place, until ``remove``.
+    """Compile a network's blocks in place for steps of one token, until ``remove``.
 
-    A call without the cache of ``using`` runs as before. ``compiler``: options of torch.compile. Each kind of
-    blocks (by scheme) is compiled when it is first called; ``KINDS`` bounds their number.
+    Calls outside ``using``, and with other caches, run as before. ``compiler``: options of torch.compile.
+    Each kind of block (by scheme) is compiled when it is first called; ``KINDS`` bounds their number.
     """
 
     def __init__(self, network: nn.Module, **compiler: Any) -> None:
-        """``ValueError`` for a network with another kind of blocks or cache, compiled already, or on several
-        devices."""
+        """``ValueError`` for a network with other kinds of blocks or cache, one that is compiled already, and
+        one on several devices."""
         self.lock = threading.RLock()
         self._now = threading.local()
         self._numbered = [m for m in network.modules() if hasattr(m, "layer_idx")]
@@ -138,7 +142,7 @@ class CompiledBlocks:
 
     @contextmanager
     def using(self, cache: Any, parts: list[OwnPart]) -> Iterator[None]:
-        """Let blocks that are given ``cache`` in this thread read and write its ``parts``; other threads
+        """Let blocks that this thread calls with ``cache`` read and write its ``parts``; other threads
         wait."""
         with self.lock:
             self._now.cache, self._now.parts = cache, parts
@@ -158,13 +162,15 @@ class CompiledBlocks:
 
 
 def _replaced(block: nn.Module) -> bool:
-    """True if a block's forward is not its class's; a copy's is, bound to the copy."""
+    """True if a block's forward is not its class's. Copies count as unchanged: theirs is bound to the
+    copy."""
     own = block.__dict__.get("forward")
     return own is not None and own != MethodType(type(block).forward, block)
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
-    """The network's blocks: its list of as many modules as the configuration says; ``ValueError`` without."""
+    """The network's blocks: its list of as many modules as the configuration has layers. ``ValueError`` if it
+    has no such list."""
     count = getattr(getattr(network, "config", None), "num_hidden_layers", None)
     for module in network.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -173,7 +179,7 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
 
 
 def _check_cache(network: Any) -> None:
-    """``ValueError`` unless each block attends to all tokens before, by keys and values of its own."""
+    """``ValueError`` unless each block attends to all earlier tokens, by its own keys and values."""
     from transformers import StaticCache
     from transformers.cache_utils import StaticLayer
 
@@ -186,10 +192,10 @@ def _check_cache(network: Any) -> None:
 
 
 class GraphedNetwork:
-    """A network that runs ``batch`` texts of one length side by side; ``room``: tokens of each with its
+    """Network that runs ``batch`` texts of equal length side by side; ``room``: tokens of each with its
     prompt.
 
-    ``prefill`` begins new texts, ``step`` continues them. One thread at a time.
+    ``prefill`` begins new texts, ``step`` continues them. It may be used by one thread at a time.
     """
 
     def __init__(
@@ -209,8 +215,8 @@ class GraphedNetwork:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def prefill(self, ids: Tensor) -> Tensor:
-        """Logits [batch, vocabulary] of the token after ``ids`` [batch, tokens]; ``ValueError`` for more
-        tokens than there is room for."""
+        """Begin new texts with ``ids`` [batch, tokens]; logits [batch, vocabulary] of the next token.
+        ``ValueError`` for more tokens than there is room for."""
         if ids.shape[1] > self.room:
             raise ValueError(f"the cache has room for {self.room} tokens, and the prompt has {ids.shape[1]}")
         self.back_to(0)
@@ -224,8 +230,8 @@ class GraphedNetwork:
         return logits
 
     def step(self, ids: Tensor) -> Tensor:
-        """Logits [batch, vocabulary] of the token after ``ids`` [batch, 1]; the next step overwrites them.
-        ``ValueError`` where the cache has no room left."""
+        """Append ``ids`` [batch, 1]; logits [batch, vocabulary] of the next token, which the next step
+        overwrites. ``ValueError`` if the cache has no room left."""
         if self.used + 1 > self.room:
             raise ValueError(f"the cache has room for {self.room} tokens")
         self._ids.copy_(ids)
@@ -248,7 +254,7 @@ class GraphedNetwork:
 
     @on_device_of("ids")
     def run(self, ids: Tensor) -> Tensor:
-        """Logits [batch, vocabulary] after ``ids`` [batch, tokens], which follow those before, uncaptured."""
+        """Append ``ids`` [batch, tokens] without a graph; logits [batch, vocabulary] of the next token."""
         with torch.no_grad(), self._compiled.using(self._cache, self._parts):
             output = self._network(input_ids=ids, past_key_values=self._cache, use_cache=True, **self._last)
             self._used.add_(ids.shape[1])
@@ -257,13 +263,15 @@ class GraphedNetwork:
         return logits
 
     def replay(self) -> None:
-        """Repeat the last step without its results, for benchmarks."""
+        """Repeat the last step and discard its logits, for benchmarks."""
         assert self._graph is not None
         self._graph.replay()
 
     def _capture(self) -> None:
-        """Capture a step after warming up, and take both back. There is one capture at a time; work of other
-        threads on the GPU meanwhile is not part of it."""
+        """Capture a step after warm-up steps, then forget the tokens of both.
+
+        Captures run one at a time; other threads' work on the GPU is not captured.
+        """
         with CAPTURE, self._compiled.lock:
             used, stream = self.used, torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -288,7 +296,8 @@ class GraphedNetwork:
 
 
 class GraphedPool:
-    """The graphed networks of one network; each text has its own while it is written."""
+    """Graphed networks of one network. Each text has one to itself while it is written; later texts reuse
+    it."""
 
     def __init__(self, network: nn.Module, **compiler: Any) -> None:
         self.compiled = CompiledBlocks(network, **compiler)
@@ -296,7 +305,7 @@ class GraphedPool:
         self._lock = threading.Lock()
 
     def decoder(self, network: nn.Module, room: int) -> GraphDecoder:
-        """A decoder for one text of at most ``room`` tokens; its first call has nothing left to compile."""
+        """Return a decoder for one text of at most ``room`` tokens, with everything compiled."""
         with self._lock:
             fit = [one for one in self._free if one.room >= room]
             held = min(fit, key=lambda one: one.room, default=None)
@@ -314,14 +323,14 @@ class GraphedPool:
 
 
 def last_logits(network: nn.Module) -> dict[str, int]:
-    """The argument by which a network computes the logits of the last token alone, if it has one."""
+    """Argument that makes a network compute only the last token's logits; empty if it has none."""
     takes = inspect.signature(network.forward).parameters
     return {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
 
 class GraphDecoder:
-    """One text by a ``GraphedNetwork``; see ``placing.Decoder``. ``traced``: steps are not captured, so that
-    they run on any device."""
+    """Decoder of one text by a ``GraphedNetwork``; see ``placing.Decoder``. With ``traced`` steps are not
+    captured, so that they run on any device."""
 
     def __init__(self, graphed: GraphedNetwork, traced: bool = False) -> None:
         self._graphed, self._traced, self._begun = graphed, traced, False

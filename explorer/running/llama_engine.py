@@ -46,20 +46,21 @@ from explorer.threads import usable_threads
 
 PACKAGE = "xllamacpp"
 _CASTS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
-"""Dtypes of safetensors files -> the schemes that leave them as they are."""
+"""Dtypes of safetensors files -> the schemes that keep their values exactly."""
 _SETTINGS = {"n_parallel": 1, "warmup": False, "n_gpu_layers": 0, "fit_params": False, "verbosity": 0}
 _ASKED = {
     "n_probs": CANDIDATES, "cache_prompt": False, "stream": True, "timings_per_token": True,
     "top_k": 0, "top_p": 1.0, "min_p": 0.0,
 }  # fmt: skip
-"""Settings of each request. At a temperature above 0 a token is drawn from all, as by torch."""
+"""Settings of each request. Above temperature 0 a token is drawn from the whole vocabulary, as torch does."""
 ROOM = 4096
-"""Usual tokens of prompt and text together, if a model has as many positions: memory for their keys and
-values is allocated beforehand."""
+"""Usual room for prompt and text together, in tokens, if the model has as many positions: memory for their
+keys and values is allocated in advance."""
 
 
 class LlamaEngine(Engine):
-    """A GGUF file, run on as many threads as torch has. llama.cpp rounds inputs of products to 8 bits."""
+    """Engine for GGUF files, on as many threads as torch has. llama.cpp rounds the inputs of products to 8
+    bits."""
 
     name = "llama.cpp"
 
@@ -101,9 +102,12 @@ class LlamaEngine(Engine):
         progress: Progress | None = None,
         room: int = ROOM,
     ) -> Self:
-        """Write a recipe's layers, or the model as it is, to a GGUF file in a temporary folder, which
-        ``close`` removes, and load it; ``progress`` counts layers by methods. ``ValueError`` by
-        ``refusal``."""
+        """Write a recipe's layers, or the model as it is, to a GGUF file in a temporary folder, and load
+        that.
+
+        ``close`` removes the folder; ``progress`` counts layers by methods. ``ValueError`` for the reason
+        that ``refusal`` gives.
+        """
         if why := cls.refusal(subject):
             raise ValueError(f"llama.cpp cannot run {subject.name}: {why}")
         if subject.file is not None:
@@ -165,8 +169,11 @@ class LlamaEngine(Engine):
 
 
 class _Parts:
-    """llama.cpp's answer to one request, in parts. It calls back from the thread that asked it, so the
-    request has its own thread. ``stop`` ends it after the token that is being computed."""
+    """Parts of llama.cpp's answer to one request.
+
+    llama.cpp calls back from the thread that sent the request, so each request has its own thread. ``stop``
+    ends it after the token that is being computed.
+    """
 
     def __init__(self, server: Any, asked: dict[str, Any]) -> None:
         self._waiting: queue.Queue[tuple[float, Any]] = queue.Queue()
@@ -190,7 +197,7 @@ class _Parts:
         self._waiting.put((time.perf_counter(), part))
 
     def __iter__(self) -> Generator[tuple[float, dict[str, Any]], None, None]:
-        """Each part with the time at which it came."""
+        """Yield each part with its time of arrival."""
         while (entry := self._waiting.get())[1] is not None:
             now, part = entry
             if isinstance(part, BaseException):
@@ -219,8 +226,8 @@ def _written(
 
 
 def _layers(subject: Subject) -> dict[str, Recipe]:
-    """The recipe's layers. The exporter needs at least one: of a model as it is, one layer is cast to its own
-    dtype."""
+    """Return the recipe's layers. The exporter needs at least one: for a model as it is, one layer is cast to
+    its own dtype."""
     if subject.recipe is not None:
         return dict(subject.recipe.layers)
     source = open_source(subject.place, subject.revision)
@@ -229,7 +236,7 @@ def _layers(subject: Subject) -> dict[str, Recipe]:
 
 
 def _server(file: Path, room: int) -> Any:
-    """llama.cpp with the model in ``file``. It also listens at an address of this machine, with a secret key.
+    """Start llama.cpp with the model in ``file``. It also listens at a local address, with a secret key.
     ``ValueError`` if it cannot open the file."""
     import xllamacpp
 
@@ -250,7 +257,7 @@ def _server(file: Path, room: int) -> Any:
 
 
 def _instructions() -> str:
-    """The version of the package, and the vector instructions that llama.cpp was built for and found."""
+    """The package's version, and the vector instructions that llama.cpp was built for and found."""
     import xllamacpp
 
     found = (entry.strip().removeprefix("CPU : ") for entry in xllamacpp.get_system_info().split("|"))

@@ -22,7 +22,7 @@ from explorer.threads import usable_threads
 PACKAGE = "xllamacpp"
 _P, _I32, _U32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32
 _ROOM = 256
-"""32-bit words for a structure of unknown size: several times its size today."""
+"""Room for a structure of unknown size, in 32-bit words: several times its size today."""
 
 
 class _Params(ctypes.Structure):
@@ -80,8 +80,8 @@ def _llama() -> Any:
 
 
 def functions_of(library: ctypes.CDLL, functions: dict[str, tuple[Any, ...]], whose: str) -> Any:
-    """The ``functions`` (name -> result and arguments) of a shared library as attributes; ``ValueError``
-    names one that it does not export."""
+    """Load functions of a shared library as attributes; ``functions``: name -> result and arguments.
+    ``ValueError`` names a function that the library lacks."""
     found = SimpleNamespace()
     for name, (result, *arguments) in functions.items():
         if not hasattr(library, name):

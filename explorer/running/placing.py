@@ -30,24 +30,27 @@ RESTORED = (
 )
 BF16 = "torch's bfloat16 products"
 SAME_LOGITS = 0.05
-"""Accepted distance of logits in bfloat16 by two sets of kernels, relative to their norm. 32 blocks of random
-weights give logits that are up to 0.024 from those in float32, by either."""
+"""Accepted distance between bfloat16 logits of two sets of kernels, relative to their norm. With 32 blocks of
+random weights, either set is up to 0.024 from the float32 logits."""
 TRIED: tuple[list[int], ...] = ([1, 2, 3], [4], [5])
-"""The prompt and the tokens after it by which steps are compared."""
+"""Prompt, and the tokens after it, with which steps are compared."""
 
 
 class Decoder(Protocol):
-    """Runs a network along one text, and keeps the keys and values of the tokens before."""
+    """Run a network along one text; keys and values of earlier tokens are kept."""
 
     def __call__(self, ids: Sequence[int]) -> Tensor:
-        """float32 [vocabulary]: the logits of the token after ``ids``, which follow the ids given before."""
+        """Append ``ids``; float32 [vocabulary], the logits of the next token."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A network that is ready to run. ``kernels`` of its products, in words; ``decoder`` makes a decoder of
-    the network for one text with a greatest number of tokens; ``lock`` is held while it runs without one."""
+    """Network that is ready to run.
+
+    ``kernels`` of its products, in words. ``decoder`` makes a decoder from the network and the greatest
+    number of tokens of its text. ``lock`` is held when the network runs without a decoder.
+    """
 
     network: nn.Module
     kernels: str
@@ -56,8 +59,8 @@ class Placed:
 
 
 class CachedDecoder:
-    """A network of transformers with its own cache of keys and values; a network without one runs all tokens
-    at each step."""
+    """Decoder of a transformers network by its own cache of keys and values; without a cache every step runs
+    all tokens."""
 
     def __init__(self, network: nn.Module, _room: int = 0) -> None:
         self._network, self._ids = network, list[int]()
@@ -81,7 +84,7 @@ class CachedDecoder:
 
 
 def same_products(kernels: str) -> bool:
-    """True if ``kernels``, in words, are the original's, with any restored weights."""
+    """True if ``kernels``, in words, are the original's kernels, with or without restored weights."""
     return kernels.startswith(PLAIN)
 
 
@@ -93,13 +96,14 @@ def place_linears(
     progress: Progress | None = None,
     room: int | None = None,
 ) -> Placed:
-    """Put the layers of ``recipe`` into ``model``, which lies on ``device``; the model as it is without one.
+    """Put the layers of ``recipe`` into ``model``, which lies on ``device``; without a recipe the model stays
+    as it is.
 
     Layers hold the weights that their codes restore (fake quantization): the network that `explorer check`
     measures, made by the same function. ``calibration``: texts for methods, built-in ones if empty;
-    ``progress`` counts layers. ``room``: tokens of a text that a GPU's steps are compiled for at first, None
-    for the least. ``ValueError`` for layers that the network does not have, and where a method or scheme
-    cannot serve one.
+    ``progress`` counts layers. ``room``: number of tokens that a GPU's steps are compiled for at first, None
+    for the least. ``ValueError`` for layers that the network does not have, and if a method or scheme does
+    not support a layer.
     """
     if device.type == "cuda":
         return _placed_on_gpu(model, recipe, calibration, progress, room or LEAST_ROOM)
@@ -113,9 +117,11 @@ def place_linears(
 def _placed_on_gpu(
     model: Model, recipe: ModelRecipe | None, calibration: AnyTexts, progress: Progress | None, room: int
 ) -> Placed:
-    """The network in bfloat16, with steps captured in a CUDA graph. Layers rounded to nearest multiply by
-    their codes (``QuantizedLinear``); a recipe's other layers, and layers with fixed scales of inputs, hold
-    the weights that their codes restore."""
+    """Place the network in bfloat16, with steps captured in a CUDA graph.
+
+    Layers rounded to nearest multiply by their codes (``QuantizedLinear``). A recipe's other layers, and
+    layers with fixed scales of inputs, hold the weights that their codes restore.
+    """
     network, words = model.network, [BF16]
     if recipe is not None:
         modules = dict(network.named_modules())
@@ -138,9 +144,11 @@ def _placed_on_gpu(
 
 
 def serve_compiled(network: nn.Module, products: str, room: int, **compiler: Any) -> Placed:
-    """Join layers of ``network`` and compile its steps for texts of ``room`` tokens, if they give the
-    network's own logits. If not, or if they raise, steps run one by one, and the reason stands behind
-    ``products``, the kernels in words. ``compiler``: options of torch.compile.
+    """Join layers of ``network`` and compile its steps for texts of ``room`` tokens, if that gives the
+    network's own logits.
+
+    If it does not, or raises, steps run one by one, and the reason is appended to ``products``, the kernels
+    in words. ``compiler``: options of torch.compile.
     """
     why = against_graphs(network)
     if not why:
@@ -159,9 +167,11 @@ def serve_compiled(network: nn.Module, products: str, room: int, **compiler: Any
 
 
 def against_graphs(network: nn.Module) -> str:
-    """The reason why a network's steps cannot be compiled: the error when they were tried, or other logits
-    than the network's own; "" if they can be. Steps are traced for it, not compiled, and the network is
-    unchanged."""
+    """The reason not to compile a network's steps: an error, or logits that differ from the network's own; ""
+    if there is none.
+
+    Steps are traced, not compiled, to find out; the network is unchanged.
+    """
     pools: list[GraphedPool] = []
 
     def traced() -> Decoder:
@@ -180,8 +190,7 @@ def _tried(decoder: Decoder) -> list[Tensor]:
 
 
 def _against(make: Callable[[], Decoder], want: Sequence[Tensor]) -> str:
-    """The error when a decoder is made and tried, or the distance of its logits from ``want``; "" if they are
-    the same."""
+    """Try a new decoder: its error, or the distance of its logits from ``want``; "" if they are the same."""
     try:
         got = _tried(make())
     except Exception as error:  # of transformers', torch's, a compiler's or this project's: it is shown

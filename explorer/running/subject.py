@@ -29,7 +29,7 @@ _TOKENIZERS = (
 _ENCODERS = (
     "bert", "nomic-bert", "jina-bert", "t5encoder", "modern-bert", "neo-bert", "eurobert", "gemma-embedding",
 )  # fmt: skip
-"""Beginnings of GGUF's names of architectures that predict no next token."""
+"""Beginnings of GGUF's architecture names of models that predict no next token."""
 NO_TEXT = "has no text to write: it predicts no next token (an encoder, or a model without such a head)"
 
 
@@ -43,7 +43,7 @@ class SubjectKind(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model to run, made and checked by ``subject_of``.
+    """Model to run, made and checked by ``subject_of``.
 
     ``place``: folder, Hub id or .gguf file as given; ``file``: the GGUF file; ``recipe`` of its layers, None
     for the model as it is; ``limits`` of opening and fetching.
@@ -58,12 +58,12 @@ class Subject:
 
     @property
     def original(self) -> Subject:
-        """The same model without the recipe."""
+        """The same model without a recipe."""
         return replace(self, recipe=None)
 
     @property
     def name(self) -> str:
-        """The model's name for messages, without the folders around it."""
+        """The model's name for messages, without its folders."""
         path = Path(self.place)
         return path.resolve().name if path.exists() else self.place
 
@@ -74,7 +74,7 @@ class Subject:
 
     @cached_property
     def stored_bytes(self) -> int:
-        """Size of the weights in files: layers of the recipe as codes and scales, all others as they are."""
+        """Size of the weights in files: a recipe's layers as codes and scales, the others as they are."""
         if self.file is not None:
             return sum(self.gguf.source.stored_bytes(info.name) for info in self.gguf.source.infos)
         source = open_source(self.place, self.revision, self.limits)
@@ -96,8 +96,8 @@ class Subject:
         return any(isinstance(group, dict) and group.get("input_activations") for group in found)
 
     def load(self, device: torch.device) -> Model:
-        """The network in float32 as its files say, without the recipe, and its tokenizer. ``SourceError`` if
-        that fails; ``ValueError`` for a model that writes no text."""
+        """Load the network in float32 as its files hold it, without the recipe, and its tokenizer.
+        ``SourceError`` if that fails; ``ValueError`` for a model that writes no text."""
         if self.file is not None:
             model = _load_gguf(self.file, device)
         else:
@@ -113,11 +113,11 @@ def subject_of(
     revision: str | None = None,
     limits: SourceLimits = LOCAL,
 ) -> Subject:
-    """The model at ``place`` (a folder, a Hub id, or a .gguf file), to run as it is, with a recipe's layers
-    quantized, or with all its linear layers by one scheme (a ``Recipe``).
+    """Open the model at ``place``: a folder, a Hub id, or a .gguf file.
 
-    ``SourceError`` for what is no model, or beyond the ``limits``; ``ValueError`` for one that writes no
-    text, has no tokenizer, or is not the recipe's.
+    ``recipe``: layers to quantize (``Recipe``), or one scheme for all linear layers; None for the model as it
+    is. ``SourceError`` for a place without a model, or a model beyond the ``limits``; ``ValueError`` for a
+    model that writes no text, has no tokenizer, or is not the one that the recipe was made for.
     """
     file = gguf_of(place, limits)
     if file is not None:

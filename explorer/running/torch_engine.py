@@ -1,4 +1,4 @@
-"""The engine that runs transformers' network on torch: under a recipe the network that `explorer check`
+"""The engine that runs transformers' network on torch; under a recipe, the network that `explorer check`
 measures."""
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from explorer.running.subject import Subject, SubjectKind
 
 UNROUNDED = "; their inputs stay as they are, though the checkpoint asks for quantized ones"
 _WARM_UP = 8
-"""Tokens of a first run, which is not measured: it touches memory and chooses kernels."""
+"""Number of tokens of an unmeasured first run, which touches memory and chooses kernels."""
 _BEFORE = 6
-"""Tokens of the prompt that the first token's text is decoded behind: blanks between words depend on them."""
+"""Number of the prompt's last tokens that the first token is decoded with: blanks between words depend on
+them."""
 _PARTIAL = "\ufffd"
-"""Result of decoding part of a character."""
+"""Character that the tokenizer decodes for part of a character."""
 
 
 class TorchEngine(Engine):
-    """A network and its tokenizer; it writes the text of transformers' ``generate`` without the model's own
+    """Network and tokenizer that write the text of transformers' ``generate``, without the model's own
     settings for it (penalties and the like)."""
 
     name = "torch"
@@ -62,9 +63,11 @@ class TorchEngine(Engine):
         progress: Progress | None = None,
         room: int | None = None,
     ) -> Self:
-        """Load ``subject``; ``progress`` counts layers. A GPU's steps are compiled for ``room`` tokens of
-        prompt and text together, and again for a longer text. Errors as ``Subject.load`` and
-        ``place_linears``."""
+        """Load ``subject``; ``progress`` counts layers.
+
+        A GPU's steps are compiled for ``room`` tokens of prompt and text together, and again for a longer
+        text. Errors as ``Subject.load`` and ``place_linears``.
+        """
         model = subject.load(device)
         placed = place_linears(model, subject.recipe, device, calibration, progress, room)
         engine = cls(subject, model, placed)
@@ -77,15 +80,15 @@ class TorchEngine(Engine):
         """Nothing to do: the memory is freed with the engine."""
 
     def encode(self, prompt: str) -> list[int]:
-        """The prompt's tokens, with the tokenizer's special ones; ``ValueError`` if there are none."""
+        """Tokenize the prompt, with the tokenizer's special tokens; ``ValueError`` if that gives no token."""
         ids: list[int] = self.model.tokenizer(prompt)["input_ids"]
         if not ids:
             raise ValueError(f"the prompt {prompt[:80]!r} has no token of {self.model.name}")
         return ids
 
     def logits(self, ids: Sequence[int], last: int) -> Tensor:
-        """float32 [last, vocabulary]: logits of the token after each of the last ``last`` of ``ids``, in one
-        run."""
+        """Run ``ids`` once; float32 [last, vocabulary], the logits of the token after each of the last
+        ``last`` ids."""
         with torch.no_grad():
             given = torch.tensor([list(ids)], device=self.model.device)
             with self._lock:
@@ -117,7 +120,7 @@ class TorchEngine(Engine):
 
 
 def top_of(log_probabilities: Tensor, text_of: Callable[[int], str]) -> tuple[TokenCandidate, ...]:
-    """The most probable tokens of float32 [vocabulary]."""
+    """Return the most probable tokens by logits, float32 [vocabulary]."""
     best = log_probabilities.topk(min(CANDIDATES, len(log_probabilities)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return tuple(TokenCandidate(index, text_of(index), value) for index, value in pairs)
@@ -132,7 +135,7 @@ def _chosen(logits: Tensor, sampling: Sampling, draws: torch.Generator) -> int:
 
 
 def _ends(network: nn.Module) -> frozenset[int]:
-    """The tokens that end a text."""
+    """Return the tokens that end a text."""
     settings = (getattr(network, name, None) for name in ("generation_config", "config"))
     found = (getattr(one, "eos_token_id", None) for one in settings if one is not None)
     ends = next((one for one in found if one is not None), ())
@@ -140,8 +143,10 @@ def _ends(network: nn.Module) -> frozenset[int]:
 
 
 class Detokenizer:
-    """The text that each token adds to a prompt with the tokens ``ids``: it depends on the tokens before, and
-    a character may take several."""
+    """Convert tokens to text one by one after a prompt with the tokens ``ids``.
+
+    The text of a token depends on the tokens before, and a character may take several tokens.
+    """
 
     def __init__(self, tokenizer: Any, ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -149,7 +154,7 @@ class Detokenizer:
         self._read = len(self._ids)
 
     def add(self, token: int, last: bool = False) -> str:
-        """The text that becomes whole with ``token``; with ``last`` all that is left, whole or not."""
+        """Return the text that ``token`` completes; with ``last`` all remaining text, complete or not."""
         self._ids.append(token)
         before, now = self.decode(self._ids[: self._read]), self.decode(self._ids)
         if now.endswith(_PARTIAL) and not last:
@@ -158,6 +163,6 @@ class Detokenizer:
         return now[len(before) :]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids`` by themselves."""
+        """Convert ``ids`` to text, without the tokens before."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text

@@ -1,4 +1,4 @@
-"""A written text with its times and comparison, as the page shows it and a recording keeps it.
+"""Written text with its times and comparison, as the page shows it and a recording keeps it.
 
 ``python -m lab texts`` writes ``assets/measurements/texts.json``; a page without a language model shows it.
 """
@@ -21,10 +21,10 @@ USUAL_TOKENS = 48
 
 @dataclass(frozen=True)
 class Transcript:
-    """One model's text.
+    """Text written by one model.
 
     scheme      of all linear layers but the head; "" for the original, and for a recipe
-    engine      its name; ``why`` it was taken, and its ``products``, in words
+    engine      the engine's name; ``why``: the reason for it; ``products``: its kernels, in words
     held_bytes  size of the weights in memory; ``stored_bytes`` in files
     comparison  with the original's text; None for the original, and until it is made
     """
@@ -43,7 +43,7 @@ class Transcript:
 
     @classmethod
     def of(cls, writing: Writing, scheme: str = "", comparison: Comparison | None = None) -> Transcript:
-        """The transcript of a writing so far."""
+        """Make the transcript of a writing so far."""
         engine = writing.engine
         return cls(
             engine.subject.name,
@@ -65,16 +65,16 @@ class Transcript:
 
     @property
     def same_products(self) -> bool:
-        """True if the original's products wrote it: their speed does not depend on the scheme."""
+        """True if the original's products wrote the text: their speed does not depend on the scheme."""
         return same_products(self.products)
 
     @property
     def slim(self) -> Transcript:
-        """The transcript without the candidates of each token; the comparison has its own."""
+        """The transcript without each token's candidates; the comparison has its own."""
         tokens = tuple(dataclasses.replace(token, top=()) for token in self.tokens)
         return dataclasses.replace(self, tokens=tokens)
 
 
 def recorded_texts() -> Recording[Transcript]:
-    """The recorded texts, all from one prompt, the original's first; empty if there are none."""
+    """Load the recorded texts, all from one prompt, the original's first; empty if there are none."""
     return recorded(NAME, Transcript)

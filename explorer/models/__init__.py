@@ -1,1 +1,1 @@
-"""Whole models: capture what flows into layers, quantize every linear layer, evaluate the result."""
+"""Whole models: capture the inputs of layers, quantize every linear layer, evaluate the result."""

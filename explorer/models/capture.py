@@ -30,7 +30,7 @@ from explorer.sources.source_limits import LOCAL, SourceLimits
 
 LANGUAGE_PART = "language part"
 LONGEST = 512
-"""Tokens of one text that are run."""
+"""Largest number of tokens of a text that are run."""
 _MOST_MODULES, _MOST_BUFFERS = 20_000, 1 << 26
 _NOTHING = "give at least one line of text, one layer, and one token to keep"
 
@@ -117,11 +117,11 @@ def load_model(
 
 
 def network_of(opens: Any, config: Any, weights: Mapping[str, Tensor]) -> tuple[nn.Module, dict[str, Any]]:
-    """Load a model with files that hold codes: the network by transformers' class ``opens``, with the
-    restored float32 ``weights``, and transformers' report of the loading.
+    """Load a model whose files hold codes: transformers' class ``opens`` with the restored float32
+    ``weights``. Returns the network, and transformers' report of the loading.
 
-    transformers 5.23 restores FP8 by itself, but spreads scales evenly over the rows: where tiles are cut at
-    an edge it fails, or gives other values.
+    transformers 5.23 restores FP8 by itself, but spreads scales evenly over the rows: with tiles that an edge
+    cuts it fails, or gives other values.
     """
     config = copy.deepcopy(config)
     del config.quantization_config
@@ -145,8 +145,8 @@ def is_causal(config: Any) -> bool:
 
 @contextmanager
 def loading(where: str) -> Iterator[None]:
-    """Raise ``SourceError`` for any error of transformers, which raises whatever a config or tokenizer makes
-    it raise."""
+    """Raise ``SourceError`` instead of any error of transformers, whose type depends on the config or
+    tokenizer."""
     try:
         yield
     except SourceError:
@@ -178,7 +178,7 @@ def check_config(config: Any, source: TensorSource) -> None:
 
 
 def linear_layers(model: Model, containing: str = "") -> tuple[str, ...]:
-    """The names of the model's linear layers that contain ``containing`` (any case)."""
+    """Name the model's linear layers whose names contain ``containing`` (any case)."""
     return tuple(name for name in _linear_modules(model) if containing.lower() in name.lower())
 
 
@@ -232,10 +232,10 @@ def watch(
     progress: Progress | None = None,
     enough: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run ``texts`` one by one until ``enough``, and call each of ``watchers`` (by module of the network)
-    with its module's inputs [..., K].
+    """Run ``texts`` one by one until ``enough``; ``watchers``: module of the network -> function that is
+    called with the module's inputs [..., K].
 
-    Other threads that run the network are not watched. ``SourceError`` where there is no text.
+    Runs of the network in other threads are not watched. ``SourceError`` without a text.
     """
     texts = texts_of(texts)
     if not texts:
@@ -266,7 +266,7 @@ def watch(
 
 
 def save_captured(layers: Sequence[Captured], path: str | Path) -> None:
-    """Write ``<layer>.weight`` and ``<layer>.activations`` of each to one .safetensors file.
+    """Write ``<layer>.weight`` and ``<layer>.activations`` of each layer to one .safetensors file.
 
     The file is complete or not there; ``OSError`` if it cannot be written.
     """

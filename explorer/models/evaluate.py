@@ -33,19 +33,19 @@ from explorer.schemes import Scheme
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 SENTENCES = ASSETS / "texts" / "similar.txt"
 SAMPLES = 3
-"""Samples of calibration texts, to see how far a method's result depends on which it saw."""
+"""Number of samples of calibration texts, to see how far a method's result depends on the sample."""
 BATCH, LONGEST = 32, 128
-"""Sentences in a batch, and tokens of a sentence that are run."""
+"""Sentences in a batch, and largest number of tokens of a sentence that are run."""
 
 
 @dataclass(frozen=True)
 class EmbeddingDrift:
-    """Drift of a model's embeddings under one scheme and method.
+    """Change of a model's embeddings under one scheme and method.
 
     cosine           of each embedding with its original: the mean, and ``least_cosine``
     rank             Spearman correlation of all similarities between sentences
     neighbours       share of sentences that keep their nearest other sentence
-    bits, megabytes  of each weight of the linear layers, and of all
+    bits, megabytes  bits of each weight of the linear layers; size of all of them
     sample           number of the ``calibration_texts`` that the method saw
     """
 
@@ -70,7 +70,8 @@ def sentences() -> tuple[str, ...]:
 
 @cache
 def calibration_texts(sample: int = 0) -> tuple[str, ...]:
-    """Texts to capture layers' inputs from; the ``SAMPLES`` samples and ``sentences`` share no sentence."""
+    """Texts to capture layers' inputs from. No sentence is in two of the ``SAMPLES`` samples, or in
+    ``sentences``."""
     first, more = (
         tuple((SENTENCES.parent / name).read_text(encoding="utf-8").splitlines())
         for name in ("sentences.txt", "calibration.txt")
@@ -84,13 +85,13 @@ def calibration_sentences() -> tuple[str, ...]:
 
 
 def built_in_texts(causal: bool = False) -> AnyTexts:
-    """Texts to calibrate by where none are given: sentences, or for causal language models prose, code and
-    chat. None is among ``held_out_texts``."""
+    """Texts to calibrate by if none are given: sentences, or for causal language models prose, code and chat.
+    None is among ``held_out_texts``."""
     return built_in("causal-calibration") if causal else calibration_sentences()
 
 
 def held_out_texts(causal: bool = False) -> AnyTexts:
-    """Texts to measure a loss on where none are given."""
+    """Texts to measure a loss on if none are given."""
     return built_in("causal-held-out") if causal else sentences()
 
 
@@ -98,9 +99,9 @@ def held_out_texts(causal: bool = False) -> AnyTexts:
 class OriginalModel:
     """The model that quantized copies are compared with.
 
-    ``keep``: names or patterns of layers that stay as they are. Its embeddings of ``texts`` (``sentences``
-    if none are given), and the first ``tokens`` inputs of its other layers for the calibration texts
-    ``sample``, are computed once, when first used.
+    ``keep``: names or patterns of layers that stay as they are. Computed once, when first used: its
+    embeddings of ``texts`` (``sentences`` if none are given), and the first ``tokens`` inputs of its other
+    layers for the calibration texts ``sample``.
     """
 
     model: Model
@@ -116,7 +117,7 @@ class OriginalModel:
 
     @property
     def names(self) -> list[str]:
-        """The linear layers that are not kept."""
+        """The linear layers that are to be quantized."""
         names = linear_layers(self.model)
         return [n for n in names if not any(fnmatch.fnmatch(n, pattern) for pattern in self.keep)]
 
@@ -136,14 +137,15 @@ def needs_inputs(method: str) -> bool:
 
 
 def embed(model: Model, texts: AnyTexts, progress: Progress | None = None) -> Tensor:
-    """float32 [sentences, width], each of length one: the mean of a sentence's token vectors."""
+    """Embed sentences: float32 [sentences, width], each the mean of a sentence's token vectors, scaled to
+    length one."""
     return embed_sequences(model, token_sequences(model, texts, LONGEST), progress)
 
 
 def embed_sequences(
     model: Model, sequences: Sequence[TokenSequence], progress: Progress | None = None
 ) -> Tensor:
-    """float32 [sequences, width], on the CPU: the embeddings of ``embed``, of token sequences."""
+    """Embed token sequences as ``embed`` does: float32 [sequences, width], on the CPU."""
     embeddings = []
     for start in range(0, len(sequences), BATCH):
         checkpoint()
@@ -156,7 +158,8 @@ def embed_sequences(
 
 
 def embed_batch(model: Model, sequences: Sequence[TokenSequence]) -> Tensor:
-    """float32 [sequences, width] on the model's device, each of length one; gradients flow through it."""
+    """Embed one batch: float32 [sequences, width] of length one, on the model's device; gradients flow
+    through it."""
     from transformers import DataCollatorWithPadding
 
     padded = DataCollatorWithPadding(model.tokenizer)([dict(one.inputs) for one in sequences])
@@ -173,7 +176,7 @@ def evaluate_embeddings(
     """Quantize a copy of the model's linear layers and compare its embeddings with the original's.
 
     Weights by ``scheme`` and ``method`` (a combination such as "rotation+gptq" too), inputs by
-    ``activations`` if given. ``ValueError`` for unknown methods, and where the method cannot serve the
+    ``activations`` if given. ``ValueError`` for unknown methods, and if the method does not support the
     scheme or a layer.
     """
     before = original.embeddings
@@ -199,8 +202,8 @@ def evaluate_embeddings(
 def quantized_network(
     original: OriginalModel, scheme: Scheme, method: str = RTN.name, activations: Scheme | None = None
 ) -> tuple[nn.Module, float, int]:
-    """A copy of the network with its linear layers quantized, the mean bits of their weights, and the number
-    of these weights; arguments and ``ValueError`` as for ``evaluate_embeddings``."""
+    """Quantize the linear layers of a copy of the network. Returns the copy, the mean bits of the layers'
+    weights and the number of these weights; arguments and ``ValueError`` as for ``evaluate_embeddings``."""
     network = copy.deepcopy(original.model.network)
     if not needs_inputs(method):
         quantize_model(network, dict.fromkeys(original.names, scheme), activations, kernels=False)
@@ -214,8 +217,8 @@ def quantized_network(
 
 
 def embedding_scores(before: Tensor, after: Tensor) -> dict[str, float]:
-    """``cosine``, ``least_cosine``, ``rank`` and ``neighbours`` of an ``EmbeddingDrift``, of embeddings
-    [sentences, width] of length one."""
+    """Compute ``cosine``, ``least_cosine``, ``rank`` and ``neighbours`` (see ``EmbeddingDrift``) of
+    embeddings [sentences, width] of length one."""
     cosine, similarities = (before * after).sum(1), [e @ e.t() for e in (before, after)]
     rows, columns = torch.triu_indices(len(before), len(before), 1)
     pairs = [one[rows, columns] for one in similarities]
@@ -229,7 +232,7 @@ def embedding_scores(before: Tensor, after: Tensor) -> dict[str, float]:
 
 
 def _rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's, with mean ranks for ties; 0 where one side is constant and has no ranks."""
+    """Spearman's correlation, with mean ranks for ties; 0 if one side is constant and has no ranks."""
     if bool((a == a[:1]).all()) or bool((b == b[:1]).all()):
         return 0.0
     return float(spearmanr(a.numpy(), b.numpy()).statistic)

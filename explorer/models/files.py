@@ -22,16 +22,18 @@ from explorer.sources.models import layers as in_order
 from explorer.sources.source_limits import LOCAL, SourceLimits
 
 FLOATS = {"F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16"}
-"""The file's names of dtypes that hold a weight as it was trained; codes of 8 bits have their scales
+"""Names in files of the dtypes that hold trained weights; 8-bit codes are absent, as their scales are stored
 elsewhere."""
 
 _PIECE = 16 << 20
 
 
 def itemsize(dtype: str) -> float:
-    """Bytes of an element of a file's ``dtype``, by the bits in its name ("BF16", "int64"); 1 where it names
-    none. Of weights in codes with scales the bytes of both; 2 for the coded tensors of GGUF files, which are
-    restored to 16 bits."""
+    """Bytes of an element of a file's ``dtype``, by the bits in its name ("BF16", "int64"); 1 if the name has
+    none.
+
+    Codes with scales count both. Coded tensors of GGUF files count 2, as they are restored to 16 bits.
+    """
     if (stored := stored_bits(dtype)) is not None:
         return stored / 8
     bits = re.search(r"\d+", dtype)
@@ -39,9 +41,12 @@ def itemsize(dtype: str) -> float:
 
 
 class Role(StrEnum):
-    """Linear layers are quantized; so are the head, and the table of tokens' embeddings, where the target
-    carries them or they are asked for. Other embeddings, of positions and kinds of tokens, and experts that
-    are one tensor of three axes are listed and stay as they are: no target carries them."""
+    """Use of a tensor in a survey.
+
+    Linear layers are quantized; so are the head, and the table of tokens' embeddings, if the target carries
+    them or they are asked for. Other embeddings, of positions and kinds of tokens, and experts that are one
+    tensor of three axes are listed and stay as they are: no target carries them.
+    """
 
     LINEAR = "linear"
     HEAD = "head"
@@ -60,15 +65,15 @@ _STACKED = re.compile(r"\.experts\.[^.]+$|_exps(\.weight)?$")
 
 
 def matches(layer: str, pattern: str) -> bool:
-    """Whether a layer's name is meant by ``pattern``: one of ``fnmatch``, or a part of the name."""
+    """True if ``pattern`` matches a layer's name: as a pattern of ``fnmatch``, or as a part of the name."""
     return fnmatch.fnmatchcase(layer, pattern) or pattern in layer
 
 
 def role_of(info: TensorInfo, network: Skeleton | None = None) -> Role | None:
     """The role of the tensor ``info`` in a survey; None for norms, biases, convolutions, and codes.
 
-    ``network`` decides which matrices are linear layers, and leaves out those beside its language part;
-    without one their names do.
+    ``network`` says which matrices are linear layers, and excludes those outside its language part; without a
+    network their names say it.
     """
     name = info.name.removesuffix(WEIGHT)
     codes = info.dtype.startswith(gguf_file.CODED) or stored_bits(info.dtype) is not None
@@ -108,8 +113,8 @@ def _role_in(network: Skeleton, name: str, shape: tuple[int, ...]) -> Role | Non
 
 
 def network_of(source: TensorSource) -> Skeleton | None:
-    """The network of a model's folder on this machine, which says what its linear layers are; None where
-    only names can."""
+    """Build the network of a model's folder on this machine, to find its linear layers; None if only names
+    can tell them."""
     folder = source.paths[0].parent if source.paths else None
     if (
         folder is None
@@ -133,9 +138,9 @@ def check_orientation(source: TensorSource) -> None:
 
 
 def linear_names(source: TensorSource) -> tuple[str, ...]:
-    """The layers that one scheme for a whole model applies to: its linear layers without the head.
+    """Name the layers that one scheme for a whole model applies to: its linear layers without the head.
 
-    ``SourceError`` for a model without any, and one that stores them transposed.
+    ``SourceError`` for a model without any, and for one that stores them transposed.
     """
     network = network_of(source)
     check_orientation(source)
@@ -155,8 +160,7 @@ def folder_of(model: str, revision: str | None = None) -> Path:
 
 
 def weights_sha256(source: TensorSource) -> str:
-    """SHA-256 over the names and bytes of the files that ``source`` reads; "" where none are on this
-    machine."""
+    """SHA-256 over the names and bytes of the files that ``source`` reads; "" if none is on this machine."""
     if not source.paths:
         return ""
     digest = hashlib.sha256()
@@ -170,7 +174,7 @@ def weights_sha256(source: TensorSource) -> str:
 
 
 class WeightsRecipe(Protocol):
-    """The fields of ``explorer.survey.recipe.ModelRecipe`` that name a model's weights."""
+    """Fields of ``explorer.survey.recipe.ModelRecipe`` that name a model's weights."""
 
     @property
     def revision(self) -> str | None: ...
@@ -180,8 +184,8 @@ class WeightsRecipe(Protocol):
 
 
 def check_weights(recipe: WeightsRecipe, place: str, limits: SourceLimits = LOCAL) -> None:
-    """``ValueError`` if the weights at ``place`` are not those that the recipe was made for, as far as both
-    are known."""
+    """``ValueError`` if the recipe was made for other weights than those at ``place``, if both hashes are
+    known."""
     sha256 = weights_sha256(open_source(place, recipe.revision, limits))
     if sha256 and recipe.weights_sha256 and sha256 != recipe.weights_sha256:
         raise ValueError(f"the weights of {place} are not those that the recipe was made for")

@@ -1,8 +1,7 @@
-"""Factors of input channels, folded into the layers before; which layer takes one in is found by running the
-network.
+"""Factors of input channels, folded into earlier layers, which are found by running the network.
 
-A factor s multiplies the columns of a layer's weight, and its inputs are divided by it: by the norm that
-outputs them, or by the rows of a linear layer before. Names decide nothing. A run shows which norm gives a
+A factor s multiplies the columns of a layer's weight, and its inputs are divided by it: in the norm that
+outputs them, or in the rows of an earlier linear layer. Names decide nothing. A run shows which norm gives a
 layer its inputs and which layers ran before it; a fold is accepted if the network's output stays the same
 with a random factor.
 """
@@ -24,7 +23,7 @@ from explorer.progress import checkpoint
 SAME = 1e-4
 """The largest accepted difference of the network's outputs, relative to the largest output."""
 BEFORE = 4
-"""Number of linear layers run before a layer that are tried, the nearest first."""
+"""Number of earlier linear layers that are tried for a layer, the nearest first."""
 
 Run = Callable[[nn.Module], Tensor]
 """The output of a network for a fixed input."""
@@ -32,7 +31,8 @@ Run = Callable[[nn.Module], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """A layer that takes in a factor of the input channels of others.
+    """Place for a factor of input channels: the earlier layer that divides by it, and the layers that
+    multiply.
 
     writer   a norm or a linear layer; its outputs are divided
     readers  all linear layers that read these outputs
@@ -46,7 +46,7 @@ class Fold:
     offset: float = 0.0
 
     def apply(self, network: nn.Module, factor: Tensor, stored: torch.dtype | None = None) -> Tensor:
-        """Fold ``factor`` [K] into ``network`` in place; the divisor of the inputs, float32 [K].
+        """Fold ``factor`` [K] into ``network`` in place; returns the divisor of the inputs, float32 [K].
 
         Channels of one row get the mean of their factors. If a norm's weight is ``stored`` in a dtype, it is
         rounded to it, and the readers are multiplied by the divisor after rounding.
@@ -70,7 +70,7 @@ class Fold:
         return real.cpu()
 
     def _divide_norm(self, weight: Tensor, divisor: Tensor, stored: torch.dtype | None) -> Tensor:
-        """Divide in place; the divisor [rows] after rounding."""
+        """Divide the norm's weight in place; returns the divisor [rows] after rounding."""
         before = weight + self.offset
         divided = before / divisor - self.offset
         if stored is not None:
@@ -88,8 +88,8 @@ class Fold:
 
 
 def find_folds(network: nn.Module, run: Run, layers: Collection[str]) -> tuple[list[Fold], dict[str, str]]:
-    """Find the folds for the linear ``layers`` of ``network``; the folds, and the reason of each layer
-    without.
+    """Find the folds for the linear ``layers`` of ``network``; second, the reason for each layer that has
+    none.
 
     Each candidate is tried with a random factor; the network is unchanged when this returns.
     """
@@ -117,14 +117,15 @@ def find_folds(network: nn.Module, run: Run, layers: Collection[str]) -> tuple[l
 
 @dataclass
 class _Seen:
-    """One run: the tensors that each linear layer read, in the order of the run, and their writers."""
+    """Record of one run: the tensors that each linear layer read, in the order of the run, and their
+    writers."""
 
     inputs: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
     writers: dict[tuple[int, int], str] = field(default_factory=dict)
     kept: list[Tensor] = field(default_factory=list)
 
     def key(self, x: Tensor) -> tuple[int, int]:
-        """The memory of ``x``, which is kept so that no other tensor has it."""
+        """Identify ``x`` by its memory, which is kept so that no other tensor gets it."""
         self.kept.append(x)
         return x.data_ptr(), x.numel()
 
@@ -134,7 +135,7 @@ class _Seen:
         return found.pop() if len(found) == 1 else ""
 
     def add(self, module: nn.Module, inputs: tuple[Any, ...], output: Any, *, name: str) -> None:
-        """A forward hook of the module ``name``."""
+        """Record a run of the module ``name`` (a forward hook)."""
         if isinstance(module, nn.Linear) and inputs and isinstance(inputs[0], Tensor):
             self.inputs.setdefault(name, set()).add(self.key(inputs[0]))
         if isinstance(output, Tensor):
@@ -179,8 +180,11 @@ def _candidates(network: nn.Module, seen: _Seen, layer: str) -> Iterator[Fold]:
 
 
 def _rows(outputs: int, columns: int, head: int) -> Iterator[Tensor]:
-    """Mappings of ``columns`` inputs to the ``outputs`` rows of a layer before: each its own, the last rows
-    of a layer that is query, key and value, or gate and up; and heads that several query heads read."""
+    """Ways in which ``columns`` inputs can come from the ``outputs`` rows of an earlier layer.
+
+    Each input from its own row; from the last rows of a layer that joins query, key and value, or gate and
+    up; and from heads that several query heads read.
+    """
     if outputs >= columns:
         yield torch.arange(columns) + outputs - columns
     heads = columns // head if head and columns % head == 0 else 0
@@ -243,7 +247,7 @@ def _tensor(module: nn.Module, name: str) -> Tensor:
 
 
 def run_of(inputs: Mapping[str, Any]) -> Run:
-    """A run of a network on ``inputs``, by the names of its arguments."""
+    """Make a run of a network on ``inputs``, by the names of its arguments."""
 
     def run(network: nn.Module) -> Tensor:
         with torch.no_grad():

@@ -1,6 +1,5 @@
 """Quantization of layers' inputs when the model runs: by scales of each batch, or by fixed scales from
-calibration texts; and the sums of their squares, which importance files of llama.cpp hold.
-"""
+calibration texts. Also sums of squared inputs, for importance files of llama.cpp."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from explorer.schemes.observer import Observer
 
 @dataclass(frozen=True)
 class QuantizedInputs:
-    """``scheme`` of a layer's inputs, and their fixed ``scale``, if they have one."""
+    """Quantization of a layer's inputs: ``scheme``, and the fixed ``scale`` if they have one."""
 
     scheme: Scheme
     scale: float | None = None
@@ -47,7 +46,7 @@ def quantized_inputs(x: Tensor, scheme: Scheme, scale: float | None = None) -> T
 def quantize_inputs(
     network: nn.Module, modules: Mapping[str, str], inputs: Mapping[str, QuantizedInputs]
 ) -> None:
-    """Let the layers ``modules`` (name -> module of ``network``) that ``inputs`` names see quantized inputs
+    """Quantize the inputs of the layers ``modules`` (name -> module of ``network``) that ``inputs`` names
     from now on.
 
     A layer by a method that transforms its inputs rounds them after that. ``ValueError`` for such a layer
@@ -81,11 +80,11 @@ def find_input_scales(
     texts: AnyTexts,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """The fixed scale of each layer's inputs (name -> module): by the range that its scheme's calibrator
+    """Find the fixed scale of each layer's inputs (name -> module), by the range that its scheme's calibrator
     finds in all inputs from ``texts``. ``progress`` counts texts.
 
-    ``SourceError`` where there is no text; ``ValueError`` for a layer that no text reaches, and for inputs
-    that are NaN or Inf.
+    ``SourceError`` without a text; ``ValueError`` for a layer that no text reaches, and for inputs that are
+    NaN or Inf.
     """
     found = {}
     for name, observer in observed_inputs(model, modules, texts, progress).items():
@@ -102,15 +101,15 @@ def observed_inputs(
     model: Model, modules: Mapping[str, str], texts: AnyTexts, progress: Progress | None = None
 ) -> dict[str, Observer]:
     """Observe the inputs that ``texts`` give each layer (name -> module); ``progress`` counts texts. Errors
-    as ``find_input_scales``, except that a layer may be reached by no text: its observer saw nothing then."""
+    as ``find_input_scales``, but a layer that no text reaches only has an empty observer."""
     observers = {name: Observer() for name in modules}
     watch(model, texts, {path: observers[name].add for name, path in modules.items()}, progress)
     return observers
 
 
 def fixed_scale(observer: Observer, scheme: Scheme) -> float:
-    """The fixed scale of ``scheme``, by the range that its calibrator finds in all that ``observer`` saw: the
-    scale of the whole tensor, or of NVFP4's block scales."""
+    """Compute the fixed scale of ``scheme`` from the range that its calibrator finds in all values of
+    ``observer``: the scale of the whole tensor, or of NVFP4's block scales."""
     clip = observer.clip_range(scheme.calibrator.name, 1 << (scheme.format.bits - 1))
     if scheme.block != (None, None):
         return float(tensor_scale_for(clip.amax, scheme))
@@ -118,7 +117,7 @@ def fixed_scale(observer: Observer, scheme: Scheme) -> float:
 
 
 class SquaredInputs:
-    """A watcher: ``sums`` float64 [K] of the squares of a layer's inputs, and the number of ``tokens``."""
+    """Watcher of a layer: ``sums`` float64 [K] of its squared inputs, and the number of ``tokens``."""
 
     def __init__(self) -> None:
         self.sums: Tensor | None = None
@@ -134,8 +133,8 @@ class SquaredInputs:
 def squared_inputs(
     model: Model, texts: AnyTexts, modules: Sequence[str], progress: Progress | None = None
 ) -> dict[str, SquaredInputs]:
-    """Sum the squared inputs of the linear layers ``modules`` over all tokens of ``texts``, where a text
-    reached them. ``progress`` counts texts. ``SourceError`` where there is no text."""
+    """Sum the squared inputs of the linear layers ``modules`` over all tokens of ``texts``; layers that no
+    text reached are left out. ``progress`` counts texts. ``SourceError`` without a text."""
     found = {name: SquaredInputs() for name in modules}
     watch(model, texts, found, progress)
     return {name: one for name, one in found.items() if one.sums is not None and torch.any(one.sums > 0)}

@@ -1,5 +1,5 @@
-"""Kind and depth of a layer by its name, and the layers that serving engines multiply as one: they need one
-scheme, and one scale of the whole tensor.
+"""Kind and depth of a layer by its name, and groups of layers that serving engines multiply as one. The
+layers of a group need one scheme, and one scale of the whole tensor.
 
 Names are those of transformers' checkpoints and of GGUF files.
 """
@@ -26,7 +26,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "embeddings": ("embed_tokens", "word_embeddings", "wte", "token_embd", "tok_embeddings"),
     "head": ("lm_head", "embed_out"),
 }
-"""Last parts of the names of each kind of layer; the longest that matches counts."""
+"""Endings of the names of each kind of layer; the longest that matches counts."""
 FUSED = (("query", "key", "value"), ("gate", "up"))
 """Kinds that serving engines multiply as one matrix."""
 _ENDINGS = sorted(
@@ -43,13 +43,14 @@ def kind_of(layer: str) -> str:
 
 
 def depth_of(layer: str) -> int | None:
-    """The index of the model's block that the layer is in, from 0; None outside of them."""
+    """The index from 0 of the layer's block in the model; None outside of blocks."""
     number = re.search(r"\.(\d+)\.", f".{layer}.")
     return int(number[1]) if number else None
 
 
 def fused_groups(layers: Iterable[str]) -> list[tuple[str, ...]]:
-    """Group ``layers`` that serving engines fuse, each other layer by itself; the order is kept."""
+    """Group ``layers`` that serving engines fuse; every other layer is a group of its own. The order is
+    kept."""
     groups: dict[object, list[str]] = {}
     for layer in layers:
         fused = next((kinds for kinds in FUSED if kind_of(layer) in kinds), None)
@@ -59,7 +60,8 @@ def fused_groups(layers: Iterable[str]) -> list[tuple[str, ...]]:
 
 def scheme_groups(layers: Iterable[str], fuse: bool = True) -> list[tuple[str, ...]]:
     """Group ``layers`` that must have one scheme: the ``fused_groups`` if ``fuse``, and all experts of a
-    model, which engines and transformers read by one scheme; the order of each first layer is kept."""
+    model, which engines and transformers read by one scheme. Groups are in the order of their first layers.
+    """
     groups: dict[object, list[str]] = {}
     for group in fused_groups(layers) if fuse else ((layer,) for layer in layers):
         model = group[0].partition(".layers.")[0]
@@ -68,14 +70,14 @@ def scheme_groups(layers: Iterable[str], fuse: bool = True) -> list[tuple[str, .
 
 
 def has_one_scale(scheme: Scheme) -> bool:
-    """True for a scheme with a scale of the whole tensor: two levels, as NVFP4, or one scale a tensor."""
+    """True for a scheme with a scale of the whole tensor: alone, or above block scales as in NVFP4."""
     rule = scheme.scale
     return rule is not None and (rule.per_tensor or scheme.block == (None, None))
 
 
 def sharing(recipes: Mapping[str, Recipe]) -> list[tuple[str, ...]]:
-    """The groups of fused layers with a scale of the whole tensor, which has to be the same for a group;
-    layers by methods are left out."""
+    """Find the groups of fused layers whose schemes have a scale of the whole tensor: a group must share it.
+    Layers by methods are left out."""
     shared = []
     for group in fused_groups(recipes):
         one, *others = (recipes[name] for name in group)

@@ -1,4 +1,4 @@
-"""Quantization of a model's linear layers: by a method, from captured inputs, or to nearest."""
+"""Quantization of a model's linear layers: by a method from captured inputs, or by rounding to nearest."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from explorer.schemes import Scheme
 
 
 class MethodLinear(nn.Module):
-    """A linear layer by a method, in float32: it transforms its inputs, quantizes them if ``activations`` is
-    set, multiplies by the dequantized weight, and adds the residues' terms."""
+    """Linear layer quantized by a method, in float32: it transforms its inputs, quantizes them if
+    ``activations`` is set, multiplies by the dequantized weight, and adds the residues' terms."""
 
     dequantized: Tensor
     bias: Tensor | None
@@ -52,14 +52,14 @@ def quantize_by_method(
     inputs_now: InputsNow | None = None,
     folded: bool = False,
 ) -> float:
-    """Replace the captured ``layers`` of ``network`` in place by what ``method`` makes of them; the mean bits
-    of their weights.
+    """Quantize the captured ``layers`` of ``network`` by ``method``, in place; returns the mean bits of their
+    weights.
 
     A sequential method asks ``inputs_now`` for each layer's inputs once the layers before it are replaced;
-    ``layers`` have to be in the order in which the network runs them. With ``folded`` the layers before have
-    taken in the method's factors, and ``layers`` were captured after that. A correction of the bias becomes
-    part of the bias; where a layer has none, it counts as bits of the layer. ``ValueError`` where the method
-    cannot serve the scheme or a layer, and for a sequential method without ``inputs_now``.
+    ``layers`` have to be in the order in which the network runs them. ``folded``: earlier layers already hold
+    the method's factors, and ``layers`` were captured after that. A correction of the bias becomes part of
+    the bias; in a layer without one, it counts as bits of the layer. ``ValueError`` if the method does not
+    support the scheme or a layer, and for a sequential method without ``inputs_now``.
     """
     sequential = rounding_in(method).sequential
     if sequential and inputs_now is None:
@@ -96,10 +96,12 @@ def rounding(
     read: Callable[[str], Tensor],
     importances: Mapping[str, Tensor] | None = None,
 ) -> Callable[[str], QuantizedTensor]:
-    """A function that rounds a layer, by its name, to nearest by its recipe. ``read`` gives weights [N, K] in
-    float32. With ``fused`` a group of layers that shares a scale of the whole tensor is rounded at the first
-    call for one of them, and each result is given once. ``importances`` [K] of columns, by layer
-    (``quantize_weight``)."""
+    """Return a function that rounds a layer, given by name, to nearest by its recipe.
+
+    ``read`` gives weights [N, K] in float32. If ``fused``, all layers of a group that shares a scale of the
+    whole tensor are rounded at the first call for one of them; each result is given once. ``importances`` [K]
+    of columns, by layer (``quantize_weight``).
+    """
     weighed = importances or {}
     shared = {name: group for group in (sharing(recipes) if fused else ()) for name in group}
     ready: dict[str, QuantizedTensor] = {}

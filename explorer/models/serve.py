@@ -18,7 +18,7 @@ from explorer.schemes import Scheme
 
 
 class RecipeOfLayers(Protocol):
-    """The fields of ``explorer.survey.recipe.ModelRecipe`` that quantize a model."""
+    """Fields of ``explorer.survey.recipe.ModelRecipe`` that quantize a model."""
 
     @property
     def layers(self) -> Mapping[str, Recipe]: ...
@@ -37,13 +37,14 @@ def quantize_model(
     kernels: bool = True,
     progress: Progress | None = None,
 ) -> nn.Module:
-    """Replace linear layers of ``model`` in place by ``QuantizedLinear``, rounded to nearest; ``model``.
+    """Replace linear layers of ``model`` in place by ``QuantizedLinear``, rounded to nearest; returns
+    ``model``.
 
     ``recipe``: a recipe file read by ``explorer.survey.ModelRecipe.load``; a scheme (or its text) for each
     layer by its name (without ".weight"); or one scheme (or its text) for every ``nn.Linear`` but the output
-    head. In the last case a warning says how many other weights stay, such as stacked experts. ``x_scheme``
-    quantizes inputs; without it, the recipe's own schemes do. Where a recipe is ``fused``, layers that
-    engines multiply as one share a scale of the whole tensor. Layers not named stay as they are.
+    head. In the last case a warning reports other weights that stay, such as stacked experts. ``x_scheme``
+    quantizes inputs; without it, the recipe's own schemes do. In a ``fused`` recipe, layers that engines
+    multiply as one share a scale of the whole tensor. Layers not named stay as they are.
 
     ``ValueError``, before anything is changed, for a name that is no linear layer of the model or is done
     already, and for a layer with codes that a method chooses (``explorer apply`` writes those); for NaN or
@@ -93,7 +94,7 @@ def _recipe(one: Scheme | Recipe | str) -> Recipe:
 
 
 def linear_but_head(model: nn.Module) -> list[str]:
-    """The names of a model's ``nn.Linear`` modules but its output head."""
+    """Name a model's ``nn.Linear`` modules except its output head."""
     head = _embeddings(model, "output")
     return [n for n, m in model.named_modules() if type(m) is nn.Linear and m is not head]
 
@@ -106,8 +107,8 @@ def _embeddings(model: nn.Module, side: str) -> nn.Module | None:
 
 
 def _warn_of_others(model: nn.Module, chosen: Iterable[str]) -> None:
-    """Warn of weights that stay as they are, beside ``chosen`` layers, embeddings, the head and vectors,
-    where they are more than a hundredth of all."""
+    """Warn of weights that stay as they are (other than ``chosen`` layers, embeddings, the head and vectors)
+    if they are more than a hundredth of all."""
     modules = [model.get_submodule(name) for name in chosen]
     modules += [m for m in model.modules() if isinstance(m, nn.Embedding)]
     ends = [_embeddings(model, side) for side in ("input", "output")]

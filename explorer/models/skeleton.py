@@ -1,5 +1,5 @@
-"""A model's network without its weights, as transformers builds it: which tensors of the files become linear
-layers, and under which names.
+"""A model's network without its weights, as transformers builds it: it shows which tensors of the files
+become linear layers, and under which names.
 
 transformers renames tensors of many architectures as it loads them, and stacks the matrices of experts; its
 own conversion mapping says how (``transformers.conversion_mapping``, since version 5).
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from explorer.sources.base import SourceError, first_line
 
 MOST_MODULES = 200_000
-"""Accepted layers times experts of a configuration. Qwen3-Next (48 × 512) is built in 2 s."""
+"""Largest accepted product of layers and experts of a configuration. Qwen3-Next (48 × 512) is built in 2
+s."""
 WEIGHT = ".weight"
 TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 """Models whose "linear" layers are Conv1D: their weights are stored [K, N]."""
@@ -39,8 +40,8 @@ _OUTDATED = ("AutoModelWithLMHead", "AutoModelForVision2Seq")
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """Path of the linear layer that a matrix of a model's files becomes, or why it becomes none; the other is
-    empty. ``experts``: the parameter that the matrices of experts are stacked in."""
+    """Path of the linear layer that a matrix of a model's files becomes, or the reason why it becomes none;
+    the other field is empty. ``experts``: the parameter that the matrices of experts are stacked in."""
 
     module: str
     refusal: str = ""
@@ -49,7 +50,7 @@ class LayerPlace:
 
 @dataclass(frozen=True)
 class HeldWeight:
-    """The parameter of a network that holds the weight [N, K] of a layer. transformers stacks experts in one
+    """Parameter of a network that holds the weight [N, K] of a layer. transformers stacks experts in one
     parameter [experts, parts · N, K]. ``table``: its rows are looked up, as the tokens' embeddings are."""
 
     parameter: str
@@ -64,13 +65,13 @@ class HeldWeight:
         return "" if self.table or self.expert is not None else self.parameter.removesuffix(WEIGHT)
 
     def of(self, values: Tensor) -> Tensor:
-        """The part of the parameter's ``values``, or of its gradient, that is the layer's: a view [N, K]."""
+        """Return the layer's part of the parameter's ``values``, or of its gradient: a view [N, K]."""
         return values if self.expert is None else values[self.expert].chunk(self.parts)[self.part]
 
 
 @dataclass(frozen=True, eq=False)
 class Skeleton:
-    """A network of transformers, used for names, kinds and shapes only: it may lie on ``meta``.
+    """Network of transformers that is used for names, kinds and shapes only: it may lie on ``meta``.
 
     auto  the class of transformers that opens it
     """
@@ -79,13 +80,14 @@ class Skeleton:
     auto: str = "AutoModel"
 
     def parameter(self, name: str) -> tuple[str, bool]:
-        """The parameter that the tensor ``name`` of the files becomes, and whether other tensors are merged
-        with it or its values change on the way. A name that the network lacks is returned too."""
+        """The parameter that the tensor ``name`` of the files becomes; second, True if other tensors are
+        merged with it or its values change on the way. The parameter's name is returned even if the network
+        lacks it."""
         found, pattern = self._renamed(name)
         return found, pattern is not None
 
     def _renamed(self, name: str) -> tuple[str, str | None]:
-        """The parameter of a tensor, and the pattern of the converter that takes it, if one does."""
+        """The parameter of a tensor, and the pattern of the converter that takes it, if any."""
         from transformers.core_model_loading import rename_source_key
 
         prefix = getattr(self.network, "base_model_prefix", None) or None
@@ -114,9 +116,11 @@ class Skeleton:
         return LayerPlace("" if why else name, why, stacked)
 
     def held(self, layer: str, shape: tuple[int, ...] | None = None) -> HeldWeight | None:
-        """The parameter that holds the weight of ``layer``; None for what is neither a linear layer, nor the
-        table of tokens' embeddings, nor an expert that is stacked row by row. ``shape`` is compared if it is
-        given."""
+        """The parameter that holds the weight of ``layer``; its ``shape`` is compared if given.
+
+        None unless the layer is a linear layer, the table of tokens' embeddings, or an expert that is stacked
+        row by row.
+        """
         place = self.place(layer, shape)
         if place.module:
             return HeldWeight(place.module + WEIGHT)
@@ -131,8 +135,8 @@ class Skeleton:
         return found if held == tuple(shape) else None
 
     def _stacked(self, layer: str) -> HeldWeight | None:
-        """The part of a stacked parameter that an expert becomes; None where transformers merges in another
-        way than expert by expert, the matrices of one below each other."""
+        """The part of a stacked parameter that an expert becomes; None if transformers merges experts in
+        another way than one after another, the matrices of each below each other."""
         from transformers import core_model_loading as loading
 
         name = layer + WEIGHT
@@ -149,13 +153,13 @@ class Skeleton:
         return HeldWeight(parameter, int(number[1]), sources.index(pattern), len(sources))
 
     def coded(self, layer: str, shape: tuple[int, ...] | None = None) -> LayerPlace:
-        """``place``, if a layer of codes can stand there: code that reads ``.weight`` itself fails, as a
-        layer of codes has none."""
+        """``place`` of a layer if codes can replace its weight. They cannot if other code reads ``.weight``
+        itself, which a layer of codes lacks."""
         found = self.place(layer, shape)
         return LayerPlace("", why) if found.module and (why := self._reader_of(found.module)) else found
 
     def holds(self, parameter: str) -> bool:
-        """True for a parameter or buffer of the network: others in the files are ignored."""
+        """True for a parameter or buffer of the network; other tensors of the files are ignored."""
         return parameter in self._known
 
     def is_embedding(self, layer: str) -> bool:
@@ -164,7 +168,7 @@ class Skeleton:
         return isinstance(self._modules.get(path), nn.Embedding)
 
     def is_table(self, layer: str) -> bool:
-        """True for the table of tokens' embeddings; not of positions or kinds of tokens."""
+        """True for the table of tokens' embeddings; False for those of positions or kinds of tokens."""
         return bool(self.table) and self.parameter(layer + WEIGHT)[0] == self.table + WEIGHT
 
     @cached_property
@@ -186,7 +190,7 @@ class Skeleton:
 
     def as_stored(self, names: Iterable[str], read: Callable[[str], Tensor]) -> Self:
         """Untie the head if the files' tensors ``names`` include a head and a table with different values, as
-        transformers does (modeling_utils, ``tie_weights``); this network."""
+        transformers does (modeling_utils, ``tie_weights``); returns this network."""
         if self.tied:
             ends = tuple(path.rpartition(".")[2] + WEIGHT for path in (self.table, self.head))
             of = {self.parameter(name)[0]: name for name in names if name.endswith(ends)}
@@ -207,8 +211,8 @@ class Skeleton:
 
     @cached_property
     def language(self) -> str:
-        """The path of the part that reads and writes text, with a dot at its end; empty for the network of
-        text alone."""
+        """The path of the part that reads and writes text, with a dot at its end; empty if the whole network
+        is text's."""
         config = getattr(self.network, "config", None)
         text = config.get_text_config() if config is not None else None
         if text is None or text is config:
@@ -262,7 +266,7 @@ def is_expert(layer: str) -> bool:
 
 
 def config_of(folder: Path) -> Any | None:
-    """The configuration in ``folder``; None for a kind of model that transformers does not know."""
+    """Read the configuration in ``folder``; None for a kind of model that transformers does not know."""
     from transformers import AutoConfig
 
     try:
@@ -272,9 +276,9 @@ def config_of(folder: Path) -> Any | None:
 
 
 def skeleton_of(folder: Path) -> Skeleton | None:
-    """The network of the model in ``folder``; None for a kind of model that transformers does not know.
+    """Build the network of the model in ``folder``; None for a kind of model that transformers does not know.
 
-    ``SourceError`` where the configuration cannot be built.
+    ``SourceError`` if the network cannot be built from the configuration.
     """
     config = config_of(folder)
     if config is None:
@@ -310,8 +314,8 @@ def check_modules(config: Any, origin: str, most: int) -> None:
 
 
 def class_of(config: Any, auto: str) -> Callable[[Any], nn.Module]:
-    """The function that builds the network: of the class that opens it, or of the trained class if no class
-    of transformers opens that kind."""
+    """The function that builds the network: that of the class that opens it, or of the trained class if no
+    class of transformers opens the model."""
     import transformers
 
     opens = getattr(transformers, auto)

@@ -1,7 +1,7 @@
 """Texts from files: .txt, .jsonl, .json, .csv and .parquet.
 
-A row of a table is a document: its column "text"; or a dialogue in "messages" or "conversations", or one of
-two turns in "prompt" and "completion" (or "response"). A column "kind" names the document's kind.
+A row of a table is a document: text in the column "text", a dialogue in "messages" or "conversations", or a
+dialogue of two turns in "prompt" and "completion" (or "response"). A column "kind" names the document's kind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLDER = ASSETS / "texts"
 COLUMNS = ("text", "messages", "conversations")
 ANSWERS = ("completion", "response")
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant"}
-"""ShareGPT's roles in the words of chat templates."""
+"""ShareGPT's roles -> the roles of chat templates."""
 _NEEDED = ", ".join((*COLUMNS, "prompt with completion or response"))
 Row = Mapping[str, Any]
 
@@ -32,11 +32,11 @@ def read_texts(
     sequence_length: int | None = None,
     samples: int | None = None,
 ) -> Texts:
-    """Read the documents of a file, by its suffix; a file with any other suffix is text, a document a line.
+    """Read the documents of a file, by its suffix; with an unknown suffix each line is a document.
 
     ``column`` of a table holds the text or dialogues. ``sequence_length``, ``samples``: see ``Texts``.
-    ``ValueError`` for no UTF-8 or no table, no such column (with the names of the columns), a cell that is
-    neither text nor a dialogue, and no text at all.
+    ``ValueError`` for invalid UTF-8 or an unreadable table, a missing column (with the names of the columns),
+    a cell that is neither text nor a dialogue, and no text at all.
     """
     path = Path(path)
     rows_of = _TABLES.get(path.suffix.lower())
@@ -58,12 +58,12 @@ def read_texts(
 
 @cache
 def built_in(name: str) -> Texts:
-    """The texts ``assets/texts/<name>.jsonl``, with their kinds."""
+    """Load the texts ``assets/texts/<name>.jsonl``, with their kinds."""
     return read_texts(FOLDER / f"{name}.jsonl")
 
 
 def _of_json(path: Path) -> list[Row]:
-    """An array of objects, or an object a line."""
+    """Read the rows of a JSON array of objects, or of an object a line."""
     text = path.read_text(encoding="utf-8")
     pieces = [("it", text)]
     if not text.lstrip().startswith("["):  # splitlines() would cut within strings
@@ -128,7 +128,7 @@ def _of_rows(rows: Sequence[Row], column: str | None) -> Texts:
 
 
 def _reader(names: Sequence[str], column: str | None) -> Callable[[Row], Document]:
-    """A function from a row with columns ``names`` to its document."""
+    """Make a function that reads the document of a row with columns ``names``."""
     there = f"it has {', '.join(map(str, names))}"
     if column is not None:
         if column not in names:
@@ -140,7 +140,7 @@ def _reader(names: Sequence[str], column: str | None) -> Callable[[Row], Documen
         raise ValueError(f"has no column that is read by itself ({_NEEDED}); {there}: name one by --column")
 
     def first_filled(row: Row) -> Document:
-        """Rows of a table may be of several sorts."""
+        """Read the first column that the row fills: rows of a table may be of several sorts."""
         if name := next((name for name in usual if row.get(name) is not None), None):
             return _cell(row, name)
         if answer is None or row.get("prompt") is None:
@@ -153,7 +153,7 @@ def _reader(names: Sequence[str], column: str | None) -> Callable[[Row], Documen
 
 
 def _cell(row: Row, name: str) -> Document:
-    """A cell: text, or a dialogue; an empty one is text of no length."""
+    """Read a cell, which is text or a dialogue; an empty one is an empty text."""
     value = row.get(name)
     if value is None or isinstance(value, str):
         return value or ""
@@ -174,7 +174,7 @@ def _turn(turn: Mapping[str, Any], name: str) -> tuple[str, str]:
 
 
 def _of_parts(parts: Any, name: str) -> str:
-    """The text of content that comes in parts: {"type": "text", "text": ...}."""
+    """Join the text of content that comes in parts: {"type": "text", "text": ...}."""
     parts = parts.tolist() if hasattr(parts, "tolist") else parts
     if not isinstance(parts, Iterable) or not all(isinstance(part, Mapping) for part in parts):
         raise ValueError(f"the content of a turn of {name!r} is neither text nor parts with text")

@@ -33,12 +33,12 @@ _POSITIONS = ("max_position_embeddings", "max_seq_len")
 
 @dataclass(frozen=True)
 class Texts:
-    """Documents, and how they become sequences.
+    """Documents, and the way they become sequences.
 
-    ``kinds`` of the documents (prose, code, chat), or none. With ``sequence_length`` N, documents of a
-    kind are joined by the tokenizer's end token and cut into sequences of N tokens; without it each document
-    is a sequence, cut where a model's positions end. ``samples``: number of sequences, of documents in random
-    order (seed ``SEED``); None for all, in their own order.
+    ``kinds`` of the documents (prose, code, chat), or none. With ``sequence_length`` N, documents of a kind
+    are joined by the tokenizer's end token and cut into sequences of N tokens; without it each document is a
+    sequence, cut at the model's last position. ``samples``: number of sequences, of documents in random order
+    (seed ``SEED``); None for all, in their own order.
     """
 
     documents: tuple[Document, ...]
@@ -59,13 +59,13 @@ class Texts:
 
     @property
     def plain(self) -> bool:
-        """True if all documents are texts that are run as they are."""
+        """True if all documents are plain texts, run as they are."""
         as_they_are = self.sequence_length is None and self.samples is None
         return as_they_are and all(isinstance(one, str) for one in self.documents)
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the texts: of ``plain`` ones as lines, of others as JSON; kinds do not count."""
+        """SHA-256 of the texts: ``plain`` ones as lines, others as JSON; kinds are ignored."""
         if self.plain:
             found = "\n".join(one for one in self.documents if isinstance(one, str))
         else:
@@ -73,7 +73,7 @@ class Texts:
         return hashlib.sha256(found.encode()).hexdigest()
 
     def sampled(self) -> list[tuple[Document, str]]:
-        """Documents with their kinds: in their own order, or in that of ``samples``."""
+        """Documents with their kinds, in their own order or in the random order of ``samples``."""
         kinds = self.kinds or ("",) * len(self.documents)
         found = list(zip(self.documents, kinds, strict=True))
         if self.samples is not None:
@@ -86,7 +86,7 @@ AnyTexts = Texts | Sequence[str]
 
 
 def texts_of(given: AnyTexts) -> Texts:
-    """``given`` as ``Texts`` without blank documents."""
+    """Convert ``given`` to ``Texts``, without blank documents."""
     texts = given if isinstance(given, Texts) else Texts(tuple(given))
     said = (one if isinstance(one, str) else "".join(text for _, text in one) for one in texts.documents)
     filled = [bool(text.strip()) for text in said]
@@ -98,7 +98,8 @@ def texts_of(given: AnyTexts) -> Texts:
 
 @dataclass(frozen=True, eq=False)
 class TokenSequence:
-    """The network's ``inputs`` for one sequence, by name, from the tokenizer; ``kind`` of its text."""
+    """One sequence of tokens: the network's ``inputs`` by name, from the tokenizer, and the ``kind`` of its
+    text."""
 
     inputs: Mapping[str, list[int]]
     kind: str = ""
@@ -109,11 +110,11 @@ class TokenSequence:
 
 
 def token_sequences(model: Model, texts: AnyTexts, longest: int) -> list[TokenSequence]:
-    """The sequences of ``texts`` for ``model``: of at most ``longest`` tokens where the texts have no
-    sequence length of their own, and never of more than the model has positions.
+    """Tokenize ``texts`` for ``model``. Sequences have at most ``longest`` tokens if the texts set no length
+    of their own, and never more than the model has positions.
 
-    ``SourceError`` for sequences longer than that, for a tokenizer without an end token where documents are
-    joined, and for a dialogue that its chat template refuses.
+    ``SourceError`` for a sequence length beyond the model's positions, for a tokenizer without an end token
+    if documents are joined, and for a dialogue that its chat template refuses.
     """
     texts, most = texts_of(texts), positions(model.network)
     wanted = texts.sequence_length
@@ -138,7 +139,7 @@ def token_sequences(model: Model, texts: AnyTexts, longest: int) -> list[TokenSe
 def positions(network: nn.Module) -> int | None:
     """The number of positions of ``network``, by its config; None if unknown.
 
-    RoBERTa's networks count positions from behind the padding token's index, and have so many fewer.
+    RoBERTa's networks begin to count positions behind the padding token's index, and have so many fewer.
     """
     for name, module in network.named_modules():
         own = name.rpartition(".")[2] == "position_embeddings"
@@ -158,8 +159,8 @@ def _of_document(model: Model, document: Document, kind: str, longest: int) -> T
 
 
 def _text_of(model: Model, document: Document) -> tuple[str, bool]:
-    """A document as text, and whether the tokenizer adds its special tokens: a chat template holds them.
-    Without a template a dialogue is text, a paragraph a turn, which begins with the role."""
+    """A document as text; second, True if the tokenizer adds its special tokens, which a chat template holds
+    already. Without a template a dialogue becomes paragraphs, a turn each, which begin with the role."""
     if isinstance(document, str):
         return document, True
     if not getattr(model.tokenizer, "chat_template", None):
@@ -172,7 +173,7 @@ def _text_of(model: Model, document: Document) -> tuple[str, bool]:
 
 
 def _packed(model: Model, texts: Texts, length: int) -> Iterator[TokenSequence]:
-    """Documents of each kind, joined and cut to ``length``; a rest at the end is given only for a kind that
+    """Join the documents of each kind and cut them to ``length``. A shorter rest is kept only if its kind
     filled no sequence."""
     tokenizer, end = model.tokenizer, model.tokenizer.eos_token_id
     if end is None:

@@ -1,4 +1,4 @@
-"""The parts of an export that come from a recipe: codes of each layer, fixed scales, text of the card."""
+"""Parts of an export that come from a recipe: codes of each layer, fixed scales, text of the model card."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ from explorer.survey.sensitivities import SENSITIVITIES
 from explorer.words import code
 
 RECIPE = "recipe.json"
-"""The recipe's file in a checkpoint's folder."""
+"""Name of the recipe's file in a checkpoint's folder."""
 
 
 @dataclass(frozen=True, eq=False)
 class LayerCodes:
-    """(name of the layer, its weight [N, K], its recipe) -> codes, when called.
+    """Codes of a recipe's layers. A call takes a layer's name, weight [N, K] and recipe, and returns its
+    codes.
 
-    chosen   by methods, of each layer
-    rounded  what rounds the others to nearest; None: each by itself
-    changed  tensors of the files, by name, that took in factors of methods, and biases that they corrected
-    importances  [K] of columns, by layer, of those that are rounded each by itself
-    tokens   that a method saw of each layer
+    chosen       layer -> codes that its method chose
+    rounded      rounds any other layer, given by name, to nearest; None: each layer by itself
+    changed      tensors of the files, by name, that hold factors of methods or corrected biases
+    importances  layer -> [K] of its columns; for layers rounded by themselves
+    tokens       layer -> number of tokens that its method saw
     """
 
     chosen: Mapping[str, QuantizedTensor] = field(default_factory=dict)
@@ -65,14 +66,14 @@ class LayerCodes:
 
 
 def check_target_inputs(recipe: ModelRecipe, target: str) -> None:
-    """``ValueError`` if the recipe quantizes inputs and ``target`` has no way to, with those that have."""
+    """``ValueError`` if the recipe quantizes inputs and ``target`` cannot; it names the targets that can."""
     for inputs in dict.fromkeys(recipe.input_schemes.values()):
         product_refusal(target_of(target), inputs)
 
 
 def surveyed_shapes(recipe: ModelRecipe, base: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a recipe's layers in the surveyed model, to compare the GGUF file ``base`` with;
-    none where the model is not on this machine. ``ValueError`` if another .gguf file was surveyed."""
+    empty if the model is not on this machine. ``ValueError`` if another .gguf file was surveyed."""
     if Path(recipe.model).suffix.lower() == SUFFIX:
         check_weights(recipe, base)
     folder = model_folder(recipe.model, recipe.revision)
@@ -90,15 +91,17 @@ def codes_of(
     fused: bool = False,
     importances: Mapping[str, Tensor] | None = None,
 ) -> LayerCodes:
-    """Each layer's codes: chosen by its method, whose inputs are those of ``texts`` (built-in ones if empty),
-    or rounded to nearest. The model is loaded only for methods. In a recipe that is ``fused``, or for an
-    engine that is, layers that are multiplied as one matrix share its scale of the whole tensor: the others
-    are read from the model's ``folder``. ``importances`` [K] of columns, by layer, weigh the rounding.
+    """Compute each layer's codes: by its method from the inputs that ``texts`` give (built-in ones if empty),
+    or by rounding to nearest. The model is loaded only for methods.
 
-    Factors of methods are folded into the layers before, and corrected biases replace the model's
-    (``LayerCodes.changed``). ``ValueError`` where a method cannot serve a layer, where its factor cannot be
-    folded, where it corrects a bias that the layer has not, and where it stores more than codes, which no
-    checkpoint carries.
+    In a ``fused`` recipe, or for an engine that fuses layers, layers that are multiplied as one matrix share
+    a scale of the whole tensor; members without a recipe are read from the model's ``folder``.
+    ``importances`` [K] of columns, by layer, weigh the rounding.
+
+    Factors of methods are folded into earlier layers, and corrected biases replace the model's
+    (``LayerCodes.changed``). ``ValueError`` if a method does not support a layer, if its factor cannot be
+    folded, if it corrects a bias that the layer lacks, and if it stores more than codes, which no checkpoint
+    carries.
     """
     by_method = any(needs_inputs(one.method) for one in recipe.layers.values() if one.method)
     for name, one in recipe.layers.items():
@@ -143,15 +146,16 @@ def codes_of(
 
 
 def _unfolded(method: str) -> str:
-    """The part of a method that changes a layer's inputs and that no layer before takes in; empty if none."""
+    """Name the part of a method that changes a layer's inputs and cannot be folded into an earlier layer;
+    empty if none does."""
     return next((row.label for row in names_in(method) if row.transform and not row.factor), "")
 
 
 def _in_files(
     parameters: Mapping[str, Tensor], model: Model, recipe: ModelRecipe, folder: Path | None
 ) -> dict[str, Tensor]:
-    """``parameters`` of the network by the names of their tensors in ``folder``; in the dtype that they have
-    there, unless the recipe rounds them. ``ValueError`` for one that transformers makes of several."""
+    """Return ``parameters`` of the network by the names of their tensors in ``folder``, in the files' dtype
+    unless the recipe rounds them. ``ValueError`` for one that transformers merges from several tensors."""
     if not parameters:
         return {}
     if folder is None:
@@ -176,9 +180,12 @@ def input_scales_of(
     texts: AnyTexts = (),
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """The fixed scales of the inputs of a recipe's layers, found by running the original model on ``texts``
-    (built-in ones if empty); none, and no model is loaded, where inputs have none. ``progress`` counts
-    texts. ``ValueError`` for layers whose inputs a method's factor changes."""
+    """Find the fixed scales of the inputs of a recipe's layers, by running the original model on ``texts``
+    (built-in ones if empty). ``progress`` counts texts.
+
+    Without fixed scales the result is empty, and no model is loaded. ``ValueError`` for layers whose inputs a
+    method's factor changes.
+    """
     fixed = {name: scheme for name, scheme in recipe.input_schemes.items() if is_fixed(scheme)}
     if not fixed:
         return {}
@@ -194,8 +201,9 @@ def input_scales_of(
 
 
 def cache_scales_of(recipe: ModelRecipe, load: Callable[[], Model], texts: AnyTexts = ()) -> dict[str, float]:
-    """The fixed scales of a recipe's cache, found by running the original model on ``texts`` (built-in ones
-    if empty); none, and no model is loaded, where it has none. ``ValueError`` for a model without a cache."""
+    """Find the fixed scales of a recipe's cache, by running the original model on ``texts`` (built-in ones if
+    empty). Without fixed scales the result is empty, and no model is loaded. ``ValueError`` for a model
+    without a cache."""
     if recipe.cache is None or not recipe.cache.is_fixed:
         return {}
     from explorer.survey.cache import fixed_scales
@@ -204,8 +212,8 @@ def cache_scales_of(recipe: ModelRecipe, load: Callable[[], Model], texts: AnyTe
 
 
 def beside(recipe: ModelRecipe) -> dict[str, str]:
-    """The recipe as a file of the folder that it makes. A model on this machine is named by its folder alone:
-    paths are not published."""
+    """Return the recipe for its own checkpoint's folder. A model on this machine is named by its folder's
+    name alone: paths are not published."""
     model = recipe.model
     if Path(model).exists():
         model = Path(model).resolve().name
@@ -237,8 +245,8 @@ def _layers(count: int) -> str:
 
 
 def against_cache(recipe: ModelRecipe, target: str, folder: Path | None) -> str:
-    """Give the reason why files of ``target`` cannot say how the recipe stores keys and values; empty if they
-    can, or if it stores them exactly. ``folder``: the model's, None where its tensors are not known."""
+    """Return the reason why files of ``target`` cannot describe the recipe's cache of keys and values; empty
+    if they can, or if the cache is exact. ``folder``: the model's, None if its tensors are not known."""
     if recipe.cache is None:
         return ""
     export = export_of(target)
@@ -247,8 +255,8 @@ def against_cache(recipe: ModelRecipe, target: str, folder: Path | None) -> str:
 
 def card_of(recipe: ModelRecipe, measured: bool = False, imatrix: str = "", against_cache: str = "") -> str:
     """Describe the recipe for a model card, in Markdown. ``measured``: the true loss follows; ``imatrix``:
-    the name of the importance file that weighed the rounding; ``against_cache``: why the files cannot say how
-    keys and values are stored."""
+    name of the importance file that weighed the rounding; ``against_cache``: the reason why the files cannot
+    describe the cache."""
     schemes = ", ".join(f"{count} layer{'s' * (count > 1)} {text}" for text, count in recipe.counts.items())
     lines = [f"Quantized by a recipe: {schemes}."]
     if recipe.bits is not None:

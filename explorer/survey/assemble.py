@@ -1,5 +1,4 @@
-"""A recipe carried out: a copy of the network whose linear layers and embeddings are quantized as it says,
-and their codes."""
+"""Carry out a recipe: a copy of the network with quantized linear layers and embeddings, and their codes."""
 
 from __future__ import annotations
 
@@ -27,10 +26,14 @@ from explorer.survey.methods import FEW_TOKENS, tokens_for, widths_of
 
 @dataclass(frozen=True, eq=False)
 class Assembled:
-    """``network``: the quantized copy; ``layers``: of those by methods what the method left, by layer;
-    ``bits``: mean bits per weight of all layers of the recipe; ``changed``: other parameters that took in
-    factors of methods (``Folding``), and biases that a method corrected, by name; ``tokens`` that a method
-    saw of each layer."""
+    """A network that a recipe makes.
+
+    network  the quantized copy
+    layers   layer -> result of its method
+    bits     mean bits per weight of all layers of the recipe
+    changed  name -> other parameters that hold factors of methods (``Folding``), and corrected biases
+    tokens   layer -> number of tokens that its method saw
+    """
 
     network: nn.Module
     bits: float
@@ -51,18 +54,20 @@ def assemble(
     folded: bool = False,
     importances: Mapping[str, Tensor] | None = None,
 ) -> Assembled:
-    """Quantize the layers of ``recipes`` in a copy of the model's network; with ``fused`` layers that engines
-    multiply as one matrix share its scale of the whole tensor, and with ``folded`` the layers before take in
-    the factors of methods that scale input channels, as in files.
+    """Quantize the layers of ``recipes`` in a copy of the model's network.
 
-    Layers by methods come after those rounded to nearest, in the order that the network runs them; their
-    inputs are those of the original model for ``texts``, except by sequential methods, which see what the
-    layers quantized before give. With ``inputs`` the layers of codes that it names see quantized inputs;
-    methods that search take those by ``of_inputs`` (those of ``inputs`` if None) into account, which also
-    names layers. ``importances`` [K] of
-    columns, by layer, weigh the rounding of those that have any (``quantize``). ``ValueError`` for layers
-    that the network has not, where a method cannot serve its scheme, its layer or fixed scales of inputs, and
-    with ``folded`` where a factor cannot be folded, or a bias is corrected that the layer has not.
+    With ``fused``, layers that engines multiply as one matrix share a scale of the whole tensor. With
+    ``folded``, earlier layers take in the factors by which methods scale input channels, as in files.
+
+    Layers by methods come after those rounded to nearest, in the order that the network runs them. Their
+    inputs are the original model's for ``texts``; sequential methods see the inputs in the network quantized
+    so far. ``inputs``: layer -> quantization of its inputs, for layers of codes. Methods that search account
+    for ``of_inputs`` (``inputs`` if None), which also names layers without codes. ``importances`` [K] of
+    columns, by layer, weigh the rounding (``quantize``).
+
+    ``ValueError`` for layers that the network lacks; if a method does not support its scheme, its layer or
+    fixed scales of inputs; with ``folded`` also for a factor that cannot be folded, and a corrected bias that
+    the layer lacks.
     """
     of_inputs = {name: one.scheme for name, one in inputs.items()} if inputs else of_inputs or {}
     network = copy.deepcopy(model.network)
@@ -109,7 +114,7 @@ def assemble(
 
 
 def _check_biases(network: nn.Module, recipes: Mapping[str, Recipe]) -> None:
-    """``ValueError`` for a layer without a bias whose method corrects one: files have no place for it."""
+    """``ValueError`` for a layer without a bias if its method corrects one: files have no place for it."""
     for name, recipe in recipes.items():
         if corrects_bias(recipe.method) and getattr(network.get_submodule(name), "bias", None) is None:
             raise ValueError(
@@ -119,8 +124,8 @@ def _check_biases(network: nn.Module, recipes: Mapping[str, Recipe]) -> None:
 
 
 def _corrected_bias(now: Model, module: str, folded: bool) -> dict[str, Tensor]:
-    """The bias of a layer whose method corrected it, by its name; none where the layer has none. With
-    ``folded`` it is rounded to the dtype of the model's files, in the network too."""
+    """Return the bias that a method corrected, by its name; empty if the layer has none. With ``folded`` it
+    is rounded to the dtype of the model's files, in the network too."""
     linear = now.network.get_submodule(module)
     assert isinstance(linear, MethodLinear)
     if linear.bias is None:
@@ -133,8 +138,8 @@ def _corrected_bias(now: Model, module: str, folded: bool) -> dict[str, Tensor]:
 def _check_stacked(
     held: Mapping[str, HeldWeight], recipes: Mapping[str, Recipe], of_inputs: Mapping[str, Scheme]
 ) -> None:
-    """``ValueError`` for experts that transformers stacks by a method, or with quantized inputs: their inputs
-    are not seen; and for a table of embeddings by a method."""
+    """``ValueError`` for experts that transformers stacks, if they have a method or quantized inputs: their
+    inputs are not seen. Also for a table of embeddings by a method."""
     for name in (name for name, one in held.items() if not one.module):
         method, table = recipes[name].method, held[name].table
         if method and needs_inputs(method):
@@ -150,7 +155,7 @@ def _check_stacked(
 
 
 def _folded(captured: Captured, network: nn.Module, folding: Folding) -> Captured:
-    """The layer with weight and inputs as they are once factors are folded."""
+    """Return the layer with its weight and inputs after factors are folded."""
     inputs = captured.activations
     if captured.name in folding.divisors:
         inputs = inputs / folding.divisors[captured.name]
@@ -164,8 +169,8 @@ def input_scales(
     texts: AnyTexts,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """The fixed scales of the inputs of those layers of codes that ``schemes`` names, in the original model
-    (``find_input_scales``)."""
+    """Find the fixed scales of layers' inputs in the original model (``find_input_scales``), for the layers
+    of codes that ``schemes`` names."""
     held = _held(model, [name for name in _coded(recipes) if name in schemes])
     _check_stacked(held, recipes, schemes)
     modules = {name: one.module for name, one in held.items() if one.module}
@@ -173,7 +178,7 @@ def input_scales(
 
 
 def _coded(recipes: Mapping[str, Recipe]) -> list[str]:
-    """The layers that hold codes, whose inputs may be quantized: all but casts."""
+    """Select the layers that hold codes, whose inputs may be quantized: all but casts."""
     return [name for name, recipe in recipes.items() if recipe.scheme.plain_dtype is None]
 
 
@@ -192,7 +197,7 @@ def _by_method(
     of_inputs: Scheme | None,
     folded: bool,
 ) -> QuantizedLayer:
-    """The layer by its method, put into the network of ``now``."""
+    """Quantize a layer by its method, and put it into the network of ``now``."""
     if rounding_in(recipe.method).sequential:  # the model runs once for each layer
         tokens = min(tokens, FEW_TOKENS)
         captured = replace(captured, activations=captured.activations[:tokens])
@@ -216,7 +221,7 @@ def _by_method(
 
 
 def shapes_of(model: Model, layers: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """[N, K] of each layer; ``ValueError`` if the network has none for one."""
+    """Return [N, K] of each layer; ``ValueError`` for a layer that the network lacks."""
     views = {name: _view(model.network, one) for name, one in _held(model, layers).items()}
     return {name: (view.shape[0], view.shape[1]) for name, view in views.items()}
 

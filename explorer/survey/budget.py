@@ -1,10 +1,11 @@
-"""The best choice within a budget: a scheme for each layer, and a method if the survey has any, with the
-least predicted loss.
+"""Find the best choice within a budget: the scheme of each layer, and its method if the survey has any, with
+the least predicted loss.
 
-Losses of layers add up, so that this is a multiple-choice knapsack over (layer, scheme), of bits or of the
-seconds of each layer's product (``explorer.survey.knapsack``). A ``Frontier`` answers every budget; each
-``Choice`` says by how much it could be beaten at most. Codes by a method take the bits and the time of
-rounded ones, so that the cost of a scheme is the cost by the layer's best method, whatever else is chosen.
+Losses of layers add up, so that this is a multiple-choice knapsack over (layer, scheme). The budget is of
+bits, or of the seconds of the layers' products (``explorer.survey.knapsack``). A ``Frontier`` answers every
+budget; each ``Choice`` has a bound on how much better another one could be. Codes by a method take the bits
+and the time of rounded ones, so that the cost of a scheme is its cost by the layer's best method, whatever
+else is chosen.
 """
 
 from __future__ import annotations
@@ -35,23 +36,23 @@ from explorer.survey.times import PredictedTime, StepTimes
 _BITS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:bits?(?: per weight)?|bpw)?\s*", re.IGNORECASE)
 _SLACK = 1e-6
 _TOLD = 2
-"""Refusals that a message holds."""
+"""Largest number of refusals in a message."""
 
 
 @dataclass(frozen=True)
 class Constraints:
     """Conditions that a recipe keeps to.
 
-    schemes      only these (texts of the survey's schemes; empty: all)
-    target       the checkpoint format that has to carry the recipe; None: any scheme beside any other. A
-                 format that holds codes of embeddings has them, and the head, among the layers to choose for
+    schemes      the only schemes allowed (texts of the survey's schemes; empty: all)
+    target       the checkpoint format that has to carry the recipe; None: schemes may be mixed freely. With a
+                 format that holds codes of embeddings, these and the head are among the layers to choose for
     keep         layers whose names match one of these patterns (``models.files.matches``) stay as they are
-    fuse         query, key and value have one scheme, and gate and up: also wherever the target's engine
-                 multiplies them as one matrix
+    fuse         one scheme for query, key and value, and one for gate and up; the target's engine decides it
+                 too, for the layers that it multiplies as one matrix
     inputs       the scheme of the inputs of layers of codes; None: not quantized
     keep_inputs  patterns of layers that keep their inputs as they are
     times        times of products: schemes without a time are left out, and a budget may be a time
-    methods      only these of the survey's methods beside rounding to nearest; None: all
+    methods      the only methods of the survey allowed beside rounding to nearest; None: all
     """
 
     schemes: tuple[str, ...] = ()
@@ -83,16 +84,16 @@ class Constraints:
         return any(matches(layer.name, pattern) for pattern in self.keep)
 
     def without_table(self, layer: Layer) -> str:
-        """The reason why ``layer``, a table of embeddings that was not asked to be kept, stays as it is where
-        the target holds no codes of tables; empty for other layers and targets."""
+        """The reason why ``layer`` stays as it is although nobody asked for that: it is a table of
+        embeddings, and the target holds no codes of tables. Empty for other layers and targets."""
         if self.target is None or self.target.tables or self.times is not None:
             return ""
         told = layer.is_table and not self._named(layer)
         return f"{self.target.label} has codes of linear layers alone" if told else ""
 
     def inputs_of(self, layers: Sequence[str]) -> dict[str, Scheme]:
-        """The scheme of the inputs of each of ``layers`` whose inputs are quantized if it holds codes. Layers
-        that are multiplied as one matrix keep their inputs together."""
+        """The scheme of the inputs of each of ``layers`` whose inputs are quantized when it holds codes.
+        Layers that are multiplied as one matrix keep their inputs together."""
         if self.inputs is None:
             return {}
         kept = {x for x in layers if any(matches(x, pattern) for pattern in self.keep_inputs)}
@@ -104,9 +105,9 @@ class Constraints:
 class Choice:
     """A scheme for each layer, and in ``methods`` the method of each layer that is not rounded to nearest.
 
-    ``bits``: mean bits per weight over these layers; ``bytes`` that they take; ``loss``: the sum of their
-    costs. No choice within the same budget costs less than ``loss - gap``. ``time``: of all linear layers in
-    one step, where the constraints have times.
+    ``bits``: mean bits per weight over these layers; ``bytes``: their size; ``loss``: the sum of their costs.
+    No choice within the same budget costs less than ``loss - gap``. ``time``: of all linear layers in one
+    step, if the constraints have times.
     """
 
     schemes: Mapping[str, str]
@@ -124,7 +125,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Uniform:
-    """One scheme for all layers, each by its best method. ``seconds``: as those of ``TimeFrontier``."""
+    """One scheme for all layers, each by its best method. ``seconds``: as in ``TimeFrontier``."""
 
     scheme: str
     bits: float
@@ -134,9 +135,12 @@ class Uniform:
 
 @dataclass(frozen=True, eq=False)
 class TimeFrontier:
-    """All budgets of time at once: ``seconds`` of the linear layers in a step and ``loss`` [points], from the
-    shortest on. ``kept``: linear layers that no scheme is chosen for, which take ``rest`` seconds; ``inputs``
-    and ``shapes`` of the others."""
+    """The least loss for every budget of time.
+
+    ``seconds`` of the linear layers in a step and ``loss`` [points], from the shortest time on. ``kept``:
+    linear layers that no scheme is chosen for, which take ``rest`` seconds. ``inputs`` and ``shapes``
+    describe the other layers.
+    """
 
     times: StepTimes
     seconds: np.ndarray
@@ -149,16 +153,16 @@ class TimeFrontier:
 
     @property
     def least(self) -> float:
-        """The fewest seconds that a budget can have."""
+        """The shortest time that a budget can ask for, in seconds."""
         return float(self.seconds[0])
 
     @property
     def most(self) -> float:
-        """Seconds beyond which nothing more is gained."""
+        """The time beyond which a larger budget gains nothing, in seconds."""
         return float(self.seconds[-1])
 
     def of(self, schemes: Mapping[str, str]) -> PredictedTime:
-        """The time of a step by a scheme for each layer."""
+        """Compute the time of a step with these schemes of layers."""
         recipes = {name: Recipe(Scheme.parse(text)) for name, text in schemes.items()}
         coded = {x: one for x, one in self.inputs.items() if recipes[x].scheme.plain_dtype is None}
         return self.times.of_recipe(recipes, self.shapes, self.kept, self.fused, coded)
@@ -166,15 +170,18 @@ class TimeFrontier:
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
-    """All budgets at once.
+    """The least loss for every budget.
 
-    ``bits`` and ``loss`` [points]: the frontier, from the smallest size on. ``uniform``: single schemes that
-    all layers can have. ``refused``: schemes that some layer cannot have, with the reason; ``left``: layers
-    that no scheme serves, with the reason: they stay as they are. ``kept_bytes``: of all tensors that no
-    scheme is chosen for, as they are stored, or if ``in_files`` all that the target's files take beside the
-    codes. ``weights``: how many the layers have. ``methods``: layer -> scheme -> the method with the least
-    predicted loss, where that is not rounding. ``weights_alone``: inputs are quantized, and losses are
-    without that. ``by_time``: the same for budgets of time, where the constraints have times.
+    bits, loss     [points]: the frontier, from the smallest size on
+    uniform        single schemes that all layers can have
+    refused        scheme that some layer cannot have -> the reason
+    left           layer that no scheme serves, and that stays as it is -> the reason
+    kept_bytes     size of all tensors that no scheme is chosen for, as they are stored; if ``in_files``, of
+                   everything in the target's files beside the codes
+    weights        number of the layers' weights
+    methods        layer -> scheme -> the method with the least predicted loss, if it is not rounding
+    weights_alone  True if inputs are quantized, which the losses leave out
+    by_time        the frontier for budgets of time, if the constraints have times
     """
 
     signal: str
@@ -193,12 +200,12 @@ class Frontier:
 
     @property
     def least(self) -> float:
-        """The fewest bits per weight that a budget can have."""
+        """The fewest bits per weight that a budget can ask for."""
         return float(self.bits[0])
 
     @property
     def most(self) -> float:
-        """Bits per weight beyond which nothing more is gained."""
+        """The bits per weight beyond which a larger budget gains nothing."""
         return float(self.bits[-1])
 
     def at(self, bits: float) -> Choice:
@@ -209,8 +216,8 @@ class Frontier:
         return found
 
     def at_time(self, seconds: float) -> Choice:
-        """Return the best choice whose linear layers take at most ``seconds`` in a step; ``ValueError`` with
-        the least time that there is for a budget below it."""
+        """Return the best choice whose linear layers take at most ``seconds`` in a step; ``ValueError`` below
+        the least time, which it names."""
         front = self.by_time
         if front is None:
             raise ValueError("a budget of time needs times of products: constraints with times")
@@ -225,13 +232,13 @@ class Frontier:
         return found
 
     def at_bytes(self, size: float) -> Choice:
-        """Return the best choice with which the whole model, what is kept as it is included, takes at most
-        ``size`` bytes."""
+        """Return the best choice for a whole model of at most ``size`` bytes, with everything that is kept as
+        it is."""
         return self.at(self.bits_of(size))
 
     def bits_of(self, size: float) -> float:
-        """Return the bits per weight with which the whole model takes at most ``size`` bytes; ``ValueError``
-        for fewer than these schemes make of it."""
+        """Return the bits per weight for a whole model of at most ``size`` bytes; ``ValueError`` below the
+        smallest size that these schemes reach."""
         least = self.kept_bytes + self.least * self.weights / 8
         if not size >= least:
             raise ValueError(
@@ -241,7 +248,7 @@ class Frontier:
         return max((size - self.kept_bytes) * 8 / self.weights - _SLACK, self.least)
 
     def _best(self, budget: float, path_of: Callable[[_Table], HullPath]) -> Choice | None:
-        """The choice of the least loss of all families; None if there is none within ``budget``."""
+        """Return the choice of the least loss of all families; None if none is within ``budget``."""
         solved = [(table, least_within(path_of(table), budget)) for table in self._tables]
         found = [(table, one) for table, one in solved if one is not None]
         if not found:
@@ -262,14 +269,14 @@ class Frontier:
 
 
 def too_few_bits(bits: float, least: float) -> str:
-    """The refusal of a budget of ``bits`` per weight, where schemes take ``least``."""
+    """Return the error for a budget of ``bits`` per weight that is below ``least``."""
     return f"these schemes take at least {least:.4g} bits per weight; the budget is {bits:g}"
 
 
 def budget_of(text: str, front: Frontier) -> float:
     """Read a budget in words as bits per weight: "4.5", "4.5 bits", or a size of the whole model, "90 MB".
 
-    ``ValueError`` for anything else, and for a size below that of the smallest choice of ``front``.
+    ``ValueError`` for anything else, and for a size below the smallest choice of ``front``.
     """
     if (bits := _BITS.fullmatch(text)) is not None:
         return float(bits[1])
@@ -283,11 +290,11 @@ def budget_of(text: str, front: Frontier) -> float:
 
 
 def frontier(survey: Survey, signal: str = "", constraints: Constraints | None = None) -> Frontier:
-    """Draw the frontier of size against the cost by ``signal`` (the survey's default if empty). Layers that
-    the constraints leave no scheme stay as they are (``Frontier.left``).
+    """Compute the frontier of size against the cost by ``signal`` (the survey's default if empty). Layers for
+    which the constraints allow no scheme stay as they are (``Frontier.left``).
 
-    ``ValueError`` for a survey that is not complete, a signal, scheme or method that it lacks, a pattern that
-    no layer matches, and where the constraints leave no layer.
+    ``ValueError`` for an incomplete survey, a signal, scheme or method that it lacks, a pattern that matches
+    no layer, and constraints that leave no layer.
     """
     kept_to, signal = constraints or Constraints(), signal or survey.head.default
     _check_asked(survey, signal, kept_to)
@@ -351,7 +358,7 @@ def matched(survey: Survey, patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_asked(survey: Survey, signal: str, kept_to: Constraints) -> None:
-    """``ValueError`` for a survey that was stopped, and for what it has not."""
+    """``ValueError`` for a survey that was stopped, and for a request that it cannot answer."""
     check_complete(survey)
     for what, asked, known in (
         ("signal", (signal,), survey.head.signals),
@@ -372,7 +379,7 @@ def _check_asked(survey: Survey, signal: str, kept_to: Constraints) -> None:
 def _refusals(
     layers: Sequence[Layer], names: Sequence[str], inputs: Mapping[str, Scheme], kept_to: Constraints
 ) -> dict[str, dict[str, str]]:
-    """Layer -> the schemes that it cannot have -> the reason."""
+    """Return layer -> scheme that it cannot have -> the reason."""
     schemes = {name: Scheme.parse(name) for name in names}
     target, times, product = kept_to.target, kept_to.times, product_refusal(kept_to.target, kept_to.inputs)
 
@@ -390,7 +397,7 @@ def _refusals(
 
 
 def _families(names: Sequence[str], target: Export | None) -> list[tuple[str, ...]]:
-    """The schemes in groups that may stand side by side in one model."""
+    """Group the schemes that may be mixed in one model."""
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault(target.family(Scheme.parse(name)) if target else "", []).append(name)
@@ -403,8 +410,8 @@ def _left(
     refusals: Mapping[str, Mapping[str, str]],
     fused: bool,
 ) -> dict[str, str]:
-    """The layers that no scheme serves, with the reason. Layers of one group are left together; of families
-    that may not stand side by side, the one that leaves the fewest weights decides."""
+    """Find the layers that no scheme serves, with the reasons; a group of layers is left as a whole. Of
+    several families of schemes, the one that leaves the fewest weights decides."""
     weights = {layer.name: layer.weights for layer in layers}
     groups = scheme_groups(weights, fused)
     each = [_left_by(family, groups, refusals) for family in families]
@@ -430,7 +437,8 @@ def _left_by(
 
 
 def _none_left(survey: Survey, left: Mapping[str, str], kept_to: Constraints) -> str:
-    """The message where no layer can have one of the schemes, and which schemes to survey for the target."""
+    """Return the message if no layer can have any of the schemes; it names schemes to survey for the
+    target."""
     first, target = survey.layer(next(iter(left))), kept_to.target
     advice = ""
     if target is not None and target.usual:
@@ -444,11 +452,11 @@ def _none_left(survey: Survey, left: Mapping[str, str], kept_to: Constraints) ->
 def best_methods(
     survey: Survey, layers: Sequence[Layer], signal: str, allowed: Sequence[str], fused: bool
 ) -> dict[str, dict[str, str]]:
-    """Return layer -> scheme -> the one of the ``allowed`` methods with the least predicted loss, where that
-    is not rounding to nearest.
+    """Return layer -> scheme -> the one of the ``allowed`` methods with the least predicted loss, unless that
+    is rounding to nearest.
 
-    If ``fused``, layers that are multiplied as one matrix share a scale of the whole tensor. Methods find it
-    layer by layer, so that such schemes are rounded there.
+    Methods search layer by layer. If ``fused``, schemes with a scale of the whole tensor, which layers
+    multiplied as one matrix share, are therefore rounded to nearest in such layers.
     """
     if not allowed or not SENSITIVITIES[signal].is_loss:
         return {}
@@ -476,7 +484,7 @@ def _cells(
     refusals: Mapping[str, Mapping[str, str]],
     kept_to: Constraints,
 ) -> Cells:
-    """Sizes in the target's files, and costs by each layer's best method."""
+    """Compute sizes in the target's files, and costs by each layer's best method."""
     stored = bits_in_files(kept_to.target, survey) if kept_to.target else None
     found: dict[str, dict[str, tuple[float, float]]] = {}
     for layer in layers:
@@ -490,9 +498,11 @@ def _cells(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """Units (layers, or groups that have one scheme) × ``names``, the schemes of one family: the frontiers of
-    bits and, if times are known, of seconds. Both have the same costs, infinite where a unit cannot have a
-    scheme."""
+    """Frontiers of one family of schemes, ``names``, over units: layers, or groups of layers with one scheme.
+
+    ``by_bits``, and ``by_time`` in seconds if times are known. Both have the same costs, infinite for a
+    scheme that a unit cannot have.
+    """
 
     units: Sequence[tuple[str, ...]]
     names: tuple[str, ...]
@@ -516,7 +526,7 @@ def _tables(
     inputs: Mapping[str, Scheme],
     kept_to: Constraints,
 ) -> tuple[_Table, ...]:
-    """A table for each family that has a scheme for every unit; ``ValueError`` if none has."""
+    """Make a table for each family that has a scheme for every unit; ``ValueError`` if none has."""
     shapes = {layer.name: layer.shape for layer in layers}
     units, found = scheme_groups(shapes, kept_to.fused), []
     for family in families:
@@ -543,7 +553,7 @@ def _tables(
 
 
 def _best_points(paths: Sequence[HullPath]) -> tuple[np.ndarray, np.ndarray]:
-    """Sizes and losses of all points that no smaller one is as good as."""
+    """Sizes and losses of the points that lose less than every smaller one."""
     size = np.concatenate([path.size_at for path in paths])
     cost = np.concatenate([path.cost_at for path in paths])
     order = np.lexsort((cost, size))
@@ -555,8 +565,8 @@ def _best_points(paths: Sequence[HullPath]) -> tuple[np.ndarray, np.ndarray]:
 def _uniform(
     tables: Sequence[_Table], names: Sequence[str], weights: int, rest: float
 ) -> tuple[Uniform, ...]:
-    """The schemes that every unit of a table can have, in the order of ``names``; ``rest``: seconds of other
-    layers."""
+    """Return the schemes of a table that every unit can have, in the order of ``names``; ``rest``: seconds of
+    other layers."""
     found = {}
     for table in tables:
         for i, name in enumerate(table.names):
@@ -591,7 +601,7 @@ def _kept_bytes(survey: Survey, chosen: Mapping[str, object], kept_to: Constrain
 def _refused(
     layers: Sequence[Layer], names: Sequence[str], refusals: Mapping[str, Mapping[str, str]]
 ) -> dict[str, str]:
-    """The schemes that not every layer can have, with the first layer's reason."""
+    """Return the schemes that some layer cannot have, with the first such layer's reason."""
     found = {}
     for name in names:
         reasons = [refusals[layer.name][name] for layer in layers if name in refusals[layer.name]]
@@ -608,10 +618,10 @@ def recipe_of(
     method: str = "",
     constraints: Constraints | None = None,
 ) -> ModelRecipe:
-    """Write ``choice``, made under ``constraints``, as a recipe; it has a predicted loss only where the
-    signal predicts one.
+    """Make the recipe of ``choice``, which was made under ``constraints``. It has a predicted loss only if
+    the signal predicts one.
 
-    With ``method`` every layer is by that, whatever the choice has, except the table of embeddings, which has
+    With ``method`` every layer uses it, whatever the choice says, except the table of embeddings, which has
     no inputs to choose codes by.
     """
     signal, head, kept_to = signal or survey.head.default, survey.head, constraints or Constraints()
@@ -642,7 +652,7 @@ def recipe_of(
 
 
 def _chosen_from(survey: Survey, choice: Choice, kept_to: Constraints) -> tuple[str, ...]:
-    """The schemes that a choice was made from: with times only those that have one for some layer."""
+    """Return the schemes that a choice was made from; with times, those with a time for some layer."""
     names, times = kept_to.schemes or survey.head.schemes, kept_to.times
     if times is None:
         return names
@@ -652,6 +662,6 @@ def _chosen_from(survey: Survey, choice: Choice, kept_to: Constraints) -> tuple[
 
 
 def _rounded_up(number: float) -> float:
-    """``number`` to four digits, no less than it is: a budget that a message names can be had."""
+    """Round ``number`` up to four digits, so that a budget that a message names can be met."""
     unit = 10.0 ** (math.floor(math.log10(number)) - 3) if 0 < number < math.inf else 1.0
     return math.ceil(number / unit) * unit if math.isfinite(number) else number

@@ -1,10 +1,10 @@
-"""Measure what a format of the cache of keys and values costs a causal model, by its next tokens.
+"""Measure the loss that a format of the cache of keys and values costs a causal model, by its next tokens.
 
-The original network is run ``PIECE`` tokens at a time, with a cache that restores older keys and values from
-their codes before attention reads them, as a serving engine does while it writes. The last ``recent`` tokens,
-the piece that is run and the pieces that are not complete are exact; all before are restored once, when they
-become old. That holds for all schemes whose scales are found from what is stored, so that scales of tokens
-compare with scales of channels. Schemes without scales, and with fixed ones, round each number as it comes.
+The original network is run ``PIECE`` tokens at a time. Its cache restores older keys and values from their
+codes before attention reads them, as a serving engine does while it writes. Exact are the last ``recent``
+tokens, the piece that is run, and incomplete pieces; all earlier tokens are restored once, when they become
+old. This holds for all schemes that find scales from the stored values, so that scales of tokens compare with
+scales of channels. Schemes without scales, or with fixed ones, round each number at once.
 
 Blocks do not cross heads: a block of 64 channels in heads of 80 is followed by one of 16. Scales of a whole
 token (``int8_row``) are of all its heads. Keys are cached after rotary embedding: few of their channels are
@@ -55,14 +55,14 @@ SCHEMES = (
     *("mxfp4", "nvfp4"),
     *(f"int{b}~{block}~asymmetric~float16~minmax" for b in (4, 3, 2) for block in ("32x1", "1x64")),
 )
-"""Scales of a channel's 32 tokens or of 64 channels of a token, which are a head's where it has so many, and
-formats with blocks of their own."""
+"""Usual schemes: scales of 32 tokens of a channel, scales of 64 channels of a token (a head, if it has so
+many), and formats with blocks of their own."""
 _BEFORE = "_before_rotary"
 
 
 class _RestoredLayer(DynamicLayer):
-    """Keys and values of one layer, [1, heads, tokens, channels]; of each the first ``_old`` are restored.
-    ``scales``: the fixed ones of "keys" and "values"."""
+    """Keys and values of one layer, [1, heads, tokens, channels]; the first ``_old`` tokens of each are
+    restored from codes. ``scales``: the fixed ones of "keys" and "values"."""
 
     def __init__(self, plan: CachePlan, scales: Mapping[str, float] | None = None) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class _RestoredLayer(DynamicLayer):
         return self.keys, self.values
 
     def _old_by(self, scheme: Scheme, before: int) -> int:
-        """Tokens that attention reads from codes, when there were ``before`` of them before this piece."""
+        """Number of tokens that attention reads from codes, with ``before`` tokens before this piece."""
         recent = self._plan.recent
         if not as_they_come(scheme):
             return max(0, before - recent) // PIECE * PIECE
@@ -90,8 +90,8 @@ class _RestoredLayer(DynamicLayer):
 
 
 def restored(states: Tensor, scheme: Scheme, scale: float | None = None) -> Tensor:
-    """Restore ``states`` [1, heads, tokens, channels] from the codes of the matrix that ``matrix_of`` says,
-    by the fixed ``scale`` if given."""
+    """Restore ``states`` [1, heads, tokens, channels] from the codes of the matrix that ``matrix_of`` makes
+    of them, by the fixed ``scale`` if given."""
     count, tokens, channels = states.shape[1:]
     by_token = scheme.block[1] is None
     rows = states[0].transpose(0, 1) if by_token else states[0]
@@ -101,9 +101,12 @@ def restored(states: Tensor, scheme: Scheme, scale: float | None = None) -> Tens
 
 
 class CachedNetwork(nn.Module):
-    """A causal network with a cache that is stored as ``plan`` says, with the fixed ``scales`` of
-    ``fixed_scales``; outputs have ``logits`` [1, tokens, vocabulary]. ``ValueError`` for a network without a
-    cache, without the scales that the plan needs, and for a rotated plan of an earlier version."""
+    """Causal network whose cache is stored by ``plan``, with the fixed scales of ``fixed_scales``. Outputs
+    have ``logits`` [1, tokens, vocabulary].
+
+    ``ValueError`` for a network without a cache, for missing scales that the plan needs, and for a rotated
+    plan of an earlier version.
+    """
 
     def __init__(
         self, network: nn.Module, plan: CachePlan, scales: Mapping[str, float] | None = None
@@ -128,7 +131,7 @@ class CachedNetwork(nn.Module):
 
 
 def _cache(plan: CachePlan, scales: Mapping[str, float]) -> Cache:
-    """An empty cache. Layers with a sliding window keep all tokens: the network masks them."""
+    """Make an empty cache. Layers with a sliding window keep all tokens: the network masks them."""
     numbers = itertools.count()
 
     def layer() -> _RestoredLayer:
@@ -140,9 +143,11 @@ def _cache(plan: CachePlan, scales: Mapping[str, float]) -> Cache:
 
 
 def fixed_scales(model: Model, plan: CachePlan, texts: AnyTexts = ()) -> dict[str, float]:
-    """Find the fixed scales that ``plan`` needs, "layers.0.keys" -> scale, of the range that a scheme's
-    calibrator finds in all keys, or values, of ``texts`` (built-in calibration texts if empty). Nothing is
-    run for a plan without fixed scales."""
+    """Find the fixed scales that ``plan`` needs: "layers.0.keys" -> scale.
+
+    A scheme's calibrator finds the range of all keys, or values, of ``texts`` (built-in calibration texts if
+    empty). Without fixed scales nothing is run.
+    """
     schemes = {part: scheme for part, scheme in plan.parts if scheme is not None and is_fixed(scheme)}
     if not schemes:
         return {}
@@ -157,9 +162,12 @@ def fixed_scales(model: Model, plan: CachePlan, texts: AnyTexts = ()) -> dict[st
 
 @dataclass(frozen=True)
 class CacheRow:
-    """One scheme of ``part`` (keys, values or both) of a cache: ``kl`` in nats a token with its 95 % interval
-    over texts, None of a single one; ``bits`` of each number, scales included; ``bytes_a_token`` of the whole
-    cache, where the other part has 16 bits, and ``context_bytes`` that it takes at ``CONTEXT`` tokens."""
+    """Loss and size of one scheme for ``part`` (keys, values or both) of a cache.
+
+    ``kl`` in nats a token, with its 95 % interval over texts, None for a single text. ``bits`` of each
+    number, with scales. ``bytes_a_token`` of the whole cache, with 16 bits for the other part;
+    ``context_bytes``: its size at ``CONTEXT`` tokens.
+    """
 
     part: str
     scheme: str
@@ -174,8 +182,8 @@ class CacheRow:
 
 @dataclass(frozen=True, eq=False)
 class CacheSurvey:
-    """A causal model on texts, against which caches are measured; on the built-in texts that checks use if
-    empty. ``SourceError`` for other models."""
+    """Measure caches of a causal model on texts; if none are given, on the built-in texts of checks.
+    ``SourceError`` for other models."""
 
     model: Model
     texts: AnyTexts = ()
@@ -191,16 +199,16 @@ class CacheSurvey:
 
     @cached_property
     def shape(self) -> CacheShape:
-        """The keys and values that the model's layers keep of a token."""
+        """The shape of the keys and values that the model's layers keep."""
         return shape_of(self.model, self.texts)
 
     def loss(self, plan: CachePlan) -> Loss:
-        """Measure the loss of ``plan``; fixed scales are those of the built-in calibration texts."""
+        """Measure the loss of ``plan``; fixed scales are found on the built-in calibration texts."""
         scales = fixed_scales(self.model, plan)
         return self.reference.measure(CachedNetwork(self.model.network, plan, scales))
 
     def row(self, plan: CachePlan, loss: Loss) -> CacheRow:
-        """The row of ``plan``, whose loss is given."""
+        """Make the row of ``plan`` with its measured loss."""
         chosen = {part: scheme for part, scheme in plan.parts if scheme is not None}
         counted = [self.shape.bits(part, scheme) for part, scheme in chosen.items()] or [float(EXACT_BITS)]
         return CacheRow(
@@ -225,8 +233,8 @@ class CacheSurvey:
 
 
 def shape_of(model: Model, texts: AnyTexts) -> CacheShape:
-    """Find what the layers of ``model`` keep of a token, as two tokens of ``texts`` show, and the sliding
-    windows that its config names."""
+    """Find the shape of the keys and values that the layers of ``model`` keep, by running two tokens of
+    ``texts``; and the sliding windows that its config names."""
     windows = [
         layer.sliding_window if layer.is_sliding else None
         for layer in DynamicCache(config=model.network.config).layers
@@ -241,9 +249,11 @@ def shape_of(model: Model, texts: AnyTexts) -> CacheShape:
 
 def captured_cache(model: Model, texts: AnyTexts, tokens: int = 512) -> dict[str, Tensor]:
     """Capture keys and values of the first ``tokens`` tokens of ``texts``, float32 [tokens, heads ·
-    channels]: "layers.0.keys" (after rotary embedding) and "layers.0.values"; and
-    "layers.0.keys_before_rotary" of networks whose projection of keys is called ``k_proj``. ``SourceError``
-    where there is no cache."""
+    channels].
+
+    Names: "layers.0.keys" (after rotary embedding), "layers.0.values", and "layers.0.keys_before_rotary" for
+    networks whose projection of keys is called ``k_proj``. ``SourceError`` for a model without a cache.
+    """
     found: dict[str, list[Tensor]] = {}
     projections = [m for name, m in model.network.named_modules() if name.endswith("k_proj")]
 
@@ -268,9 +278,12 @@ def captured_cache(model: Model, texts: AnyTexts, tokens: int = 512) -> dict[str
 
 
 def labelled_cache(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Name the tensors of ``captured_cache`` to choose from, layer by layer: "keys of layer 3, before
-    rotary", "keys of layer 3, after rotary" and "values of layer 3". Where the projection's keys are not
-    known, or are cached as they are, there is one tensor, "keys of layer 3"."""
+    """Label the tensors of ``captured_cache``, layer by layer: "keys of layer 3, before rotary", "keys of
+    layer 3, after rotary" and "values of layer 3".
+
+    If the projection's keys are not known, or are cached unchanged, the keys are one tensor, "keys of layer
+    3".
+    """
     labelled = {}
     for i in range(sum(name.endswith(f".{VALUES}") for name in found)):
         keys, before = found[f"layers.{i}.{KEYS}"], found.get(f"layers.{i}.{KEYS}{_BEFORE}")
@@ -286,8 +299,8 @@ def labelled_cache(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _each_text(
     model: Model, texts: AnyTexts, tokens: float = math.inf
 ) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Run ``texts`` until there were ``tokens`` tokens: keys and values, float32 [heads, tokens, channels],
-    of each layer by text. ``SourceError`` where there is no cache."""
+    """Run ``texts`` until there were ``tokens`` tokens. Yields each text's keys and values by layer, float32
+    [heads, tokens, channels]. ``SourceError`` for a model without a cache."""
     kept = 0
     for sequence in token_sequences(model, texts_of(texts), LONGEST):
         checkpoint()

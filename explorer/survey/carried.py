@@ -1,4 +1,4 @@
-"""The schemes, products with quantized inputs and bytes of files that checkpoint formats carry."""
+"""Schemes, products with quantized inputs, and file sizes that checkpoint formats support."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ StoredBits = Callable[[Scheme, Shape], float]
 
 
 def target_of(name: str) -> Export | None:
-    """Return the checkpoint format called ``name``, None for an empty name; ``ValueError`` with the names."""
+    """Return the checkpoint format called ``name``, None for an empty name; ``ValueError`` lists the
+    names."""
     return export_of(name) if name else None
 
 
 def model_folder(model: str, revision: str | None = None) -> ModelFolder | None:
-    """Open the folder of a model that was surveyed; None for one that is not on this machine, and for a GGUF
-    file."""
+    """Open the folder of a surveyed model; None if it is not on this machine, and for a GGUF file."""
     if Path(model).suffix.lower() == SUFFIX:
         return None
     try:
@@ -41,8 +41,8 @@ def model_folder(model: str, revision: str | None = None) -> ModelFolder | None:
 
 
 def targets_with(inputs: Scheme | None) -> tuple[str, ...]:
-    """Name the targets whose engines multiply ``inputs`` with weights of some scheme; all of them for
-    None."""
+    """Name the targets whose engines multiply quantized ``inputs`` with weights of some scheme; all targets
+    for None."""
     if inputs is None:
         return tuple(EXPORTS)
     weights = [scheme for scheme in SCHEMES.values() if scheme.plain_dtype is None]
@@ -52,10 +52,10 @@ def targets_with(inputs: Scheme | None) -> tuple[str, ...]:
 
 
 def product_refusal(target: Export | None, inputs: Scheme | None) -> Callable[[Scheme], str]:
-    """Return what says why ``target``, or if None every target that quantizes inputs, has no product of
-    ``inputs`` with weights by a scheme; an empty text if it has.
+    """Return a function: scheme of weights -> the reason why their product with ``inputs`` is missing, in
+    ``target`` or, if None, in every target that quantizes inputs; empty if there is one.
 
-    ``ValueError`` for a target that does not quantize inputs so, with the names of those that do.
+    ``ValueError`` for a target that does not quantize inputs so; it names those that do.
     """
     if inputs is None:
         return lambda scheme: ""
@@ -77,8 +77,8 @@ def product_refusal(target: Export | None, inputs: Scheme | None) -> Callable[[S
 def stored_bits(
     target: Export | None, folder: ModelFolder | None, dtype: torch.dtype = torch.bfloat16
 ) -> StoredBits:
-    """Return what gives the bits per weight of a layer in the target's files of the model in ``folder``;
-    without a target, of codes and scales alone. ``dtype``: the model's where its folder is not known."""
+    """Return a function for the bits per weight of a layer in the target's files of the model in ``folder``;
+    without a target, of codes and scales alone. ``dtype``: the model's, if its folder is not known."""
     if target is None:
         return own_bits
     stored = dtype if folder is None else folder.dtype
@@ -86,7 +86,8 @@ def stored_bits(
 
 
 def bits_in_files(target: Export | None, survey: Survey) -> StoredBits:
-    """Return ``stored_bits`` for a surveyed model, whose dtype is that of its layers if it is not here."""
+    """Return ``stored_bits`` for a surveyed model. If the model is not on this machine, its dtype is its
+    layers'."""
     named = {layer.dtype for layer in survey.linear}
     dtype = next((dtype for dtype, name in NAMES.items() if name in named), torch.bfloat16)
     folder = model_folder(survey.head.model, survey.head.revision) if target else None
@@ -96,8 +97,7 @@ def bits_in_files(target: Export | None, survey: Survey) -> StoredBits:
 def bytes_around(target: Export | None, survey: Survey, layers: Iterable[str]) -> int | None:
     """Count the bytes that the target's files take beside the codes of ``layers``.
 
-    None where the target does not say, where the model is not on this machine, and where the target cannot
-    carry it.
+    None if the target cannot tell or cannot carry the model, and if the model is not on this machine.
     """
     if target is None or target.around is None:
         return None
@@ -112,9 +112,8 @@ def bytes_around(target: Export | None, survey: Survey, layers: Iterable[str]) -
 
 
 def unplaced(target: str, survey: Survey) -> dict[str, str]:
-    """Find the surveyed layers whose codes the reader of ``target`` could not use, each with the reason; none
-    where the model is not on this machine. ``ValueError`` where the reader cannot open such a model at all.
-    """
+    """Find the surveyed layers whose codes the reader of ``target`` cannot use, with the reasons; empty if
+    the model is not on this machine. ``ValueError`` if the reader cannot open such a model at all."""
     export, folder = export_of(target), model_folder(survey.head.model, survey.head.revision)
     if folder is None:
         return {}

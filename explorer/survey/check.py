@@ -1,6 +1,6 @@
-"""Measure a recipe: the model that it makes is run on texts that it was not chosen by.
+"""Measure a recipe: run the model that it makes on texts that it was not chosen by.
 
-Its loss stands beside the prediction, and beside single schemes of the same size for all layers.
+Its loss is compared with the prediction, and with single schemes of the same size for all layers.
 """
 
 from __future__ import annotations
@@ -39,19 +39,22 @@ from explorer.survey.sensitivities import SENSITIVITIES
 from explorer.survey.times import CheckedTime
 
 UNIFORM = 3
-"""Single schemes that a recipe stands beside: those of the least predicted loss. The target's usual one is
-run too."""
+"""Number of single schemes that a recipe is compared with, those of the least predicted loss. The target's
+usual one is run too."""
 SAME_SIZE = 0.02
-"""Bits per weight that a single scheme may be larger and still be of the same size."""
+"""Largest excess in bits per weight of a single scheme that counts as of the same size."""
 RECIPE, WEIGHTS_ALONE = "recipe", "recipe, its weights alone"
 ONE_SCHEME = "one scheme for all layers"
 
 
 @dataclass(frozen=True)
 class Checked:
-    """One model that was run. ``what``: "recipe", "recipe, its weights alone" or "one scheme for all layers";
-    ``name``: the signal or scheme. ``predicted`` is None where nothing predicts a loss, and
-    ``predicted_interval`` where the survey gives none (``survey.interval``)."""
+    """Measured loss of one model.
+
+    ``what``: "recipe", "recipe, its weights alone" or "one scheme for all layers"; ``name``: the signal or
+    scheme. ``predicted`` is None if nothing predicts a loss, and ``predicted_interval`` if the survey gives
+    none (``survey.interval``).
+    """
 
     what: str
     name: str
@@ -63,17 +66,17 @@ class Checked:
 
 @dataclass(frozen=True)
 class Check:
-    """The result of ``check_recipe``.
+    """Result of ``check_recipe``.
 
     rows        the recipe first
-    uniform     the recipe is itself one scheme for all layers
+    uniform     True if the recipe is itself one scheme for all layers
     target      the checkpoint format that bits are counted in, "" for codes and scales alone
     part        the part of the model that texts run, "" for all
-    inputs      how layers' inputs were quantized, except in the row of weights alone, in words; "" for not
-    cache       how keys and values were stored there, in words; "" for exactly
-    calibrated  the texts are those that the survey, or a method, was calibrated by
-    refused     single schemes that the recipe's methods do not serve, with the reason
-    time        of a step, predicted and measured, of a recipe that predicts one (``bench.layers``)
+    inputs      quantization of layers' inputs in words, in all rows but that of weights alone; "" for none
+    cache       storage of keys and values in those rows, in words; "" for exact
+    calibrated  True if the survey, or a method, was calibrated on the same texts
+    refused     single schemes that the recipe's methods do not support, with the reason
+    time        predicted and measured time of a step, if the recipe predicts one (``bench.layers``)
     """
 
     rows: tuple[Checked, ...]
@@ -90,12 +93,12 @@ class Check:
 
     @property
     def weights_alone(self) -> Checked | None:
-        """The recipe without quantized inputs or cache; None if neither is quantized."""
+        """The recipe's row without quantized inputs and cache; None if neither is quantized."""
         return next((row for row in self.rows if row.what == WEIGHTS_ALONE), None)
 
     @property
     def singles(self) -> tuple[Checked, ...]:
-        """The single schemes of about the recipe's size, or smaller, that were run."""
+        """The single schemes that were run, of about the recipe's size or smaller."""
         most = self.rows[0].bits + SAME_SIZE
         return tuple(row for row in self.rows if row.what == ONE_SCHEME and row.bits <= most)
 
@@ -107,8 +110,8 @@ class Check:
 
     @property
     def better(self) -> float | None:
-        """The share of the loss of the best single scheme that the recipe saves, negative where it is worse;
-        None without one."""
+        """Share of the best single scheme's loss that the recipe saves, negative if the recipe is worse; None
+        without a single scheme."""
         best = self.single
         return 1 - self.rows[0].loss.value / best.loss.value if best and best.loss.value > 0 else None
 
@@ -122,15 +125,16 @@ def check_recipe(
     progress: Progress | None = None,
     imatrix: str | Path | None = None,
 ) -> Check:
-    """Run the recipe and what it stands beside on ``texts`` (held-out built-in ones if empty).
+    """Run the recipe, and models to compare it with, on ``texts`` (held-out built-in ones if empty).
 
-    Single schemes are those that the recipe was chosen from, with predictions if the ``survey`` that it is
-    from is given. Where the recipe quantizes inputs, or the cache of keys and values, so do all of them, and
-    the recipe is run without that too. ``calibration``: what methods see, and what fixed scales of inputs are
-    found by, in the original model. ``imatrix``: an importance file of llama.cpp, whose importances weigh the
-    rounding of all of them, where their schemes take any. ``model`` has its head (``load_model(...,
-    head=True)``). ``ValueError`` if the survey is of other weights, or predicts another loss than this
-    network has, and for a cache of a model that has none.
+    Single schemes are among those that the recipe was chosen from; they have predictions if its ``survey`` is
+    given. If the recipe quantizes inputs, or the cache of keys and values, they do too, and the recipe is
+    also run without that. ``calibration``: texts for methods, and for fixed scales of inputs, found in the
+    original model. ``imatrix``: an importance file of llama.cpp, whose importances weigh the rounding in all
+    models, for schemes that use any. ``model`` has its head (``load_model(..., head=True)``).
+
+    ``ValueError`` if the survey is of other weights, or predicts another loss than this network has, and for
+    a recipe with a cache if the model has none.
     """
     if survey is not None and survey.head.weights_sha256 != recipe.weights_sha256:
         raise ValueError(f"the survey is of other weights than the recipe for {recipe.model}")
@@ -172,9 +176,12 @@ def check_recipe(
 
 
 def cached_by(recipe: ModelRecipe, model: Model, calibration: AnyTexts) -> Callable[[nn.Module], nn.Module]:
-    """Return a function that gives a network the recipe's cache, with fixed scales found by running the
-    original ``model`` on ``calibration`` (built-in texts if empty); as it is without one. ``ValueError`` for
-    a model without a cache."""
+    """Return a function that gives a network the recipe's cache; without a cache in the recipe, the network
+    is returned unchanged.
+
+    Fixed scales are found by running the original ``model`` on ``calibration`` (built-in texts if empty).
+    ``ValueError`` for a model without a cache.
+    """
     plan = recipe.cache
     if plan is None:
         return lambda network: network
@@ -195,10 +202,12 @@ def assemble_recipe(
     progress: Progress | None = None,
     importances: Mapping[str, Tensor] | None = None,
 ) -> Assembled:
-    """The model that a recipe makes, with ``layers`` in place of its own and ``inputs`` quantized, of those
-    layers that it names: what ``check_recipe`` measures and `explorer run` runs. Methods see ``calibration``
-    (built-in texts if empty), ``progress`` counts layers; ``importances`` and errors are those of
-    ``assemble``."""
+    """Make the recipe's model, with ``layers`` in place of its own, and ``inputs`` quantized in the layers
+    that it names.
+
+    `check_recipe` measures this model, and `explorer run` runs it. Methods see ``calibration`` (built-in
+    texts if empty), ``progress`` counts layers; ``importances`` and errors are those of ``assemble``.
+    """
     return assemble(
         model,
         layers,
@@ -215,15 +224,15 @@ def assemble_recipe(
 def _importances(
     path: str | Path | None, model: Model, layers: Mapping[str, Recipe], shapes: Mapping[str, Shape]
 ) -> dict[str, Tensor]:
-    """The importances of the layers whose schemes take any; none without a file."""
+    """Load the importances of the layers whose schemes use any; empty without a file."""
     if path is None or not any(takes_importance(one.scheme) for one in layers.values()):
         return {}
     return layer_importances(path, layers, shapes, model.network.config)
 
 
 def calibrated_by(recipe: ModelRecipe, texts: AnyTexts, calibration: AnyTexts) -> bool:
-    """True if ``texts`` are those that the recipe's survey ran or its methods see; the built-in held-out
-    texts, which stand for none, never are."""
+    """True if the recipe's survey ran ``texts``, or its methods see them. Empty ``texts`` stand for the
+    built-in held-out ones, which nothing is calibrated by."""
     if not texts:
         return False
     used = {recipe.texts_sha256, hash_of(calibration) if calibration else ""} - {""}
@@ -231,8 +240,8 @@ def calibrated_by(recipe: ModelRecipe, texts: AnyTexts, calibration: AnyTexts) -
 
 
 def other_texts(recipe: ModelRecipe, calibration: AnyTexts, causal: bool) -> str:
-    """Say that methods, or fixed scales, see other texts than the recipe's survey did; empty if they do not,
-    and if nothing sees any."""
+    """Say that methods, or fixed scales, see other texts than the recipe's survey did; empty if they see the
+    same, or none."""
     sees = any(one.method and needs_inputs(one.method) for one in recipe.layers.values())
     fixed = any(map(is_fixed, recipe.input_schemes.values())) or (recipe.cache and recipe.cache.is_fixed)
     known = recipe.texts_sha256
@@ -245,9 +254,8 @@ def other_texts(recipe: ModelRecipe, calibration: AnyTexts, causal: bool) -> str
 def inputs_of(
     recipe: ModelRecipe, model: Model, calibration: AnyTexts, target: str = ""
 ) -> dict[str, QuantizedInputs]:
-    """Return how the inputs of the recipe's layers are quantized, as the reader of ``target`` rounds them
-    (that of the recipe if empty), with their fixed scales; of layers that hold no codes, how they would
-    be."""
+    """Return the quantization of the inputs of the recipe's layers, with fixed scales, as the reader of
+    ``target`` (the recipe's if empty) rounds them. Layers without codes are included."""
     target, scales = target or recipe.target, input_scales_of(recipe, lambda: model, calibration)
     as_read = export_of(target).as_read if target else (lambda inputs, dtype: inputs)
     asked = asked_inputs(recipe).items()
@@ -255,8 +263,8 @@ def inputs_of(
 
 
 def asked_inputs(recipe: ModelRecipe) -> dict[str, Scheme]:
-    """Return the schemes of inputs by layer, whatever the layers' own schemes: single schemes beside the
-    recipe have the same inputs."""
+    """Return layer -> the scheme of its inputs, also for layers without codes: single schemes that are
+    compared with the recipe have the same inputs."""
     if not recipe.input_schemes:
         return {}
     found = ((name, recipe.inputs_of(name)) for name in recipe.layers)
@@ -265,15 +273,15 @@ def asked_inputs(recipe: ModelRecipe) -> dict[str, Scheme]:
 
 _Prediction = tuple[float | None, Interval | None]
 _Methods = Mapping[str, Mapping[str, str]]
-"""Layer -> scheme -> method, where that is not rounding to nearest; empty: the survey chose none."""
+"""Layer -> scheme -> method, unless it is rounding to nearest; empty: the survey chose none."""
 _Todo = tuple[str, str, Mapping[str, Recipe], _Prediction]
 
 
 def _single_schemes(
     recipe: ModelRecipe, shapes: Mapping[str, Shape], survey: Survey | None, stored: StoredBits
 ) -> Iterator[_Todo]:
-    """The schemes of at most the recipe's size, of which the least loss is predicted, or the largest; and the
-    usual one of the target, of whatever size."""
+    """Choose single schemes to compare with the recipe: at most of its size, those with the least predicted
+    loss, or the largest if none is predicted; and the target's usual scheme, of any size."""
     by = _methods_beside(recipe, survey) if survey else {}
     found = []
     for text in _chosen_from(recipe, survey):
@@ -312,14 +320,15 @@ def _mean_bits(layers: Mapping[str, Recipe], shapes: Mapping[str, Shape], stored
 
 
 def _chosen_from(recipe: ModelRecipe, survey: Survey | None) -> tuple[str, ...]:
-    """The schemes of the survey, or the usual ones, that the recipe could have had."""
+    """The schemes of the survey (else the usual ones) that the recipe was chosen from; all of them if that is
+    unknown."""
     there = survey.head.schemes if survey else SCHEMES
     return tuple(name for name in there if not recipe.schemes or name in recipe.schemes)
 
 
 def _predicted(recipe: ModelRecipe, survey: Survey | None, scheme: str, by: _Methods) -> _Prediction:
-    """The survey's prediction of one scheme for all layers, if the default signal predicts a loss: each by
-    its method, or rounded to nearest."""
+    """The survey's prediction of one scheme for all layers, by each layer's method or rounded to nearest;
+    None if the default signal predicts no loss."""
     if survey is None or not SENSITIVITIES[survey.head.default].is_loss:
         return None, None
     signal, reached = survey.head.default, [x for x in map(survey.layer, recipe.layers) if x.reached]
@@ -329,9 +338,9 @@ def _predicted(recipe: ModelRecipe, survey: Survey | None, scheme: str, by: _Met
 
 
 def _surveyed_methods(recipe: ModelRecipe, survey: Survey) -> tuple[str, ...]:
-    """The methods of a recipe's layers that its survey has, by which what stands beside it is chosen too.
+    """The methods of a recipe's layers that its survey has; models compared with it choose from the same.
 
-    None where the recipe's prediction is of rounding to nearest: then the survey chose none of its methods.
+    None if the recipe's prediction is of rounding to nearest: then the survey chose none of its methods.
     """
     costs = [survey.layer(name).costs.get(recipe.signal, {}) for name in recipe.layers]
     pairs = zip(costs, recipe.layers.values(), strict=True)
@@ -343,13 +352,14 @@ def _surveyed_methods(recipe: ModelRecipe, survey: Survey) -> tuple[str, ...]:
 
 
 def _methods_beside(recipe: ModelRecipe, survey: Survey) -> _Methods:
-    """Layer -> scheme -> the method that it has beside the recipe, under the recipe's constraints."""
+    """Return layer -> scheme -> the best method for models compared with the recipe, under the recipe's
+    constraints."""
     layers, allowed = [survey.layer(name) for name in recipe.layers], _surveyed_methods(recipe, survey)
     return best_methods(survey, layers, survey.head.default, allowed, recipe.fused)
 
 
 def _beside(recipe: ModelRecipe, by: _Methods, layer: str, scheme: str) -> Recipe:
-    """``scheme`` for a layer as it stands beside the recipe's own: by the method ``by`` the scheme, or by the
-    layer's own where the survey chose none."""
+    """Return the recipe of a layer under ``scheme`` in a model compared with the recipe: with the method in
+    ``by``, or with the layer's own if the survey chose none."""
     method = by.get(layer, {}).get(scheme, "") if by else recipe.layers[layer].method
     return Recipe(Scheme.parse(scheme), method)

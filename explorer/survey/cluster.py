@@ -1,8 +1,8 @@
-"""Survey layers as Ray tasks, on this machine or a cluster; ``requirements-cluster.txt`` has Ray.
+"""Survey layers as Ray tasks, on this machine or a cluster; ``requirements-cluster.txt`` installs Ray.
 
-A task is a layer: it opens the model where it runs, reads that layer's bytes, and answers with its row. Ray
-decides which machine runs it, and runs the tasks of a lost worker again. Every machine needs the explorer,
-and the model under the same path or Hub id.
+A task is a layer: it opens the model on its machine, reads that layer's bytes, and returns its row. Ray
+decides which machine runs it, and repeats the tasks of a lost worker. Every machine needs the explorer, and
+the model under the same path or Hub id.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from explorer.survey.rows import Layer
 from explorer.survey.run import Rows, SurveyJob, SurveyPlan, survey_layer
 
 HERE = "local"
-"""The address that stands for a Ray of this machine's own, started for the survey."""
+"""Address that starts a Ray on this machine for the survey."""
 AHEAD = 2
-"""Tasks for each processor that are handed to Ray at a time: what they carry waits in its memory."""
+"""Number of tasks for each processor that Ray holds at a time: their data waits in its memory."""
 _PAUSE = 0.5
-"""Seconds between two looks at whether the work is to stop."""
+"""Seconds between two checks for a request to stop."""
 
 
 def on_ray(address: str = HERE) -> Rows:
-    """``rows`` for ``survey_model`` that runs on the Ray of ``address`` ("auto" finds one that runs here).
+    """Return ``rows`` for ``survey_model`` that runs on Ray at ``address`` ("auto" finds a running one).
 
-    ``ValueError`` without Ray, and where the address does not answer.
+    ``ValueError`` without Ray, and if the address does not answer.
     """
     ray = _ray()
 
@@ -58,7 +58,7 @@ def _ray() -> Any:
 
 
 def _collected(ray: Any, plan: SurveyPlan, jobs: Sequence[SurveyJob]) -> Iterator[Layer]:
-    """Rows as the tasks end; those that run are cancelled if the survey is stopped."""
+    """Yield rows as their tasks end; running tasks are cancelled if the survey is stopped."""
     resources = ray.cluster_resources()
     task = ray.remote(num_gpus=1 if resources.get("GPU") else 0)(layer_there)
     waiting = list(jobs)[::-1]
@@ -93,5 +93,5 @@ def layer_there(plan: SurveyPlan, job: SurveyJob) -> Layer:
 
 @cache
 def _source(model: str, revision: str | None) -> TensorSource:
-    """The model as this worker opened it."""
+    """Open the model once per worker."""
     return open_source(model, revision)

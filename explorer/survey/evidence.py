@@ -1,4 +1,4 @@
-"""Run a model forward and backward for what a survey has to know of its layers: squared gradients, inputs."""
+"""Run a model forward and backward for the evidence of a survey: its layers' squared gradients and inputs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from explorer.survey.sensitivities import Evidence
 
 
 def weights_of(network: nn.Module, shapes: Mapping[str, tuple[int, int] | None]) -> dict[str, HeldWeight]:
-    """Find where ``network`` has the weight of each layer of a checkpoint, of the layer's shape if given.
+    """Find the parameter of ``network`` that holds the weight of each layer of a checkpoint, of the layer's
+    shape if given.
 
-    Layers that it has in no such place are left out: heads of tasks, and what transformers merges otherwise.
-    A checkpoint's names may have the prefix of the network without its head, or lack it, or be names of an
-    earlier version: they are mapped as transformers maps them while loading.
+    Layers without such a parameter are left out: heads of tasks, and layers that transformers merges
+    otherwise. A checkpoint's names may have the prefix of the network without its head, or lack it, or be
+    names of an earlier version: they are mapped as transformers maps them while loading.
     """
     skeleton = Skeleton(network)
     found = {layer: skeleton.held(layer, shape) for layer, shape in shapes.items()}
@@ -37,12 +38,12 @@ def gather(
     progress: Progress | None = None,
     methods: bool = False,
 ) -> dict[str, Evidence]:
-    """Gather the evidence of each layer of ``weights`` that the loss depends on; with ``methods`` also what
-    methods see of it and are judged by.
+    """Gather the evidence of each layer of ``weights``; with ``methods`` also inputs for methods, and inputs
+    to judge them by.
 
-    The network is run forward and backward on every text of ``reference``; layers without a gradient are left
-    out. A table of embeddings that is the head's too has the gradients of both uses; of a table that is only
-    looked up, rows that no text has cost nothing.
+    The network is run forward and backward on every text of ``reference``. Layers without a gradient are left
+    out. A table of embeddings that is also the head has the gradients of both uses. In a table that is only
+    looked up, rows that no text uses cost nothing.
     """
     modules = {layer: held.module for layer, held in weights.items() if held.module}
     most = tokens_for(widths_of(model.network, modules.values()))
@@ -63,8 +64,8 @@ def _of_methods(
     reached: Sequence[str],
     seen: int,
 ) -> dict[str, MethodEvidence]:
-    """Gather the inputs that methods see of each module and those that they are judged by: the first ``seen``
-    tokens, and ``held_out``."""
+    """Gather two sets of inputs of each module: the first ``seen`` tokens for methods, and ``held_out``
+    tokens to judge methods by."""
     names = [name for name in reached if name in held_out]
     captured = capture(model, reference.texts, names, seen) if names and seen else []
     found = {one.name: held_out[one.name].evidence(one.activations) for one in captured}
@@ -73,7 +74,8 @@ def _of_methods(
 
 @dataclass
 class _Dealt:
-    """``samples`` of each fold so far, and the ``fold`` and ``text`` whose gradients come."""
+    """State of the backward passes: ``samples`` of each fold so far, and the current ``fold`` and
+    ``text``."""
 
     samples: list[int]
     fold: int = 0
@@ -81,8 +83,8 @@ class _Dealt:
 
 
 class _Squares:
-    """Sums of one layer's squared gradients: of every weight, and of each fold of the texts; and which texts
-    gave it any, as an expert has none where no token is routed to it."""
+    """Sums of one layer's squared gradients: of every weight, and of each fold of the texts. Also the texts
+    with a gradient: an expert has none if no token of the text is routed to it."""
 
     def __init__(self, weight: Tensor, dealt: _Dealt) -> None:
         self.matrix, self.weights, self.dealt = torch.zeros_like(weight), weight.numel(), dealt
@@ -91,7 +93,8 @@ class _Squares:
         self.reached = False
 
     def add(self, gradient: Tensor) -> None:
-        """Count one gradient [N, K], which is overwritten; of a table it has the rows that were looked up."""
+        """Count one gradient [N, K] and overwrite it; a table's gradient has only the rows that were looked
+        up."""
         self.reached = True
         if gradient.is_sparse:
             gradient = gradient.coalesce()
@@ -105,7 +108,7 @@ class _Squares:
             self.texts.add(self.dealt.text)
 
     def evidence(self, methods: MethodEvidence | None) -> Evidence:
-        """Means over the samples of all objectives; asked for once."""
+        """Return means over the samples of all objectives; may be called once."""
         matrix = self.matrix.div_(sum(self.dealt.samples))
         fisher = float(matrix.sum(dtype=torch.float64)) / self.weights
         pairs = zip(self.totals, self.dealt.samples, strict=True)
@@ -119,8 +122,8 @@ def _squared_gradients(
     weights: Mapping[str, HeldWeight],
     progress: Progress | None,
 ) -> dict[str, _Squares]:
-    """Sum the squared gradients of each layer that gets one. Each gradient is dropped once it is counted:
-    never are those of all layers in memory."""
+    """Sum the squared gradients of each layer that gets one. Each gradient is dropped once it is counted, so
+    that memory never holds all layers' gradients."""
     parameters = {held.parameter: model.network.get_parameter(held.parameter) for held in weights.values()}
     dealt = _Dealt([0] * fold_count(len(reference.sequences)))
     sums = {
@@ -144,8 +147,8 @@ def _squared_gradients(
 
 @contextmanager
 def _sparse_tables(network: nn.Module) -> Iterator[None]:
-    """Inside, tables of embeddings that no head shares get gradients of the looked-up rows alone: a
-    vocabulary has many rows, and a text few of them."""
+    """Give tables of embeddings gradients of the looked-up rows alone, inside this context, unless a head
+    shares the table: a vocabulary has many rows, and a text few of them."""
     skeleton = Skeleton(network)
     table = network.get_submodule(skeleton.table) if skeleton.table and not skeleton.tied else None
     if not isinstance(table, nn.Embedding):
@@ -159,7 +162,7 @@ def _sparse_tables(network: nn.Module) -> Iterator[None]:
 
 
 def _counting(parts: Sequence[tuple[HeldWeight, _Squares]]) -> Callable[[Tensor], None]:
-    """A hook that counts the gradient of a parameter, part by part, and drops it."""
+    """Return a hook that counts the gradient of a parameter, part by part, and drops it."""
 
     def count(weight: Tensor) -> None:
         gradient, weight.grad = weight.grad, None
@@ -174,7 +177,7 @@ def _counting(parts: Sequence[tuple[HeldWeight, _Squares]]) -> Callable[[Tensor]
 def _only_gradients_of(
     network: nn.Module, weights: Iterable[nn.Parameter], hooks: Iterable[Callable[[Tensor], None]]
 ) -> Iterator[None]:
-    """Inside, only ``weights`` of ``network`` get gradients, each of which is given to its hook."""
+    """Compute gradients only of ``weights`` of ``network`` inside this context, and give each to its hook."""
     before = {parameter: parameter.requires_grad for parameter in network.parameters()}
     network.requires_grad_(False)
     handles = []

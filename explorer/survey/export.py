@@ -1,4 +1,4 @@
-"""Turn a recipe into a checkpoint: run what it needs, and write the request."""
+"""Turn a recipe into a checkpoint: compute everything that it needs, and write the request."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from explorer.survey.importances import of_folder
 from explorer.survey.recipe import ModelRecipe
 
 LEAST_TOKENS = 128
-"""A layer that a method saw fewer tokens of is named."""
+"""Number of tokens below which a method's layer is named in a warning."""
 Phases = Callable[[str], Progress | None]
-"""What is counted next ("tensors") -> the progress of that."""
+"""Name of the next phase, such as "tensors" -> the function that reports its progress."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A checkpoint that a recipe is to become.
+    """Checkpoint that a recipe is to become.
 
-    place        the model's folder, where it is not where the recipe found it
-    load         gives the model; None: it is loaded from ``place``
-    texts        what methods and fixed scales see, built-in ones if empty
-    importances  [K] of columns, by layer, or an importance file, which weigh the rounding
-    measured_on  texts that the written checkpoint is run on, built-in ones if empty; None: it is not measured
-    required     a model that cannot be measured is an error; else its card says why
-    card         Markdown after what the card says of the recipe
-    shard_bytes, verified  as ``Plan`` and ``Request`` have them
+    place        the model's folder, if it is not where the recipe found it
+    load         returns the model; None: it is loaded from ``place``
+    texts        for methods and fixed scales, built-in ones if empty
+    importances  [K] of columns, by layer, or an importance file; they weigh the rounding
+    measured_on  texts to measure the written checkpoint on, built-in ones if empty; None: it is not measured
+    required     True: a model that cannot be measured is an error; False: its card gives the reason
+    card         Markdown that follows the card's description of the recipe
+    shard_bytes, verified  as in ``Plan`` and ``Request``
     """
 
     recipe: ModelRecipe
@@ -70,16 +70,17 @@ class Wanted:
 
 
 def export(wanted: Wanted, phases: Phases = lambda what: None) -> Written:
-    """Write the checkpoint: the one way from a recipe to files. ``phases`` is told what is counted next.
+    """Write the checkpoint; every path from a recipe to files leads through here. ``phases`` is called with
+    the name of each phase.
 
-    Errors are those of ``checkpoints.export``, and ``ValueError`` for weights that are not the recipe's, for
-    a target that carries no such layers or inputs, and where a method cannot serve a layer.
+    Errors are those of ``checkpoints.export``, and ``ValueError`` for weights that the recipe was not made
+    for, for a target that does not carry such layers or inputs, and if a method does not support a layer.
     """
     return write(request_of(wanted, phases), phases("tensors"))
 
 
 def request_of(wanted: Wanted, phases: Phases = lambda what: None) -> Request:
-    """Run what the recipe needs: texts for fixed scales, methods for codes."""
+    """Compute the parts of the request: fixed scales from texts, and codes by methods."""
     recipe, row = wanted.recipe, export_of(wanted.target)
     place = wanted.place or recipe.model
     folder = folder_of(place, recipe.revision)
@@ -119,7 +120,7 @@ def request_of(wanted: Wanted, phases: Phases = lambda what: None) -> Request:
 
 
 def _few(codes: LayerCodes) -> Iterator[str]:
-    """Say which layers a method saw few tokens of."""
+    """Name the layers whose methods saw few tokens."""
     few = {name: count for name, count in codes.tokens.items() if count < LEAST_TOKENS}
     if few:
         named = ", ".join(f"{name} by {count or 'none'}" for name, count in sorted(few.items())[:4])

@@ -1,7 +1,7 @@
-"""Factors of methods folded into the layers before, so that codes alone make the network.
+"""Fold the factors of methods into earlier layers, so that the network needs codes alone.
 
-All layers that read one norm share a factor: the methods search it for all of them together, with the errors
-of those that are quantized added.
+All layers that read one norm share a factor: the methods search it for all of them together, by the sum of
+the errors of those that are quantized.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from explorer.schemes import Scheme
 from explorer.sources.base import SourceError
 
 TRIED = 16
-"""Tokens that folds are tried on."""
+"""Number of tokens on which folds are tried."""
 
 
 @dataclass(frozen=True, eq=False)
 class Folding:
-    """The changes of folding.
+    """Changes to a network by folding.
 
-    divisors  what the inputs of a linear layer are divided by now, float32 [K], by module
-    changed   parameters of the network by name, but for weights whose codes a method chooses: in the dtype of
-              the model's files, or float32 where they are rounded next
+    divisors  divisor of the inputs of a linear layer, float32 [K], by module
+    changed   name -> changed parameter of the network, except weights whose codes a method chooses; in the
+              dtype of the model's files, or float32 if they are rounded next
     """
 
     divisors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -50,10 +50,10 @@ def fold_factors(
     """Search the factors of the methods in ``recipes`` (by module) and fold them into ``network``, a copy of
     the model's, in place.
 
-    ``of_inputs``: how inputs are quantized when the model runs, by module, which the search takes into
-    account: of readers of the same inputs the first that has any. What no recipe rounds is rounded to the
-    dtype of the model's files, as it will be stored. ``ValueError`` names a layer whose factor no layer
-    before it can take in, and layers that share inputs and have factors of different methods.
+    ``of_inputs``: module -> quantization of its inputs when the model runs, which the search accounts for; of
+    readers of the same inputs the first that has any decides. Changed parameters that no recipe rounds are
+    rounded to the dtype of the model's files, as they will be stored. ``ValueError`` names a layer whose
+    factor cannot be folded, and layers that share inputs but have factors of different methods.
     """
     wanted = [name for name, recipe in recipes.items() if has_factor(recipe.method or "rtn")]
     if not wanted:
@@ -82,7 +82,7 @@ def fold_factors(
 
 
 def _short_run(model: Model, texts: AnyTexts) -> Run:
-    """Runs a network on the longest of the first texts, cut to a few tokens."""
+    """Run a network on the longest of the first texts, cut to a few tokens."""
     sequences = token_sequences(model, texts, TRIED)[:TRIED]
     sequences = [one for one in sequences if one.ids]
     if not sequences:
@@ -93,7 +93,7 @@ def _short_run(model: Model, texts: AnyTexts) -> Run:
 
 
 def _method(fold: Fold, recipes: Mapping[str, Recipe]) -> str:
-    """The method whose factor the readers of ``fold`` get."""
+    """Choose the method that finds the factor of ``fold``."""
     named = [(name, recipes[name].method) for name in fold.readers if name in recipes]
     found = [(name, method) for name, method in named if method and has_factor(method)]
     (first, method), *others = found
@@ -126,7 +126,8 @@ def _readers(
 def _stored(
     network: nn.Module, names: Mapping[str, None], recipes: Mapping[str, Recipe], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """The changed parameters as files have them; those of ``network`` that no recipe rounds become that."""
+    """Round the changed parameters that no recipe rounds to the files' dtype, in ``network`` too, and return
+    all."""
     stored = {}
     for name in names:
         parameter, recipe = network.get_parameter(name), recipes.get(name.removesuffix(".weight"))

@@ -1,5 +1,5 @@
-"""Importance files of a model (``checkpoints.imatrix``): made of its inputs on texts, and read for the layers
-of a recipe."""
+"""Importance files of a model (``checkpoints.imatrix``): made from its inputs on texts, and read for the
+layers of a recipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from explorer.sources.base import SourceError
 from explorer.survey.evidence import weights_of
 
 EMBEDDINGS = "token_embd.weight"
-"""llama.cpp's name of the embeddings, which are the head's weight too where the two are tied."""
+"""llama.cpp's name of the embeddings, which also stands for the head's weight if the two are tied."""
 
 
 def imatrix_of(
@@ -40,8 +40,9 @@ def imatrix_of(
     revision: str | None = None,
     progress: Progress | None = None,
 ) -> tuple[Imatrix, tuple[str, ...]]:
-    """The importances of the linear layers of ``model``, which was loaded from ``where``, over all tokens of
-    ``texts``, called ``dataset``; and the layers that have none: stacked experts, and what no text reached.
+    """Compute the importances of the linear layers of ``model``, loaded from ``where``, over all tokens of
+    ``texts``, a data set called ``dataset``. Second, the layers without any: stacked experts, and those that
+    no text reached.
 
     ``progress`` counts texts. ``SourceError`` for a model whose tensors llama.cpp has no names for.
     """
@@ -69,7 +70,7 @@ def imatrix_of(
 
 
 def _names(config: Any) -> Callable[[str], str]:
-    """llama.cpp's names of the tensors of a model of this configuration."""
+    """Map the tensors of a model of this configuration to llama.cpp's names."""
     if config is None:
         raise SourceError("transformers does not know this kind of model, nor llama.cpp its tensors")
     text = config.get_text_config()
@@ -87,11 +88,12 @@ def layer_importances(
     config: Any | None = None,
     name_of: Callable[[str], str] | None = None,
 ) -> dict[str, Tensor]:
-    """The importances float32 [K] in the file ``path`` of the layers of ``recipes`` that they decide on, by
-    layer. llama.cpp's names of tensors are those of the model's ``config``, or given by ``name_of``.
+    """Read importances, layer -> float32 [K], from the file ``path``, for the layers of ``recipes`` whose
+    rounding they change.
 
-    ``ValueError`` for a file of another model, a layer whose codes a method chooses, and where no layer has a
-    scheme that importances decide on.
+    llama.cpp's names of tensors follow from the model's ``config``, or from ``name_of``. ``ValueError`` for a
+    file of another model, a layer whose codes a method chooses, and if no layer has a scheme that uses
+    importances.
     """
     weighed = {name: one for name, one in recipes.items() if takes_importance(one.scheme)}
     if not weighed:

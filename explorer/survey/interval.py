@@ -26,19 +26,19 @@ from explorer.survey.rows import Layer, Survey
 from explorer.survey.sensitivities import SENSITIVITIES
 
 FOLDS = 8
-"""The most folds that calibration texts are dealt into."""
+"""Largest number of folds that calibration texts are dealt into."""
 COVERED = 0.95
 Interval = tuple[float, float]
 
 
 def standard_errors(count: int) -> float:
-    """Standard errors on either side of a mean of ``count`` independent numbers, two or more, that hold 95 %
-    by Student's t: 1.97 of 240 numbers, 3.18 of 4."""
+    """Half-width of the 95 % interval of a mean of ``count`` independent numbers (two or more), in standard
+    errors, by Student's t: 1.97 for 240 numbers, 3.18 for 4."""
     return float(students.ppf((1 + COVERED) / 2, count - 1))
 
 
 def fold_count(texts: int) -> int:
-    """Count the folds of so many texts; text i is in fold i modulo that."""
+    """Number of folds of so many texts; text i is in fold i modulo that number."""
     return max(min(FOLDS, texts), 1)
 
 
@@ -69,7 +69,7 @@ def predicted_interval(
 
 
 def _shares(layer: Layer) -> list[float]:
-    """F_lf / F_l: 1 of each fold where the layer has no gradient at all."""
+    """Return F_lf / F_l; 1 for each fold if the layer has no gradient at all."""
     if not layer.fisher:
         return [1.0] * len(layer.folds)
     return [fold / layer.fisher for fold in layer.folds]

@@ -1,13 +1,14 @@
-"""The multiple-choice knapsack: one scheme for each unit, at the least total cost within a budget.
+"""Multiple-choice knapsack: one scheme for each unit, at the least total cost within a budget.
 
-The steps along the lower convex hulls of all units, the one that saves most per size first, are the frontier
-of the budget (``HullPath``). Its points are the best choices of their sizes, and the line between two of them
-is a lower bound (Everett, "Generalized Lagrange multiplier method", 1963). What the bound leaves open is
-enumerated unit by unit: by the multiplier of the line every scheme has a reduced cost, and schemes whose
-reduced costs sum to more than the step saves are in no better choice. A partial choice is dropped if another
-is smaller and costs less. If too many are left, those of the least reduced cost are followed, and the least
-of the others becomes the bound. The result serves every budget between the two points, so that a larger
-budget never buys less.
+Steps along the lower convex hulls of all units, the step that saves most per size first, make the frontier of
+the budget (``HullPath``). Its points are the best choices of their sizes, and the line between two of them is
+a lower bound (Everett, "Generalized Lagrange multiplier method", 1963).
+
+Between two points, choices are enumerated unit by unit. By the multiplier of the line every scheme has a
+reduced cost; schemes whose reduced costs sum to more than the step saves are in no better choice. A partial
+choice is dropped if another is smaller and costs less. If too many are left, those of the least reduced cost
+are followed, and the least reduced cost of the others becomes the bound. The result serves every budget
+between the two points, so that a larger budget never gives a worse choice.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from functools import lru_cache
 import numpy as np
 
 _WIDTHS = (30, 120, 480, 1_920)
-"""Partial choices that are followed at once: anew with more after a better choice was found."""
+"""Numbers of partial choices that are followed at once: the larger ones after a better choice was found."""
 _STEPS = 64
-"""Steps between points of frontiers whose choices are remembered."""
+"""Number of steps between frontier points whose choices are cached."""
 _EXACT = 1e-12
 _WHOLE = 1 + _EXACT
-"""A budget may be exceeded by this rounding error."""
+"""Rounding error by which a budget may be exceeded."""
 
 
 @dataclass(frozen=True, eq=False)
 class HullPath:
-    """The frontier of one budget over units × schemes.
+    """Frontier of one budget over units × schemes.
 
-    ``sizes`` are bits or seconds, infinite where a unit cannot have a scheme. At point k the first k steps of
-    ``path``, each (unit, new scheme), are taken from ``start``; ``size_at`` and ``cost_at`` are the sums
-    there.
+    ``sizes`` are bits or seconds, infinite for a scheme that a unit cannot have. Point k is reached from
+    ``start`` by the first k steps of ``path``, each (unit, new scheme); ``size_at`` and ``cost_at`` are the
+    sums there.
     """
 
     sizes: np.ndarray
@@ -45,7 +46,7 @@ class HullPath:
 
     @classmethod
     def of(cls, sizes: np.ndarray, costs: np.ndarray) -> HullPath:
-        """Draw the frontier of ``sizes`` and ``costs`` [units, schemes]."""
+        """Compute the frontier of ``sizes`` and ``costs`` [units, schemes]."""
         units = range(len(sizes))
         hulls = [_hull(sizes[u], costs[u]) for u in units]
         steps = sorted(
@@ -64,7 +65,7 @@ class HullPath:
 
     @property
     def least(self) -> float:
-        """The smallest size of all units."""
+        """The smallest total size of all units."""
         return float(self.size_at[0])
 
     def at(self, k: int) -> np.ndarray:
@@ -75,7 +76,7 @@ class HullPath:
         return chosen
 
     def reduced(self, k: int) -> np.ndarray:
-        """Costs above the best of each unit under the multiplier of the step from point ``k``."""
+        """Costs above each unit's best one, under the multiplier of the step from point ``k``."""
         can = np.isfinite(self.sizes)
         slope = (self.cost_at[k] - self.cost_at[k + 1]) / (self.size_at[k + 1] - self.size_at[k])
         cost = np.where(can, self.costs + slope * np.where(can, self.sizes, 0.0), np.inf)
@@ -84,8 +85,8 @@ class HullPath:
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """The scheme of each unit and the sum of their costs. No choice within the budget costs less than
-    ``bound``, which equals ``cost`` where the choice is proved to be the best."""
+    """Scheme of each unit, and the sum of their costs. No choice within the budget costs less than ``bound``,
+    which equals ``cost`` if the choice is proved to be the best."""
 
     chosen: np.ndarray
     cost: float
@@ -105,7 +106,7 @@ def least_within(path: HullPath, budget: float) -> Solved | None:
 
 @lru_cache(_STEPS)
 def _between(path: HullPath, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """The best choices from point ``k`` to the next one: sizes, costs, the schemes of each unit; and the
+    """Find the best choices from point ``k`` to the next one: sizes, costs, the schemes of each unit; and the
     least reduced cost of those that were not followed."""
     chosen, units, unfollowed = path.at(k)[None].astype(np.int16), np.arange(len(path.start)), 0.0
     sizes, costs = path.size_at[[k]], path.cost_at[[k]]
@@ -128,9 +129,9 @@ def _between(path: HullPath, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def _followed(
     path: HullPath, most: tuple[float, float], reduced: np.ndarray, room: float, width: int
 ) -> tuple[np.ndarray, float]:
-    """The choices [choices, units] whose size and cost are at most ``most``, and whose ``reduced`` costs sum
-    to less than ``room``; and the least reduced cost of a choice that was not followed, infinite if all were.
-    """
+    """Enumerate the choices [choices, units] whose size and cost are at most ``most``, and whose ``reduced``
+    costs sum to less than ``room``. Second, the least reduced cost of a choice that was not followed,
+    infinite if all were."""
     tables = (path.sizes, path.costs)
     best, units = reduced.argmin(1), range(len(reduced))
     options = [np.flatnonzero(row < room) for row in reduced]
@@ -163,9 +164,8 @@ def _followed(
 
 
 def _undominated(sizes: np.ndarray, costs: np.ndarray, step: float = 0.0) -> np.ndarray:
-    """Indices, by size, of the points that no smaller or equal one undercuts; sizes within ``step`` are
-    equal.
-    """
+    """Indices, by size, of the points that cost less than every smaller or equal one; sizes within ``step``
+    are equal."""
     sizes = np.round(sizes / step) if step else sizes
     order = np.argsort(sizes, kind="stable")  # quick where parts are in order
     least, best = costs[order], np.ones(len(order), dtype=bool)

@@ -1,9 +1,9 @@
-"""Measure the loss of changed weights on texts: of an encoder by its embeddings, of a causal language model
-by its distributions of the next token, each against the original model.
+"""Measure the loss of changed weights on texts, against the original model: of an encoder by its embeddings,
+of a causal language model by its distributions of the next token.
 
 A loss also gives ``objectives``: scalars whose squared gradients are, on average, the Fisher information that
-the signals of ``sensitivities`` are made of. For embeddings e of length one the loss 1 - cos is ½‖Δe‖², and
-E (∇ v·e)(∇ v·e)ᵀ over random v ~ N(0, 1) is its second derivative; for distributions the second derivative of
+the signals of ``sensitivities`` are made of. For embeddings e of length one the loss 1 - cos is ½‖Δe‖², and E
+(∇ v·e)(∇ v·e)ᵀ over random v ~ N(0, 1) is its second derivative; for distributions the second derivative of
 the KL divergence is E ∇log p(y) ∇log p(y)ᵀ over tokens y drawn from the model itself, so no labels are
 needed.
 """
@@ -30,23 +30,25 @@ from explorer.survey.interval import standard_errors
 
 EMBEDDING, NEXT_TOKEN = "embedding", "next token"
 DRAWS = {EMBEDDING: 4, NEXT_TOKEN: 1}
-"""Random objectives for each text: an embedding is one vector, a text has a distribution at every token."""
+"""Number of random objectives for each text, by kind of loss: an embedding is one vector, a text has a
+distribution at every token."""
 MOST_LOGITS = 1 << 28
-"""Elements of the original's log-probabilities that are kept; on later texts the original is run again."""
+"""Largest number of the original's log-probabilities that are kept; on later texts the original is run
+again."""
 PIECE = 1 << 24
-"""Elements of logits whose softmax is taken at a time: 64 MB of each of its temporaries."""
+"""Number of logits whose softmax is taken at a time: each temporary takes 64 MB."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """``value`` with its 95 % interval over texts (None of a single one).
+    """Measured loss: ``value`` with its 95 % interval over texts (None for a single text).
 
     ``kind`` "embedding": the mean of 1 - cosine; ``scores`` are those of ``embedding_scores``. "next token":
     the mean KL divergence in nats a token; ``scores``: perplexity, perplexity_original, same_top (share of
     tokens whose most probable successor is the same), kl_p99 (99th percentile of the KL divergence over
-    tokens), and ``kinds`` has the same of each kind of text where there are several. ``left_out``: texts that
-    could not be used, as they have fewer than two tokens; ``texts`` were. ``each``: the mean of each text
-    that was used, in their order: the losses of two models on the same texts are paired.
+    tokens). ``kinds``: the same for each kind of text, if there are several. ``texts``: number of texts used;
+    ``left_out``: texts of fewer than two tokens. ``each``: the mean of each used text, in their order: the
+    losses of two models on the same texts are paired.
     """
 
     kind: str
@@ -62,9 +64,9 @@ class Loss:
 
 
 class LossReference(Protocol):
-    """The original model on some texts, and how far another network is from it.
+    """Original model on some texts, to measure the loss of another network against.
 
-    ``sequences`` are run, ``left_out`` texts could not be.
+    ``sequences`` are run; ``left_out`` is the number of texts that could not be.
     """
 
     kind: str
@@ -74,16 +76,18 @@ class LossReference(Protocol):
     tokens: int
 
     def measure(self, network: nn.Module, progress: Progress | None = None) -> Loss:
-        """The loss of ``network``, which has the original's architecture."""
+        """Measure the loss of ``network``, which has the original's architecture."""
         ...
 
     def objectives(self, draws: Tensor, index: int) -> tuple[list[Tensor], int]:
-        """Scalars of the sequence ``index``, a gradient each, and how many samples each one counts for."""
+        """Return scalars of the sequence ``index``, each for one gradient; and the number of samples that
+        each counts as."""
         ...
 
 
 def reference_for(model: Model, texts: AnyTexts) -> LossReference:
-    """The original ``model`` on ``texts``; ``SourceError`` where it cannot be run on them."""
+    """Make the reference of the original ``model`` on ``texts``; ``SourceError`` if it cannot be run on
+    them."""
     texts = texts_of(texts)
     if not texts:
         raise SourceError("give at least one line of text")
@@ -99,7 +103,7 @@ def reference_for(model: Model, texts: AnyTexts) -> LossReference:
 
 
 def hash_of(texts: AnyTexts) -> str:
-    """SHA-256 of texts, of plain ones a line each, blank ones left out."""
+    """SHA-256 of texts without blank ones; plain texts are hashed as lines."""
     return texts_of(texts).sha256
 
 
@@ -125,7 +129,7 @@ class _Embeddings:
         return Loss(self.kind, value, low, high, len(lost), self.tokens, scores, each=each)
 
     def objectives(self, draws: Tensor, index: int) -> tuple[list[Tensor], int]:
-        """Random projections of the embedding."""
+        """Project the embedding on random vectors."""
         embedding = embed_batch(self.model, [self.sequences[index]])[0]
         generator = torch.Generator().manual_seed(int(draws[index]))
         random = torch.randn(DRAWS[self.kind], len(embedding), generator=generator)
@@ -134,8 +138,11 @@ class _Embeddings:
 
 @dataclass(frozen=True, eq=False)
 class _Compared:
-    """Two networks on one text of n tokens: ``divergence`` float32 [n], on the CPU, in nats; ``same`` tokens
-    with the same most probable successor; negative log-likelihoods of the text, in nats."""
+    """Two networks compared on one text of n tokens.
+
+    ``divergence`` float32 [n], on the CPU, in nats; ``same``: number of tokens with the same most probable
+    successor; negative log-likelihoods of the text, in nats.
+    """
 
     kind: str
     divergence: Tensor
@@ -145,9 +152,9 @@ class _Compared:
 
 
 class _NextTokens:
-    """Distributions of the next token of a causal language model.
+    """Reference of a causal language model: its distributions of the next token.
 
-    ``before``: the original's log-probabilities of the first texts, None of those beyond ``MOST_LOGITS``.
+    ``before``: the original's log-probabilities by text, None for texts beyond ``MOST_LOGITS``.
     """
 
     kind = NEXT_TOKEN
@@ -169,13 +176,13 @@ class _NextTokens:
             self.before.append(before if room >= 0 else None)
 
     def _logits(self, network: nn.Module, index: int) -> Tensor:
-        """float32 [tokens, vocabulary] of each token's successor."""
+        """Logits of each token's successor: float32 [tokens, vocabulary]."""
         ids = torch.tensor([self.sequences[index].ids], device=self.model.device)
         logits: Tensor = network(input_ids=ids).logits[0].float()
         return logits
 
     def _log_probabilities(self, index: int) -> Tensor:
-        """float32 [tokens, vocabulary] of the original, in the memory of its logits."""
+        """Log-probabilities of the original, float32 [tokens, vocabulary], in the memory of its logits."""
         with torch.no_grad():
             logits = self._logits(self.model.network, index)
             for rows in _in_pieces(logits):
@@ -224,7 +231,7 @@ class _NextTokens:
         return list(torch.cat(found).sum(0)), len(logits)
 
     def _drawn(self, logits: Tensor, generator: torch.Generator) -> Tensor:
-        """int64 [tokens, draws], on the CPU."""
+        """Draw successors of each token: int64 [tokens, draws], on the CPU."""
         shares = logits.log_softmax(-1).exp().cpu()
         if not shares.isfinite().all():
             raise SourceError(
@@ -234,7 +241,7 @@ class _NextTokens:
 
 
 def _log_likelihoods(logits: Tensor, drawn: Tensor) -> Tensor:
-    """[tokens, draws] of the tokens ``drawn``."""
+    """Log-likelihoods [tokens, draws] of the tokens ``drawn``."""
     return logits.log_softmax(-1).gather(1, drawn)
 
 
@@ -243,12 +250,12 @@ def _rows_of_a_piece(logits: Tensor) -> int:
 
 
 def _in_pieces(logits: Tensor) -> tuple[Tensor, ...]:
-    """Runs of rows of at most ``PIECE`` elements."""
+    """Split into groups of rows of at most ``PIECE`` elements."""
     return logits.split(_rows_of_a_piece(logits))
 
 
 def _next_token_loss(found: Sequence[_Compared]) -> Loss:
-    """The loss over texts."""
+    """Combine the results of all texts."""
     sums = torch.stack([one.divergence.sum() for one in found])
     counts = torch.tensor([len(one.divergence) for one in found])
     tokens, successors = int(counts.sum()), int(counts.sum()) - len(found)
@@ -269,8 +276,8 @@ def _exp(x: float) -> float:
 
 
 def _mean(sums: Tensor, counts: Tensor) -> tuple[float, float | None, float | None]:
-    """The mean of what ``sums`` [texts] are sums of ``counts`` of, with the 95 % interval of a ratio over
-    texts, by Student's t."""
+    """Mean Σ ``sums`` / Σ ``counts``, both [texts], with the 95 % interval of a ratio over texts by Student's
+    t."""
     sums, counts = sums.double(), counts.double()
     n, value = len(sums), max(float(sums.sum() / counts.sum()), 0.0)
     if n < 2:
@@ -281,15 +288,15 @@ def _mean(sums: Tensor, counts: Tensor) -> tuple[float, float | None, float | No
 
 
 def seeds(reference: LossReference, seed: int = 0) -> Tensor:
-    """int64 [sequences]: a seed for each one's ``objectives``."""
+    """Draw a seed for the ``objectives`` of each sequence: int64 [sequences]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 1 << 62, (len(reference.sequences),), generator=generator)
 
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """A ``scalar`` of the sequence ``index`` that counts for ``samples``; ``again``: the same sequence has
-    another one."""
+    """A ``scalar`` of the sequence ``index``, which counts as ``samples``. ``again``: more scalars of the
+    sequence follow."""
 
     scalar: Tensor
     index: int
@@ -298,7 +305,7 @@ class Objective:
 
 
 def each_objective(reference: LossReference) -> Iterator[Objective]:
-    """Every sequence's scalars."""
+    """Yield the scalars of all sequences."""
     draws = seeds(reference)
     for index in range(len(reference.sequences)):
         scalars, count = reference.objectives(draws, index)

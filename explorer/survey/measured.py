@@ -18,7 +18,7 @@ from explorer.survey.loss import EMBEDDING, Loss, reference_for
 from explorer.survey.recipe import ModelRecipe
 
 Measure = Callable[[nn.Module | None], str]
-"""The network that the reader opened (None where it gave none) -> Markdown for the card."""
+"""Network that the reader opened (None if it opened none) -> Markdown for the card."""
 
 
 def measuring(
@@ -31,13 +31,14 @@ def measuring(
     target: str = "",
     importances: Mapping[str, Tensor] | None = None,
 ) -> Measure:
-    """Measures the loss on ``texts`` (held-out built-in ones if empty) against the original in float32.
+    """Return a function that measures the loss on ``texts`` (held-out built-in ones if empty) against the
+    original in float32.
 
-    The network that is run is the one that the checkpoint's reader opened, if it has the original's class;
-    else one that is put together as the checkpoint of ``target`` is (rounded weights, quantized inputs,
-    folded factors), and the card says so. Keys and values are stored as the recipe says. ``calibration``:
-    what methods see; ``importances`` as ``assemble`` takes them. Unless ``required``, a model that cannot be
-    run on text has that on its card instead.
+    It runs the network that the checkpoint's reader opened, if that has the original's class. Otherwise it
+    runs one that is assembled like the checkpoint of ``target`` (rounded weights, quantized inputs, folded
+    factors), and the card says so. Keys and values are stored as the recipe says. ``calibration``: texts for
+    methods; ``importances`` as in ``assemble``. Unless ``required``, the card of a model that cannot be run
+    on text gives the reason instead.
     """
 
     def measure(opened: nn.Module | None) -> str:
@@ -69,8 +70,8 @@ def measuring(
 
 
 def loss_lines(loss: Loss, read: bool, built_in: bool, calibrated: bool = False) -> Iterator[str]:
-    """Markdown of a loss: what was run on what, and a table by kind of text. ``read``: it is of the network
-    that the checkpoint's reader opened; ``calibrated``: on the texts that were calibrated by."""
+    """Describe a loss in Markdown: the network and the texts, and a table by kind of text. ``read``: the
+    checkpoint's reader opened the network; ``calibrated``: the texts are the calibration texts."""
     network = "the checkpoint as its reader opened it" if read else "a network of the same rounded weights"
     source = "built-in texts" if built_in else "texts"
     which = "the calibration texts themselves, which flatters it" if calibrated else "not calibrated by"

@@ -1,16 +1,16 @@
 """Predict the share of a layer's rounding loss that remains with a method, from the layer alone.
 
 Fisher's diagonal cannot see it: a method such as GPTQ makes the errors of a row's weights cancel over the
-layer's inputs, and that is in the products of two weights. Here the Fisher information of each row o of the
-weight is a factor of the row times one matrix of the inputs (J. Martens and R. Grosse, "Optimizing Neural
-Networks with Kronecker-factored Approximate Curvature", arXiv 1503.05671), in which every token x counts by
-its gradient ∂ of the layer's outputs:
+layer's inputs, an effect of products of two weights. Here the Fisher information of each row o of the weight
+is a factor of the row times one matrix of the inputs (J. Martens and R. Grosse, "Optimizing Neural Networks
+with Kronecker-factored Approximate Curvature", arXiv 1503.05671). Every token x counts by the gradient ∂ of
+the layer's outputs:
 
     k(ΔW) = ½ Σ_o s_o ΔW_o H ΔW_oᵀ,   H = E[‖∂‖² x xᵀ],   s_o = E[∂_o²] / E[‖∂‖²]
 
-The share that a method leaves is k of its error over k of rounding, on tokens that the method has not seen.
-Without the weight ‖∂‖² of tokens, inputs of great magnitude with little effect on the loss, as of separators,
-would promise more than methods give.
+The share that remains is k of the method's error over k of rounding, on tokens that the method has not seen.
+Without the weight ‖∂‖², inputs of great magnitude with little effect on the loss, such as separators, would
+promise more than methods achieve.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ from explorer.progress import checkpoint
 from explorer.schemes import Scheme
 
 TOKENS, FEW_TOKENS = 4096, 512
-"""Rows of each layer's inputs that methods see: the first, and the second where more do not fit ``ROOM``."""
+"""Rows of each layer's inputs for methods: the most, and the least, which is used if ``ROOM`` holds no
+more."""
 ROOM = 1 << 31
-"""Bytes of the inputs of all layers that methods see at once."""
+"""Bytes for the inputs of all layers that methods see at once."""
 HELD_OUT = 1024
-"""Rows of other tokens that the share is taken over: at least so many, and fewer than twice as many, where
-the texts have them."""
+"""Number of rows of other tokens that a share is taken over: at least this many and fewer than twice as many,
+if the texts have them."""
 ROWS = 128
-"""Rows of each weight that a share is taken over."""
+"""Number of rows of each weight that a share is taken over."""
 FEWEST = 16
-"""Rows of other tokens without which a layer has no share."""
+"""Fewest rows of other tokens from which a share is computed."""
 
 
 def check_method(name: str) -> str:
-    """The canonical name of a method whose result is codes of the layer alone; empty for round to nearest.
+    """Return the canonical name of a method whose result is a layer's codes alone; empty for round to
+    nearest.
 
-    ``ValueError`` for another one, and for names that there are not.
+    ``ValueError`` for other methods, and for unknown names.
     """
     rows = names_in(name.strip().lower())
     label = label_of(name.strip().lower())
@@ -66,10 +68,10 @@ def check_method(name: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class MethodEvidence:
-    """The inputs that methods see of a layer [N, K], and the weights of their errors; on the CPU, unless
+    """Inputs of a layer [N, K] for methods, and the data to weigh methods' errors with; on the CPU, unless
     moved.
 
-    inputs    float32 [tokens, K], the first of the calibration texts, as ``assemble`` gives them to methods
+    inputs    float32 [tokens, K], of the first calibration texts, as ``assemble`` gives them to methods
     held_out  float32 [others, K], of later tokens
     tokens    float32 [others]: ‖∂‖², the squared gradient of the layer's outputs, of each of these
     outputs   float32 [N]: Σ ∂_o² of each output over these
@@ -81,7 +83,7 @@ class MethodEvidence:
     outputs: Tensor
 
     def on(self, device: torch.device) -> MethodEvidence:
-        """A copy on ``device``, for one layer's schemes: what ``loss`` keeps goes with it."""
+        """Copy to ``device``, for one layer's schemes; data that ``loss`` caches is freed with the copy."""
         inputs, held_out, tokens, outputs = (
             part.to(device) for part in (self.inputs, self.held_out, self.tokens, self.outputs)
         )
@@ -89,12 +91,12 @@ class MethodEvidence:
 
     @cached_property
     def _weighed(self) -> Tensor:
-        """float32 [K, others]: held-out rows, each times its gradient's size."""
+        """Held-out rows, each times its gradient's norm: float32 [K, others]."""
         return (self.held_out * self.tokens.sqrt()[:, None]).t()
 
     def loss(self, error: Tensor, rows: Tensor | None = None) -> float:
-        """k of ``error`` [N, K], on the evidence's device: see this module. With ``rows`` it has these rows
-        alone."""
+        """Compute k (see this module) of ``error`` [N, K], on the evidence's device. With ``rows``, ``error``
+        has only these rows."""
         of_outputs = (error.float() @ self._weighed).square().sum(1, dtype=torch.float64)
         shares = self.outputs.double() / self.outputs.sum(dtype=torch.float64)
         return float(0.5 * ((shares if rows is None else shares[rows]) @ of_outputs) / len(self.held_out))
@@ -106,8 +108,11 @@ class MethodEvidence:
 
 
 class HeldOutRows:
-    """A forward hook of one linear layer that gathers ``MethodEvidence``: of its rows after the first
-    ``skipped`` every ``stride``-th, and their gradients from the backward passes that follow."""
+    """Forward hook of one linear layer that gathers ``MethodEvidence``.
+
+    It keeps every ``stride``-th row after the first ``skipped``, and the rows' gradients from the backward
+    passes that follow.
+    """
 
     def __init__(self, skipped: int, stride: int) -> None:
         self.skipped, self.stride, self.seen = skipped, stride, 0
@@ -135,7 +140,7 @@ class HeldOutRows:
         output.register_hook(count)
 
     def evidence(self, inputs: Tensor) -> MethodEvidence | None:
-        """Return the gathered rows beside the ``inputs`` that methods see; None where they are too few."""
+        """Return the gathered rows, with the ``inputs`` for methods; None if they are too few."""
         if self.outputs is None:
             return None
         found = MethodEvidence(inputs, torch.cat(self.inputs), torch.cat(self.tokens), self.outputs)
@@ -143,34 +148,35 @@ class HeldOutRows:
 
 
 def widths_of(network: nn.Module, modules: Iterable[str]) -> list[int]:
-    """K of each of the linear layers ``modules``."""
+    """Return K of each of the linear layers ``modules``."""
     return [network.get_parameter(f"{module}.weight").shape[1] for module in modules]
 
 
 def tokens_for(widths: Sequence[int]) -> int:
-    """Rows of inputs that methods see of layers with so many inputs, where all are held at once."""
+    """Number of rows of inputs to keep for methods, if layers of these ``widths`` K are all held at once."""
     return max(FEW_TOKENS, min(TOKENS, ROOM // (4 * max(1, sum(widths)))))
 
 
 def rows_of(tokens: int, most: int) -> tuple[int, int]:
-    """Split calibration tokens: how many methods see, at most ``most``, and the stride of the others."""
+    """Split calibration tokens: the number for methods, at most ``most``, and the stride of the others."""
     seen = min(most, tokens // 2)
     return seen, max(1, (tokens - seen) // HELD_OUT)
 
 
 def bytes_of_rows(widths: Sequence[int]) -> int:
-    """At most so many bytes of inputs are kept of layers with so many inputs."""
+    """Largest size in bytes of the inputs that are kept of layers of these ``widths`` K."""
     return 4 * sum(widths) * (tokens_for(widths) + 2 * HELD_OUT)
 
 
 def shares_of(
     weight: Tensor, schemes: Mapping[str, Scheme], evidence: MethodEvidence, methods: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """method -> scheme -> k of the method's codes over k of rounding, of a weight [N, K].
+    """Return method -> scheme -> share of the rounding loss that remains: k of the method's codes over k of
+    rounding, for a weight [N, K].
 
-    Both are taken over ``ROWS`` rows, which have codes of their own, unless blocks span several. A method
-    lacks the schemes that it does not serve. Where rounding costs nothing, the share is 1. GPTQ's damping is
-    chosen once for all schemes (``same_inputs``).
+    Both are taken over ``ROWS`` rows, quantized separately unless blocks span several rows. A method lacks
+    the schemes that it does not support. If rounding costs nothing, the share is 1. GPTQ's damping is chosen
+    once for all schemes (``same_inputs``).
     """
     here = evidence.on(weight.device)
     found: dict[str, dict[str, float]] = {method: {} for method in methods}
@@ -193,6 +199,6 @@ def shares_of(
 
 
 def _rows_for(scheme: Scheme, weight: Tensor) -> Tensor:
-    """int64: the rows of ``weight`` that stand for all, evenly spread; all where blocks span several."""
+    """int64: evenly spread rows of ``weight`` that stand for all; all rows if blocks span several."""
     count = min(ROWS, len(weight)) if scheme.block[0] == 1 else len(weight)
     return torch.linspace(0, len(weight) - 1, count, device=weight.device).round().long()

@@ -1,4 +1,4 @@
-"""A recipe for a model, as a JSON file: which scheme and method each layer gets, and why."""
+"""Recipe for a model, as a JSON file: the scheme and method of each layer, and the reasons for them."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ KEY = RECIPE_KEY
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """A scheme and method for each layer of a model, embeddings included; what is not named stays as it is.
+    """Scheme and method of each layer of a model, embeddings included; layers not named stay as they are.
 
     model               folder or Hub id as given
-    weights_sha256      of its safetensors files, "" where it was not computed
+    weights_sha256      of its safetensors files, "" if it was not computed
     layers              name of a weight's tensor without ".weight" -> its ``Recipe``
     signal              the row of ``SENSITIVITIES`` that it was chosen by, "" for a uniform recipe
     bits                mean bits per weight over ``layers``, scales and zero points counted
-    predicted_loss      of the weights alone, by the layers' methods where the survey chose them and by
-                        rounding to nearest where one method is for all; None where the signal predicts none
-    versions            of the packages that decided
-    schemes             texts that it was chosen from, none where that is not known
+    predicted_loss      of the weights alone: by the layers' methods if the survey chose them, by rounding to
+                        nearest if one method is set for all; None if the signal predicts none
+    versions            of the packages that affect the choice
+    schemes             texts of the schemes that it was chosen from, empty if unknown
     target              the checkpoint format that it was made for, "" for none
-    fused               whether layers that engines multiply as one matrix have one scheme
-    predicted_interval  of 95 % over calibration texts (``survey.interval``), where the survey gives it
-    inputs              how the inputs of its layers of codes are quantized when the model runs, except those
-                        that ``own_inputs`` names; a scheme of the whole tensor has a fixed scale for each
-                        layer, whose range its calibrator finds; None: not quantized
-    texts_sha256        of the texts that the survey was calibrated by, "" where it ran none
-    predicted_time      of the linear layers in one step, where a budget of time was asked for
-    cache               how keys and values are stored when the model runs; None: exactly
+    fused               True if layers that engines multiply as one matrix have one scheme
+    predicted_interval  95 % interval over calibration texts (``survey.interval``), if the survey gives it
+    inputs              scheme of the inputs of its layers of codes, except those that ``own_inputs`` names;
+                        a scheme of the whole tensor has a fixed scale for each layer, whose range its
+                        calibrator finds; None: not quantized
+    texts_sha256        of the texts that the survey was calibrated by, "" if it ran none
+    predicted_time      of the linear layers in one step, if a budget of time was asked for
+    cache               storage of keys and values when the model runs; None: exact
     """
 
     model: str
@@ -84,14 +84,14 @@ class ModelRecipe:
 
     @cached_property
     def input_schemes(self) -> dict[str, Scheme]:
-        """The layers of codes whose inputs are quantized -> how."""
+        """Layer of codes -> the scheme of its inputs, if they are quantized."""
         coded = (name for name, one in self.layers.items() if one.scheme.plain_dtype is None)
         found = ((name, self.inputs_of(name)) for name in coded)
         return {name: inputs for name, inputs in found if inputs is not None}
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of layers by the text of their recipe."""
+        """Number of layers by the text of their recipe."""
         counts: dict[str, int] = {}
         for recipe in self.layers.values():
             counts[str(recipe)] = counts.get(str(recipe), 0) + 1
@@ -124,7 +124,7 @@ class ModelRecipe:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The inverse of ``to_json``; ``ValueError`` says what of ``text`` is no recipe."""
+        """Read a recipe from JSON text; ``ValueError`` names the defect."""
         found = parsed_json(text, "the recipe")
         if not isinstance(found, dict) or KEY not in found:
             raise ValueError(
@@ -151,7 +151,7 @@ class ModelRecipe:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a recipe's file; ``ValueError`` for what is none, ``OSError`` for what cannot be read."""
+        """Read a recipe's file; ``ValueError`` for invalid content, ``OSError`` if it cannot be read."""
         path = Path(path)
         try:
             return cls.from_json(path.read_text(encoding="utf-8"))
@@ -161,7 +161,7 @@ class ModelRecipe:
 
 @dataclass(frozen=True)
 class _Cache:
-    """A cache in a recipe's file: schemes, "" for what stays exact."""
+    """Cache in a recipe's file: schemes, "" for exact parts."""
 
     keys: str
     values: str
@@ -175,13 +175,13 @@ class _Cache:
 
     @property
     def plan(self) -> CachePlan:
-        """The inverse of ``of``; ``ValueError`` for schemes that a cache cannot have."""
+        """Return the plan of the cache; ``ValueError`` for schemes that a cache cannot have."""
         return CachePlan.parse(f"{self.keys}/{self.values}", self.recent, self.rotated)
 
 
 @dataclass(frozen=True)
 class _File:
-    """The content of a recipe's file beside its version."""
+    """Content of a recipe's file, without its version."""
 
     model: str
     revision: str | None
@@ -211,6 +211,6 @@ def _recipe(layer: str, text: str) -> Recipe:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file under another name first, so that a reader finds all of it or none."""
+    """Write a text file under another name and rename it, so that readers find all of it or none."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")

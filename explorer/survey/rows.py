@@ -1,6 +1,6 @@
-"""The file of a survey: JSON lines, first what was surveyed, then a line a layer as they are done.
+"""The file of a survey, in JSON lines: first a head, which describes the survey, then a line for each layer.
 
-A file that was stopped holds the layers so far. What is read is checked against the types here, so that
+The file of a stopped survey holds the layers so far. Lines are validated against the types here, so that
 nothing behind this module handles unchecked values.
 """
 
@@ -23,39 +23,40 @@ from explorer.sources.coded import stored_bits
 from explorer.survey.sensitivities import SENSITIVITIES
 
 SURVEYS = ASSETS / "surveys"
-"""Surveys that ship with the explorer."""
+"""Folder of the surveys that ship with the explorer."""
 VERSION = 1
-"""Of the file. Another one is refused: what costs mean may have changed."""
+"""Version of the file. Others are refused, as the meaning of costs may have changed."""
 MOST = 1 << 30
-"""The longest axis of a layer that is believed; its square, of a number of weights or bytes."""
+"""Longest accepted axis of a layer; its square is the largest accepted number of weights or bytes."""
 MOST_BYTES = 1 << 26
-"""Of a survey's file: 225 layers by 14 schemes and one signal take 0.2 MB."""
+"""Largest accepted size of a survey's file: 225 layers by 14 schemes and one signal take 0.2 MB."""
 RECIPE_KEY = "explorer_recipe"
-"""The key that says that a JSON file is a recipe; its value is the version."""
+"""Key that marks a JSON file as a recipe; its value is the version."""
 FIRST = b'{"model":'
-"""A survey's file begins so."""
+"""Beginning of a survey's file."""
 DIGITS = 7
-"""Significant digits of what is measured."""
+"""Significant digits of measured numbers."""
 Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True)
 class Head:
-    """The first line of a survey: what was surveyed, and by what.
+    """First line of a survey: the model, the request, and the versions.
 
     schemes         texts that ``Scheme.parse`` reads
-    signals         rows of ``SENSITIVITIES`` that every layer has costs of; ``default``: to choose by
-    layers          how many lines follow
+    signals         rows of ``SENSITIVITIES`` that every layer has costs of; ``default``: the one to choose by
+    layers          number of lines that follow
     parameters      of the whole model
-    kept_bytes      of the tensors that no scheme is chosen for, as they are stored; ``kept_parts``: by what
-                    they are
+    kept_bytes      size of the tensors that no scheme is chosen for, as they are stored; ``kept_parts``: the
+                    same by kind of tensor
     loss            unit of a cost of 1: "embedding" (mean of 1 - cosine) or "next token" (mean KL in nats);
-                    empty where the model was not run, and ``why`` says why not
-    texts           calibration texts that were run, of ``tokens`` tokens; ``texts_left_out`` had fewer than
-    two texts_sha256    of the calibration texts
-    part            what of the model texts run, empty if that is all
-    include         patterns that the survey was asked for, as ``exclude``
-    embeddings      whether the table of tokens' embeddings is among the layers that have costs
+                    empty if the model was not run, with the reason in ``why``
+    texts           number of calibration texts that were run, of ``tokens`` tokens; ``texts_left_out`` had
+                    fewer than two
+    texts_sha256    of the calibration texts
+    part            the part of the model that texts run, empty for all
+    include         patterns that the survey was asked for; ``exclude`` likewise
+    embeddings      True if the table of tokens' embeddings is among the layers that have costs
     methods         beside rounding to nearest, those that layers have shares of (``Layer.methods``)
     """
 
@@ -86,18 +87,18 @@ class Head:
 
 @dataclass(frozen=True)
 class Layer:
-    """A line: a linear layer, an embedding or head, or the experts of a block as one matrix.
+    """Line of a survey: a linear layer, an embedding or head, or the experts of a block as one matrix.
 
-    depth    the block that it is in
+    depth    index of its block
     squares  ‖W‖²
-    bits     scheme -> bits per weight; none for layers that are listed alone, as ``costs``
+    bits     scheme -> bits per weight; like ``costs`` empty for layers that are only listed
     costs    signal -> scheme -> the cost of rounding the layer to nearest; "weight" is ‖W - Ŵ‖²
     fisher   mean squared gradient of its weights; ``folds``: the same of each fold of the calibration texts
              (``survey.interval``; none in files of earlier versions)
     reached  False for a layer that the loss does not depend on: it has no cost, and stays as it is
-    texts    how many texts gave it a gradient
-    methods  method -> scheme -> the predicted loss as a share of that of rounding (``survey.methods``); a
-             method lacks the schemes that it does not serve, and all of a layer whose inputs are not seen
+    texts    number of texts that gave it a gradient
+    methods  method -> scheme -> predicted loss as a share of the loss of rounding (``survey.methods``);
+             schemes that a method does not support are absent; no methods if the inputs were not seen
     """
 
     name: str
@@ -128,8 +129,8 @@ class Layer:
 
     @property
     def growth(self) -> int:
-        """Bytes that a checkpoint takes more than the model for a weight that stays as it is: codes are
-        restored to 16 bits."""
+        """Bytes by which the weight grows in a checkpoint that keeps the layer as it is: codes are restored
+        to 16 bits."""
         restored = stored_bits(self.dtype) is not None
         return 2 * self.weights - self.stored_bytes if restored else 0
 
@@ -140,26 +141,26 @@ class Layer:
 
     def cost(self, signal: str, scheme: str, method: str = "") -> float:
         """The cost by ``signal`` of the codes of ``method`` under ``scheme``, or of rounding to nearest if
-        empty. ``KeyError`` for what the survey has not."""
+        empty. ``KeyError`` for names that the survey lacks."""
         cost = self.costs[signal][scheme]
         return cost * self.methods[method][scheme] if method else cost
 
     def best_method(self, scheme: str, methods: Sequence[str]) -> str:
-        """The method of ``methods`` with the least predicted loss; empty where none has less than rounding to
-        nearest."""
+        """The method of ``methods`` with the least predicted loss; empty if rounding to nearest is as
+        good."""
         shares = {name: self.methods.get(name, {}).get(scheme, 1.0) for name in methods}
         least = min(shares, key=lambda name: shares[name], default="")
         return least if least and shares[least] < 1 else ""
 
     def sqnr_db(self, scheme: str) -> float:
-        """10 log10(‖W‖² / ‖W - Ŵ‖²), infinite where nothing was lost."""
+        """10 log10(‖W‖² / ‖W - Ŵ‖²), infinite if nothing was lost."""
         error = self.costs["weight"][scheme]
         return 10 * math.log10(self.squares / error) if error and self.squares else math.inf
 
 
 @dataclass(frozen=True)
 class Survey:
-    """A file's content; ``complete`` unless it was stopped."""
+    """Content of a survey's file; ``complete`` unless the survey was stopped."""
 
     head: Head
     layers: tuple[Layer, ...]
@@ -183,10 +184,10 @@ class Survey:
 
 
 def load_survey(path: str | Path) -> Survey:
-    """The survey in a file, finished or stopped.
+    """Load a survey's file, finished or stopped.
 
-    ``ValueError`` for what is no survey, one of another version, and a line that is broken; a last line that
-    was cut off is left out, as that layer is surveyed again.
+    ``ValueError`` for another file, another version, and a broken line; a last line that was cut off is
+    ignored, as that layer is surveyed again.
     """
     path = Path(path)
     lines = _lines(path)
@@ -217,8 +218,7 @@ def load_survey(path: str | Path) -> Survey:
 
 
 def _as_of_today(head: Head, layers: Sequence[Layer]) -> Survey:
-    """The survey with schemes as they are spelled today, as files keep the texts of their time, and without
-    signals of earlier versions."""
+    """Update an old survey: spell schemes as today, and drop signals of earlier versions."""
     names = {text: todays_text(text) for text in head.schemes}
 
     def respelled(cells: Mapping[str, float]) -> dict[str, float]:
@@ -238,7 +238,7 @@ def _as_of_today(head: Head, layers: Sequence[Layer]) -> Survey:
 
 
 def _lines(path: Path) -> list[str]:
-    """The whole lines of a file."""
+    """Split off the complete lines of a file."""
     size = path.stat().st_size
     if size > MOST_BYTES:
         raise ValueError(f"{path.name} has {size:,} bytes; a survey's file has at most {MOST_BYTES:,}")
@@ -282,7 +282,7 @@ def _check_cells(head: Head, layer: Layer, name: str) -> None:
 
 
 def parsed_json(text: str, what: str) -> Any:
-    """``text`` as JSON; ``ValueError`` that names ``what`` it is."""
+    """Parse ``text`` as JSON; ``ValueError`` names it as ``what``."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -290,7 +290,8 @@ def parsed_json(text: str, what: str) -> Any:
 
 
 def checked(kind: type[Parsed], value: Any, what: str) -> Parsed:
-    """``value`` as the dataclass ``kind``; ``ValueError`` that names ``what`` and its first wrong place."""
+    """Validate ``value`` as the dataclass ``kind``; ``ValueError`` names it as ``what``, and the place of the
+    first defect."""
     try:
         return cast(Parsed, _adapter(cast(Any, kind)).validate_python(value))
     except ValidationError as error:
@@ -305,7 +306,7 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
 
 
 def line_of(row: Head | Layer) -> str:
-    """A head or layer as its line, numbers to ``DIGITS`` digits."""
+    """Write a head or layer as its line, numbers to ``DIGITS`` digits."""
     return json.dumps(_rounded(asdict(row)), separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
@@ -318,7 +319,7 @@ def _rounded(value: Any) -> Any:
 
 
 def head_differs(found: Head, wanted: Head) -> Iterator[str]:
-    """List the differences between a file's head and a survey that would go on in it, in words."""
+    """Describe the differences between a file's head and the survey that is to continue it."""
     names = {
         "model": "the model",
         "revision": "the revision",

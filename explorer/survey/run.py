@@ -3,8 +3,8 @@
     headers -> layers          one backward pass over texts -> Evidence
     layer's bytes -> GPU -> every scheme: quantize, restore, costs -> one JSON line
 
-One layer's bytes are in memory at a time. A survey that was stopped goes on after its last line; of a
-finished one nothing is computed again.
+One layer's bytes are in memory at a time. A stopped survey continues after its last line; for a finished one
+nothing is computed again.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ SCHEMES = (
     "int4_group128_asym", "mxfp4", "nvfp4", "int4_group32_asym", "int5_group128_asym", "int6_group128_asym",
     "mxfp6_e2m3", "fp8_e4m3_row", "int8_row",
 )  # fmt: skip
-"""What is surveyed if nothing is said: from 2.3 to 8 bits, integers with and without zero points, and
-floating point."""
+"""Usual schemes: from 2.3 to 8 bits, integers with and without zero points, and floating point."""
 MOST_UNMATCHED = 0.2
-"""Of the weights of linear layers: a few layers that the network lacks are heads of tasks."""
+"""Accepted share of linear weights in layers that the network lacks: a few are heads of tasks."""
 
 
 @dataclass(frozen=True)
 class SurveyPlan:
-    """The request of a survey.
+    """Request of a survey.
 
     schemes     texts of schemes
-    signals     rows of ``SENSITIVITIES``; None: all, or the weight error alone where the model cannot be run
+    signals     rows of ``SENSITIVITIES``; None: all, or the weight error alone if the model cannot be run
     texts       to calibrate by, the built-in ones if empty
-    include     patterns of linear layers beside the language part that are surveyed too
+    include     patterns of linear layers outside the language part that are surveyed too
     exclude     patterns (``models.files.matches``) of layers that stay as they are
-    embeddings  whether the table of tokens' embeddings is surveyed, or only listed
-    methods     of codes alone, beside rounding: their shares of the loss are predicted (``survey.methods``)
+    embeddings  True if the table of tokens' embeddings is surveyed, False if it is only listed
+    methods     methods that choose codes alone, beside rounding; their shares of the loss are predicted
+                (``survey.methods``)
     """
 
     model: str
@@ -110,13 +110,13 @@ class SurveyPlan:
         return role in (Role.LINEAR, Role.HEAD) or (self.embeddings and role is Role.EMBEDDING)
 
     def calibration(self, causal: bool) -> AnyTexts:
-        """The texts that are run: the built-in ones depend on whether the model predicts the next token."""
+        """The texts to run; the built-in ones depend on whether the model predicts the next token."""
         return self.texts or built_in_texts(causal)
 
 
 @dataclass(frozen=True, eq=False)
 class SurveyJob:
-    """One layer to survey: where its bytes are, and what is known of it. ``listed``: it gets no costs."""
+    """One layer to survey: the place of its bytes, and its evidence. ``listed``: it gets no costs."""
 
     info: TensorInfo
     role: Role
@@ -126,7 +126,7 @@ class SurveyJob:
 
 
 Rows = Callable[[SurveyPlan, TensorSource, Sequence[SurveyJob]], Iterator[Layer]]
-"""Surveys jobs, each result as soon as it is there, in any order."""
+"""Function that surveys jobs and yields each result as soon as it is there, in any order."""
 
 
 def survey_model(
@@ -137,12 +137,12 @@ def survey_model(
     run_progress: Progress | None = None,
     rows: Rows | None = None,
 ) -> Survey:
-    """Survey a model into the file ``out``, go on where one was stopped, or open a finished one.
+    """Survey a model into the file ``out``, or continue a stopped survey there, or open a finished one.
 
-    ``progress`` counts layers, ``run_progress`` the steps of running the model before them; both may stop it
-    by an exception, and so may ``checkpoint``: what is done is in the file then. ``rows`` computes layers
-    (``in_this_process``). ``ValueError`` for a model without linear layers, signals that cannot be had, and a
-    file that is of another survey.
+    ``progress`` counts layers, ``run_progress`` the steps of running the model before them. An exception of
+    either, or of ``checkpoint``, stops the survey; the file keeps the layers so far. ``rows`` computes layers
+    (``in_this_process``). ``ValueError`` for a model without linear layers, signals that are not available,
+    and a file of another survey.
     """
     out = Path(out)
     size = out.stat().st_size if out.exists() else 0
@@ -221,7 +221,7 @@ def _is_linear(network: Skeleton, info: TensorInfo) -> bool:
 def _kept_parts(
     infos: Sequence[tuple[TensorInfo, Role | None]], network: Skeleton | None, plan: SurveyPlan
 ) -> dict[str, int]:
-    """Bytes of the tensors that stay as they are, by what they are."""
+    """Sum the bytes of the tensors that stay as they are, by kind."""
     parts: dict[str, float] = {}
     for info, role in infos:
         if plan.surveys(role):
@@ -245,7 +245,7 @@ def _head_of(
     infos: Sequence[tuple[TensorInfo, Role | None]],
     network: Skeleton | None,
 ) -> Head:
-    """The first line of a new survey of a model's tensors."""
+    """Make the first line of a new survey of a model's tensors."""
     parts = _kept_parts(infos, network, plan)
     return Head(
         model=plan.model,
@@ -274,7 +274,7 @@ def _head_of(
 
 
 def in_this_process(plan: SurveyPlan, source: TensorSource, jobs: Sequence[SurveyJob]) -> Iterator[Layer]:
-    """Survey the jobs one after another, here, on the GPU if there is one."""
+    """Survey the jobs one after another in this process, on the GPU if there is one."""
     schemes = {text: Scheme.parse(text) for text in plan.schemes}
     for job in jobs:
         checkpoint()
@@ -288,10 +288,10 @@ def survey_layer(
     methods: Sequence[str] = (),
     restored: Callable[[Tensor, str], Tensor] | None = None,
 ) -> Layer:
-    """Survey one layer: its bytes are read once, and it is rounded by every scheme, to nearest or as
-    ``restored`` (the weight [N, K], the name of a scheme -> the weight restored) says, and by ``methods``.
+    """Survey one layer: read its bytes once, round it by every scheme, and predict the losses of ``methods``.
 
-    ``ValueError`` that names the layer if it cannot be read or holds NaN or Inf.
+    ``restored`` (weight [N, K], name of a scheme -> restored weight) replaces rounding to nearest.
+    ``ValueError`` names the layer if it cannot be read or holds NaN or Inf.
     """
     start, name, info = time.perf_counter(), _layer(job.info), job.info
     shape = info.matrix_shape
@@ -333,7 +333,7 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True, eq=False)
 class _Ran:
-    """The result of running the model: ``loss`` is empty, and ``why`` set, if it was not run."""
+    """Result of running the model: ``loss`` is empty, and ``why`` gives the reason, if it was not run."""
 
     evidence: Mapping[str, Evidence]
     loss: str = ""
@@ -351,8 +351,8 @@ def _run(
     limits: SourceLimits,
     progress: Progress | None,
 ) -> _Ran:
-    """Run the model for gradients, unless only the weight error was asked for or nothing was and it cannot be
-    run."""
+    """Run the model for gradients. It is skipped if only the weight error was asked for, or if nothing was
+    asked for and the model cannot be run."""
     if not plan.runs:
         return _Ran({}, why="only the weight error was asked for")
     try:
@@ -378,8 +378,8 @@ def _run(
 
 
 def _weights(model: Model, layers: Mapping[TensorInfo, Role]) -> dict[str, HeldWeight]:
-    """Find the weight of each layer in the network; ``SourceError`` if it lacks so many that losses would be
-    of another model: transformers transposes some layers, and merges others."""
+    """Find the weight of each layer in the network; ``SourceError`` if so many are missing that losses would
+    describe another model: transformers transposes some layers, and merges others."""
     found = weights_of(model.network, {_layer(i): (i.shape[0], i.shape[1]) for i in layers})
     linear = [info for info, role in layers.items() if role is Role.LINEAR]
     left = [info for info in linear if _layer(info) not in found]
@@ -395,8 +395,8 @@ def _weights(model: Model, layers: Mapping[TensorInfo, Role]) -> dict[str, HeldW
 
 def _check_memory(plan: SurveyPlan, parameters: int, layers: Mapping[TensorInfo, Role]) -> None:
     """``SourceError`` unless the network, a gradient and the diagonal fit into the memory of the device that
-    it is run on, and the rows of inputs that methods keep into main memory. What was asked for by name is
-    tried in any case."""
+    runs it, and the rows of inputs for methods into main memory. Signals asked for by name are tried in any
+    case."""
     device, main = work_device(), 0.7 * memory_bytes()
     on_cpu = device.type == "cpu"
     available = main if on_cpu else 0.9 * free_bytes(device)
@@ -413,7 +413,7 @@ def _check_memory(plan: SurveyPlan, parameters: int, layers: Mapping[TensorInfo,
 
 
 def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: int) -> None:
-    """``ValueError`` unless the file ``out`` is of what is to be surveyed now."""
+    """``ValueError`` unless the file ``out`` belongs to the same survey."""
     asked = (WEIGHT, FISHER) if plan.runs else (WEIGHT,)
     wanted = replace(
         found,
@@ -435,8 +435,8 @@ def _check_same(out: Path, found: Head, plan: SurveyPlan, sha256: str, layers: i
 
 
 def _begun(out: Path) -> bool:
-    """True for a file to go on with, or to refuse; an empty file, and a survey that was cut off within its
-    first line, are begun anew."""
+    """True for a file to continue, or to refuse. An empty file, and one that was cut off within its first
+    line, are begun anew."""
     if not out.exists():
         return False
     with out.open("rb") as file:
@@ -450,8 +450,8 @@ def _layer(info: TensorInfo) -> str:
 
 @contextmanager
 def _opened(out: Path, head: Head, going_on: bool, size: int) -> Iterator[BinaryIO]:
-    """The file behind its last whole line; a new one begins with ``head``. ``ValueError`` if another survey
-    writes it, or has since it had ``size`` bytes."""
+    """Open the file behind its last complete line; a new one begins with ``head``. ``ValueError`` if another
+    survey writes it, or has done so since it had ``size`` bytes."""
     with out.open("r+b" if going_on else "ab") as file:
         _hold(file, out)
         if os.fstat(file.fileno()).st_size != size:
@@ -468,8 +468,8 @@ def _opened(out: Path, head: Head, going_on: bool, size: int) -> Iterator[Binary
 
 
 def _hold(file: BinaryIO, out: Path) -> None:
-    """Keep other processes from writing the same survey for as long as ``file`` is open; ``ValueError`` if
-    one does. Nothing is held where the system has no such locks."""
+    """Keep other processes from writing the same survey while ``file`` is open; ``ValueError`` if one does. A
+    system without such locks has no protection."""
     try:
         import fcntl
     except ImportError:  # Windows

@@ -20,8 +20,8 @@ _PART = 1 << 24
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """A signal. ``is_loss``: its sum over layers predicts the model's loss; ``trust`` says what it is
-    worth."""
+    """Signal of a layer's cost. ``is_loss``: its sum over layers predicts the model's loss; ``trust``
+    describes its reliability."""
 
     name: str
     label: str
@@ -39,16 +39,17 @@ SENSITIVITIES: dict[str, Sensitivity] = {
                     "Near to measured losses; needs memory for another copy of the model.", True),
     )
 }  # fmt: skip
-"""Every signal by name; the last is what recipes are chosen by, where texts could be run."""
+"""Every signal by name; recipes are chosen by the last one, if texts could be run."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """The squared gradients and inputs of one layer [N, K], from running the model on texts.
+    """Squared gradients and inputs of one layer [N, K], from running the model on texts.
 
     ``fisher``: the mean squared gradient of its weights; ``folds``: the same of each fold of the texts;
-    ``fisher_diagonal`` float32 [N, K] of each weight; ``texts``: how many gave its weights a gradient;
-    ``methods``: what methods see of it and are judged by, where they were asked for and it has inputs.
+    ``fisher_diagonal`` float32 [N, K] of each weight; ``texts``: number of texts that gave its weights a
+    gradient; ``methods``: inputs for methods and to judge them by, if methods were asked for and the layer
+    has inputs.
     """
 
     fisher: float
@@ -58,7 +59,7 @@ class Evidence:
     methods: MethodEvidence | None = None
 
     def cost(self, error: Tensor) -> float:
-        """The predicted loss of ``error`` [N, K], the weight less the rounded weight."""
+        """Predict the loss of ``error`` [N, K], the weight less the rounded weight."""
         fisher = self.fisher_diagonal.to(error.device)
         return 0.5 * sum(
             float((f * e * e).sum(dtype=torch.float64))
@@ -72,5 +73,5 @@ def squares(x: Tensor) -> float:
 
 
 def _parts(x: Tensor) -> tuple[Tensor, ...]:
-    """Runs of rows of at most about ``_PART`` elements: temporaries stay small."""
+    """Split into groups of rows of about ``_PART`` elements, so that temporaries stay small."""
     return x.split(max(1, _PART // max(x.shape[-1], 1)))

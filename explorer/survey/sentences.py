@@ -20,17 +20,17 @@ from explorer.survey.rows import Survey
 from explorer.survey.sensitivities import SENSITIVITIES
 
 _SIMILAR = 0.1
-"""Bits per weight that a single scheme may be smaller and still be compared with."""
+"""Largest difference in bits per weight by which a compared single scheme may be smaller."""
 _HAIR, _MUCH_LESS = 0.02, 0.2
 """Largest share by which a budget may grow, and least share of the loss that this has to save."""
 _AS_FAST = 0.005
-"""Share of a time that a single scheme may take more and still be as fast."""
+"""Largest relative excess of time of a single scheme that counts as equally fast."""
 FEW_TEXTS = 4
-"""The predicted loss of an expert that fewer calibration texts reached is uncertain."""
+"""Number of calibration texts below which an expert's predicted loss counts as uncertain."""
 _SMALL_SHARE = 0.005
-"""Parts of a model below this share of its bytes are not named."""
+"""Share of a model's bytes below which a part is not named."""
 _LARGE_MODEL = 1e9
-"""Bytes of a model from which on a GPU is named that holds it."""
+"""Bytes of a model from which a sentence names a GPU that holds it."""
 
 
 def about(survey: Survey) -> str:
@@ -51,7 +51,7 @@ def part_run(part: str) -> str:
 
 
 def texts_run(texts: int, left_out: int) -> str:
-    """Count the texts that were run, and of how many where some could not be: "38 of 40 texts"."""
+    """Count the texts that were run, and all texts if some could not be: "38 of 40 texts"."""
     return f"{texts:,} of {texts + left_out:,} texts" if left_out else _counted(texts, "text")
 
 
@@ -73,7 +73,8 @@ def rarely_reached(survey: Survey) -> str:
 
 
 def kept(survey: Survey) -> str:
-    """Say what stays as it is, and its share of the bytes; empty where little does."""
+    """Name the parts of the model that stay as they are, and their share of the bytes; empty if they are
+    small."""
     parts = sorted(survey.head.kept_parts.items(), key=lambda part: -part[1])
     whole = survey.head.kept_bytes + sum(layer.stored_bytes for layer in survey.layers if layer.bits)
     large = [f"{what} {100 * size / whole:.0f} %" for what, size in parts if size >= _SMALL_SHARE * whole]
@@ -98,7 +99,7 @@ def kept(survey: Survey) -> str:
 
 
 def kept_words(left: Mapping[str, str]) -> list[str]:
-    """Say which layers stay as they are, a sentence for each reason."""
+    """Name the layers that stay as they are, in a sentence for each reason."""
     found = []
     for why in dict.fromkeys(left.values()):
         names = [name for name, one in left.items() if one == why]
@@ -129,13 +130,13 @@ def methods_words(choice: Choice) -> str:
 
 
 def between_words(interval: Interval | None) -> str:
-    """Append the interval of a predicted loss; empty without one."""
+    """Give the interval of a predicted loss in words; empty without one."""
     return f", {interval[0]:.3g} to {interval[1]:.3g} over the calibration texts" if interval else ""
 
 
 def what_it_buys(front: Frontier, choice: Choice, interval: Interval | None = None) -> str:
-    """Say the size of a choice, its predicted loss with the ``interval``, and the loss of the best single
-    scheme of that size."""
+    """Describe the size of a choice, its predicted loss with the ``interval``, and the loss of the best
+    single scheme of that size."""
     size, signal = choice.bytes + front.kept_bytes, SENSITIVITIES[front.signal]
     bought = f"{choice.bits:.2f} bits per weight: {words.bytes_(size)} for the whole model"
     if size >= _LARGE_MODEL:
@@ -161,8 +162,9 @@ def what_it_buys(front: Frontier, choice: Choice, interval: Interval | None = No
 
 
 def slightly_more(front: Frontier, choice: Choice, budget: float | None, step: float = 1e-4) -> str:
-    """Say that a ``budget`` (bits per weight; None: those of the choice) larger by at most ``_HAIR``, in
-    steps of ``step``, loses less by ``_MUCH_LESS`` or more; empty if there is none."""
+    """Point out a slightly larger budget that saves much loss: larger than ``budget`` (bits per weight; None:
+    the choice's bits) by at most ``_HAIR``, in steps of ``step``, with a loss less by at least
+    ``_MUCH_LESS``. Empty if there is none."""
     if choice.time is not None or not SENSITIVITIES[front.signal].is_loss:
         return ""
     most = (1 + _HAIR) * max(budget or 0.0, choice.bits)
@@ -188,8 +190,8 @@ def _against_as_fast(front: Frontier, choice: Choice, seconds: float) -> str:
 
 
 def truth(check: Check) -> str:
-    """Say what a check measured, against the best single scheme of about the recipe's size that was run, and
-    what quantized inputs and a quantized cache add."""
+    """Describe a check's measured loss: against the best single scheme that was run of about the recipe's
+    size, and with the part of quantized inputs and a quantized cache."""
     said = _against_singles(check)
     if (alone := check.weights_alone) is not None:
         parts = [f"quantized inputs ({check.inputs})"] if check.inputs else []
@@ -225,8 +227,8 @@ def _against_singles(check: Check) -> str:
 
 
 def _contradiction(recipe: Checked, single: Checked) -> str:
-    """Say that perplexity ranks the recipe and the best single scheme the other way round; empty if it does
-    not, or there is none."""
+    """Say that perplexity ranks the recipe and the best single scheme in the opposite order; empty if it does
+    not, or if there is none."""
     mine, theirs = (row.loss.scores.get("perplexity") for row in (recipe, single))
     if mine is None or theirs is None or mine == theirs:
         return ""

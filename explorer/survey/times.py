@@ -1,7 +1,7 @@
-"""Time of a model's linear layers in one step, by the scheme of each: the costs of a budget of time.
+"""Time of a model's linear layers in one step, by the scheme of each: the costs for a budget of time.
 
 A step multiplies ``batch`` tokens (one of each text that is decoded at once) by every linear layer. Each
-layer is the product X [batch, K] · W [N, K]ᵀ as it was timed on a recorded machine, or is on a GPU now
+layer is the product X [batch, K] · W [N, K]ᵀ, timed in a recording or on the GPU that is here now
 (``StepTimes``). A shape that was not recorded takes the time of the nearest one, scaled by the limit
 (``explorer.products.shape_times.scaled``), and the step says so. Attention, norms and sampling take the same
 time under every recipe, and are not counted.
@@ -25,9 +25,10 @@ from explorer.recordings.gemm import recorded_gemms
 from explorer.schemes import SCHEMES, Scheme
 
 Weight = tuple[int, int]
-"""N and K."""
+"""Shape of a weight: N and K."""
 UNQUANTIZED = SCHEMES["bf16"]
-"""What layers that stay as they are count as, whatever dtype the file has: engines run them in 16 bits."""
+"""Scheme that layers count as that stay as they are, whatever dtype the file has: engines run them in 16
+bits."""
 How = Literal["recorded", "scaled", "modelled", "measured"]
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6}
 _NOT_COUNTED = "attention, norms and sampling are not counted: they are the same for every recipe"
@@ -38,11 +39,11 @@ class PredictedTime:
     """Time of all linear layers of a model together in one step.
 
     seconds   of the step
-    batch     tokens that it multiplies
+    batch     number of tokens that the step multiplies
     machine   the GPU; ``date`` of its recording
-    how       "recorded"; "scaled": at least one product's is that of the nearest recorded shape, scaled by
-              the limit; "measured" on the GPU that was here; "modelled" in files of earlier versions
-    kept      linear layers that stay as they are, which count in bfloat16
+    how       "recorded"; "scaled": at least one product's time is that of the nearest recorded shape, scaled
+              by the limit; "measured" on this machine's GPU; "modelled" in files of earlier versions
+    kept      number of linear layers that stay as they are, which count in bfloat16
     """
 
     seconds: float
@@ -58,21 +59,22 @@ class PredictedTime:
 
     @property
     def source(self) -> str:
-        """ "NVIDIA H200, recorded", or "NVIDIA H200, scaled from the nearest recorded shapes"."""
+        """Origin of the time: "NVIDIA H200, recorded", or "NVIDIA H200, scaled from the nearest recorded
+        shapes"."""
         how = "scaled from the nearest recorded shapes" if self.how == "scaled" else self.how
         return f"{self.machine}, {how}"
 
     @property
     def described(self) -> str:
-        """In one line: the time, of what, where, and how it is known."""
+        """Describe in one line the time, its products, the machine, and the origin of the time."""
         of = f"{words.duration(self.seconds)} in a step of batch {self.batch:,} ({self.source})"
         return f"linear layers: {of}; {_NOT_COUNTED}"
 
 
 @dataclass(frozen=True)
 class CheckedTime:
-    """The time of a step that a recipe predicts, and what it is on the GPU that is here; without one
-    ``measured`` is None, and ``why`` says so."""
+    """Predicted time of a recipe's step, and the time measured on this machine's GPU. Without a GPU
+    ``measured`` is None, and ``why`` gives the reason."""
 
     predicted: PredictedTime
     measured: PredictedTime | None
@@ -80,7 +82,7 @@ class CheckedTime:
 
     @property
     def described(self) -> str:
-        """In one line: both times side by side."""
+        """Describe both times in one line."""
         batch = self.predicted.batch
         said = (
             f"linear layers in a step of batch {batch:,}: predicted {words.duration(self.predicted.seconds)} "
@@ -98,8 +100,11 @@ class CheckedTime:
 
 @dataclass(frozen=True, eq=False)
 class StepTimes:
-    """Times of products with ``batch`` tokens on one ``machine``; ``product`` gives that of a weight [N, K]
-    under a scheme, with inputs by another (None: as they are). ``how``: of times that are not scaled."""
+    """Times of products with ``batch`` tokens on one ``machine``.
+
+    ``product`` gives the time for a weight [N, K] under a scheme, with inputs by another scheme (None:
+    unquantized). ``how``: origin of times that are not scaled.
+    """
 
     machine: str
     batch: int
@@ -109,8 +114,8 @@ class StepTimes:
     _known: dict[tuple[Scheme, Weight, Scheme | None], ShapeTime] = field(default_factory=dict)
 
     def of(self, scheme: Scheme, shape: Weight, inputs: Scheme | None = None) -> ShapeTime:
-        """The product by one weight [N, K], the time to quantize its inputs by ``inputs`` included; its
-        ``kind`` is "none", with a reason, where there is no time."""
+        """Time the product with one weight [N, K], with the quantization of its inputs by ``inputs``. Its
+        ``kind`` is "none", with a reason, if there is no time."""
         key = scheme, shape, inputs
         if key not in self._known:
             self._known[key] = self.product(scheme, shape, inputs)
@@ -125,11 +130,11 @@ class StepTimes:
     def together(
         self, scheme: Scheme, shapes: Sequence[Weight], inputs: Scheme | None = None
     ) -> list[ShapeTime]:
-        """The products by layers of one input and scheme: one, of all their rows, if they have the same K."""
+        """Time the layers of one input and scheme: one product of all their rows, if they have the same K."""
         return [self.of(scheme, shape, inputs) for shape in joined(shapes)]
 
     def unquantized(self, shapes: Mapping[str, Weight], fused: bool) -> list[ShapeTime]:
-        """The products by layers that stay as they are. ``ValueError`` where there is no time for one."""
+        """Time the layers that stay as they are. ``ValueError`` if a product has no time."""
         groups = fused_groups(shapes) if fused else [(name,) for name in shapes]
         times = [t for g in groups for t in self.together(UNQUANTIZED, [shapes[name] for name in g])]
         missing = next((time for time in times if time.seconds is None), None)
@@ -145,9 +150,9 @@ class StepTimes:
         fused: bool,
         inputs: Mapping[str, Scheme] | None = None,
     ) -> PredictedTime:
-        """Predict the step of a model whose ``layers`` have these ``shapes`` [N, K], with the layers ``kept``
-        beside them; ``inputs``: how those of layers are quantized. ``ValueError`` where one of its products
-        has no time."""
+        """Predict the step of a model whose ``layers`` have these ``shapes`` [N, K], together with the layers
+        ``kept`` as they are. ``inputs``: layer -> scheme of its inputs. ``ValueError`` if a product has no
+        time."""
         groups, seen = fused_groups(layers) if fused else [(name,) for name in layers], inputs or {}
         times = []
         for group in groups:
@@ -166,13 +171,14 @@ class StepTimes:
 
 
 def joined(shapes: Sequence[Weight]) -> list[Weight]:
-    """The weights of layers of one input as engines multiply them: one of all rows, if K is the same."""
+    """Join the weights of layers with one input, as engines do: one weight of all rows, if K is the same."""
     same = len({k for _, k in shapes}) == 1
     return [(sum(n for n, _ in shapes), shapes[0][1])] if same else list(shapes)
 
 
 def recorded_times(batch: int) -> StepTimes:
-    """Return the times of products with ``batch`` tokens on the recorded GPU; ``ValueError`` below 1."""
+    """Return the times of products with ``batch`` tokens on the recorded GPU; ``ValueError`` for a batch
+    below 1."""
     if batch < 1:
         raise ValueError(f"a step multiplies at least 1 token, not {batch}")
 
@@ -184,8 +190,8 @@ def recorded_times(batch: int) -> StepTimes:
 
 
 def _recorded(scheme: Scheme, inputs: Scheme | None, shape: tuple[int, int, int]) -> ShapeTime:
-    """The recorded product for weights under ``scheme`` and X by ``inputs``, of several one recorded at that
-    shape; scaled if none is."""
+    """Find the time of the product of weights under ``scheme`` and X by ``inputs``: a recorded one of that
+    shape, else one that is scaled."""
     plain = scheme == UNQUANTIZED
     names = _products(scheme, None if plain else inputs)
     if not names:
@@ -198,8 +204,8 @@ def _recorded(scheme: Scheme, inputs: Scheme | None, shape: tuple[int, int, int]
 
 @lru_cache(maxsize=1024)
 def _products(scheme: Scheme, inputs: Scheme | None) -> tuple[str, ...]:
-    """The products of weights under ``scheme`` with such inputs. X quantized within the call is timed by the
-    product and the quantization before it, as a layer runs."""
+    """Find the products of weights under ``scheme`` with such inputs. If a call quantizes X, its time is the
+    product's and that of the quantization before it, as in a layer."""
     asked = None if inputs is None else stored_as(inputs)
     return tuple(
         name
@@ -210,7 +216,7 @@ def _products(scheme: Scheme, inputs: Scheme | None) -> tuple[str, ...]:
 
 
 def seconds_of(text: str) -> float:
-    """Seconds of "12ms", "800us", "0.5 s"; ``ValueError`` for anything else."""
+    """Read a time, "12ms", "800us" or "0.5 s", as seconds; ``ValueError`` for anything else."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|us|µs|μs|s)\s*", text)
     if found is None or not float(found[1]) > 0:
         raise ValueError(f"{text!r} is no time: write it like 12ms or 800us")

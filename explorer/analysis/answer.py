@@ -17,7 +17,7 @@ from explorer.analysis.verdict import MOSTLY_ZERO, SAME_BITS, SAME_DB, band_of, 
 from explorer.analysis.why import percent
 
 SAME_TIME = 1.03
-"""A smaller ratio of times is not reported."""
+"""Ratio of times below which no difference is reported."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Answer:
-    """The sentence in pieces, a ``footnote`` on measurements of another model, and ``better``, a sentence on
-    a scheme that is better than A and B; empty if there is none."""
+    """The sentence in pieces, with two additions: ``footnote`` on measurements of another model, and
+    ``better`` on a scheme that is better than A and B. Both may be empty."""
 
     parts: tuple[Phrase, ...]
     footnote: str = ""
@@ -44,7 +44,7 @@ class Answer:
 def answer(
     a: Candidate, b: Candidate | None = None, rows: Sequence[ComparisonRow] = (), goal: Goal | None = None
 ) -> Answer:
-    """Compare B with A, or rank A alone among those of ``rows`` that fit the ``goal``."""
+    """Compare B with A; without B, rank A among the ``rows`` that fit the ``goal``."""
     first = Phrase(short(a.label), "a")
     if b is None or b.text == a.text:
         return Answer((first, Phrase(f": {_level(a)}{_rank(a, rows, goal)}.")), footnote(a.report))
@@ -67,8 +67,8 @@ def differences(gain: float, more: float, of: str = "SQNR", about: bool = False)
 
 
 def sample_words(sides: Sequence[Estimate | None]) -> str:
-    """Describe the sample of which A's and B's numbers are, and their accuracy, while those of the whole
-    tensor are computed; None for a side that is known."""
+    """Describe the sample behind A's and B's numbers, and its accuracy, while the numbers of the whole tensor
+    are computed; None for a side that is known."""
     found = {letter: one for letter, one in zip("AB", sides, strict=False) if one is not None}
     shares = " and ".join(dict.fromkeys(percent(one.share) for one in found.values()))
     named = {letter: f"{letter} " if len(sides) > 1 else "" for letter in found}
@@ -80,7 +80,7 @@ def sample_words(sides: Sequence[Estimate | None]) -> str:
 
 
 def footnote(a: Report, b: Report | None = None) -> str:
-    """Cosines that such SQNRs gave in another model, which is named; empty if there are none."""
+    """Name the cosines that such SQNRs gave in another model, and the model; empty if there are none."""
     reports = {side: r for side, r in (("A", a), ("B", b)) if r is not None and math.isfinite(r.sqnr_db)}
     told = {side: band_of(report).cosine for side, report in reports.items()}
     if not told or any(report.zeroed > MOSTLY_ZERO for report in reports.values()):
@@ -96,7 +96,7 @@ def short(label: str) -> str:
 
 
 def _level(one: Candidate) -> str:
-    """The error of one scheme and its bits; ≈ of a sample."""
+    """Describe the error of one scheme and its bits; "≈" marks a sample."""
     report, about = one.report, "≈ " if one.share < 1 else ""
     bits = f"{report.bits.total:.2f} bits"
     if report.sqnr_db == math.inf:
@@ -107,8 +107,8 @@ def _level(one: Candidate) -> str:
 
 
 def _better_than_both(a: Candidate, b: Candidate, rows: Sequence[ComparisonRow]) -> str:
-    """A sentence on the scheme with the highest SQNR of ``rows`` that is higher than those of A and B in no
-    more bits than either; empty if there is none."""
+    """Name the scheme of ``rows`` with the highest SQNR, above those of A and B, in no more bits than either;
+    empty if there is none."""
     most = max(a.report.sqnr_db, b.report.sqnr_db)
     bits = min(a.report.bits.total, b.report.bits.total)
     over = [r for r in rows if r.report.bits.total < bits + SAME_BITS and r.report.sqnr_db > most + SAME_DB]

@@ -13,12 +13,12 @@ from typing import Self
 from explorer.schemes import Scheme
 
 PIECE = 32
-"""Tokens of the highest block. The heights of all blocks divide it, so that they end together."""
+"""Number of tokens in the highest block. The heights of all blocks divide it, so that they end together."""
 KEYS, VALUES, BOTH = "keys", "values", "both"
 EXACT_BITS = 16
 """Bits of a number that is not quantized."""
 CONTEXT = 32768
-"""Tokens at which memory is stated."""
+"""Number of tokens for which memory is stated."""
 USUAL = {
     "FP8, one fixed scale a layer": "fp8_e4m3_tensor/fp8_e4m3_tensor",
     "INT8 per token": "int8_row/int8_row",
@@ -36,11 +36,11 @@ USUAL = {
 
 @dataclass(frozen=True)
 class CachePlan:
-    """Storage of a cache. ``ValueError`` for blocks to which tokens cannot be appended.
+    """Storage of a cache. ``ValueError`` for schemes whose blocks no token can be appended to.
 
     keys, values  their schemes; None for exact storage
     recent        number of last tokens that stay exact
-    rotated       keys and values are multiplied by a Hadamard matrix within each head before quantization
+    rotated       True: a Hadamard matrix multiplies keys and values within each head before quantization
     """
 
     keys: Scheme | None = None
@@ -67,17 +67,17 @@ class CachePlan:
 
     @property
     def parts(self) -> tuple[tuple[str, Scheme | None], tuple[str, Scheme | None]]:
-        """Keys and values, each with its scheme."""
+        """Schemes of "keys" and of "values"."""
         return (KEYS, self.keys), (VALUES, self.values)
 
     @property
     def text(self) -> str:
-        """The inverse of ``parse``: "KEYS/VALUES"."""
+        """The plan as text: "KEYS/VALUES", the inverse of ``parse``."""
         return "/".join("" if scheme is None else str(scheme) for _, scheme in self.parts)
 
     @property
     def is_fixed(self) -> bool:
-        """True if a part has a fixed scale (``is_fixed``)."""
+        """True if the scheme of a part has a fixed scale."""
         return any(scheme is not None and is_fixed(scheme) for _, scheme in self.parts)
 
     @property
@@ -109,7 +109,7 @@ def as_they_come(scheme: Scheme) -> bool:
 
 
 def check_scheme(scheme: Scheme) -> None:
-    """Raise ``ValueError`` unless tokens can be appended to blocks of ``scheme``."""
+    """``ValueError`` unless tokens can be appended to blocks of ``scheme``."""
     height = scheme.block[0]
     if as_they_come(scheme):
         if is_fixed(scheme) and (scheme.format.bits != 8 or scheme.asymmetric):
@@ -123,17 +123,17 @@ def check_scheme(scheme: Scheme) -> None:
 
 
 def height_of(scheme: Scheme) -> int:
-    """Tokens of one block."""
+    """Number of tokens in a block."""
     return 1 if as_they_come(scheme) else scheme.block[0] or 1
 
 
 def piece_of(scheme: Scheme) -> int:
-    """Tokens that are rounded at once: they stay exact until the piece is complete."""
+    """Number of tokens that are rounded at once: they stay exact until the piece is complete."""
     return 1 if as_they_come(scheme) else PIECE
 
 
 Heads = tuple[int, int]
-"""(heads, channels of each)."""
+"""Number of heads, and channels of each."""
 
 
 def matrix_of(scheme: Scheme, tokens: int, heads: Heads) -> tuple[int, int]:
@@ -144,7 +144,7 @@ def matrix_of(scheme: Scheme, tokens: int, heads: Heads) -> tuple[int, int]:
 
 
 def bits_of(scheme: Scheme | None, heads: Heads) -> float:
-    """Bits of a number, scales included; 16 without a scheme. Fixed scales are stored with the weights."""
+    """Bits of a number, scales included; 16 if it is exact. Fixed scales are stored with the weights."""
     if scheme is None:
         return EXACT_BITS
     if as_they_come(scheme):
@@ -182,7 +182,7 @@ class CacheShape:
         return tuple(layer.window for layer in self.layers if layer.window is not None)
 
     def numbers(self, part: str) -> int:
-        """Numbers per token in "keys" or "values"."""
+        """Count the numbers per token in "keys" or "values"."""
         return sum(count * channels for count, channels in (layer.part(part) for layer in self.layers))
 
     def bits(self, part: str, scheme: Scheme | None) -> float:
@@ -191,13 +191,16 @@ class CacheShape:
         return sum(bits_of(scheme, one) * one[0] * one[1] for one in each) / self.numbers(part)
 
     def bytes_a_token(self, plan: CachePlan) -> float:
-        """Bytes of one more stored token, in layers with windows that are not full."""
+        """Bytes of one more stored token; windows of layers are not full yet."""
         return sum(self.bits(part, scheme) * self.numbers(part) for part, scheme in plan.parts) / 8
 
     def bytes_of(self, plan: CachePlan, tokens: int) -> float:
-        """Bytes of the whole cache after ``tokens`` tokens. The last ``plan.recent`` take 16 bits per number,
-        and so do up to 31 of an incomplete piece, unless scales do not depend on the stored numbers. A layer
-        with a window keeps its tokens, and all of the block with the first of them."""
+        """Compute the size of the whole cache after ``tokens`` tokens.
+
+        The last ``plan.recent`` take 16 bits per number, and so do up to 31 of an incomplete piece, unless
+        scales do not depend on the stored numbers. A layer with a window keeps the tokens of the window, and
+        all of the block with the first of them.
+        """
         total = 0.0
         for layer in self.layers:
             for part, scheme in plan.parts:

@@ -34,10 +34,11 @@ SHOWN = ("minmax", "percentile", "mse", "entropy")
 """Calibrators that are compared; the others belong to ternary and binary codes."""
 CURVE_POINTS = 60
 CALIBRATED = 1 << 21
-"""Elements: of a larger tensor the first rows are used, because each calibrator tries some eighty ranges."""
+"""Number of elements whose rows are used of a larger tensor, because each calibrator tries some eighty
+ranges."""
 HISTOGRAM_BINS = 200
 GAIN_DB = 0.05
-"""Smaller differences in SQNR are not reported."""
+"""Difference in SQNR below which nothing is reported."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def calibrated_rows(x: Tensor) -> Tensor:
 
 
 def whole_tensor(scheme: Scheme) -> Scheme:
-    """Return ``scheme``'s format and symmetry with one float32 scale for the whole tensor.
+    """Give ``scheme``'s format and symmetry one float32 scale for the whole tensor.
 
     ``ValueError`` for a cast, which has no range.
     """
@@ -168,8 +169,8 @@ def _squared_error(x: Tensor, scheme: Scheme, full: ChosenRange, shares: np.ndar
 
 
 def _kl(magnitudes: Tensor, shares: np.ndarray, levels: int) -> np.ndarray:
-    """The entropy method's objective at each share of the largest |x|; NaN below ``levels`` bins, and below
-    all values."""
+    """The entropy method's objective at each share of the largest |x|; NaN for fewer than ``levels`` bins,
+    and for ranges below all values."""
     if levels >= ENTROPY_BINS:
         return np.full(len(shares), np.nan)
     objective = entropy_objective(magnitudes, levels)[0].cpu().numpy()
@@ -200,8 +201,8 @@ def summary(report: CalibrationReport) -> str:
 
 
 def _beyond_methods(report: CalibrationReport, base: ChosenRange, best: ChosenRange) -> str:
-    """A sentence if a range of the curve has a higher SQNR than every method; else empty. Formats with few
-    levels may need a smaller range than the search tries."""
+    """Point out a range of the curve with a higher SQNR than every method; empty without one. Formats with
+    few levels may need a smaller range than the search tries."""
     at = int(report.squared_error.argmin())
     least, share = float(report.squared_error[at]), report.thresholds[at] / (base.threshold or 1.0)
     if not least or -10 * math.log10(least) - best.report.sqnr_db < GAIN_DB:
@@ -225,8 +226,10 @@ def threshold_by_rows(x: Tensor, scheme: Scheme) -> Iterator[tuple[int, str, flo
 
 @dataclass(frozen=True)
 class StaticVsDynamic:
-    """SQNR in dB on ``rows`` held-out rows, which calibration did not see: by ``static`` scales, one fixed
-    beforehand by each method, and with a ``dynamic`` scale for each row."""
+    """SQNR in dB on ``rows`` held-out rows, which calibration did not see.
+
+    ``static``: method -> SQNR with a scale fixed beforehand; ``dynamic``: with a scale for each row.
+    """
 
     static: dict[str, float]
     dynamic: float
@@ -249,7 +252,7 @@ def static_and_dynamic(x: Tensor, scheme: Scheme) -> StaticVsDynamic:
 
 
 def static_summary(comparison: StaticVsDynamic | None) -> str:
-    """State the SQNRs in one sentence; None stands for a tensor of one row."""
+    """State the SQNRs in one sentence; None for a tensor of one row."""
     if comparison is None:
         return "Static and dynamic scales are compared on held-out rows; this tensor has only one row."
     fixed = ", ".join(f"{CALIBRATORS[name].label} {v:.2f} dB" for name, v in comparison.static.items())

@@ -29,9 +29,10 @@ class Inspection:
     """One element, its block, and the arithmetic of its restored value.
 
     rows, columns  [start, stop) of the block; of a block of the flattened tensor, its part in the element's
-    row bits, fields   the code, most significant bit first, and the meaning of its bits packed_hex     bytes
-    of the block's codes in the element's row arithmetic     (quantity, formula with numbers), from the
-    block's range to the error
+                   row
+    bits, fields   the code, most significant bit first, and the meaning of its bits
+    packed_hex     bytes of the block's codes in the element's row
+    arithmetic     (quantity, formula with numbers), from the block's range to the error
     """
 
     row: int
@@ -117,7 +118,8 @@ def inspect_element(x: Tensor, q: QuantizedTensor, row: int, column: int) -> Ins
 
 
 def block_index(q: QuantizedTensor, row: Place, column: Place) -> tuple[Place, Place]:
-    """Index of the scale of element (row, column) in ``q``'s scales; of many elements as integer tensors."""
+    """Index in ``q``'s scales of the scale of element (row, column); integer tensors index many elements at
+    once."""
     height, width = q.scheme.block
     if q.scheme.flat and width:
         return row * 0, (row * q.shape[1] + column) // width
@@ -125,7 +127,7 @@ def block_index(q: QuantizedTensor, row: Place, column: Place) -> tuple[Place, P
 
 
 def _packed_hex(q: QuantizedTensor, row: int, columns: Span) -> str:
-    """Bytes of one block's codes in ``row``, in hexadecimal, at most ``MOST_BYTES`` of them."""
+    """Bytes of one block's codes in ``row``, in hexadecimal, at most ``MOST_BYTES``."""
     per_element = q.scheme.format.packed_bits / 8
     first, last = math.floor(columns[0] * per_element), math.ceil(columns[1] * per_element)
     shown = q.packed[row, first : min(last, first + MOST_BYTES)].tolist()
@@ -167,7 +169,7 @@ def _rounding(scheme: Scheme, scaled: str, zero: int | None) -> str:
 def _step(
     q: QuantizedTensor, cell: tuple[int, int], value: float, scale: float, scaled: str
 ) -> tuple[str, str]:
-    """The division of the value by its scale, by the scheme's rule for codes."""
+    """Write the division of the value by its scale, by the scheme's rule for codes."""
     scales, rule = q.scales, q.scheme.codes
     text, name, divisor = short(value), "scale", scale
     if scales.offsets is not None:
@@ -186,7 +188,7 @@ def _in_bfloat16(scheme: Scheme) -> str:
 
 
 def _exact(value: float) -> str:
-    """A float32 ``value`` in enough digits that the text rounds as it does."""
+    """Write a float32 ``value`` with enough digits that the text rounds as the value does."""
     return f"{value:.9g}".replace("-", "−")
 
 

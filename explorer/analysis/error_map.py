@@ -15,14 +15,14 @@ from explorer.analysis.tensor import MAP_LIMIT, Analysis
 from explorer.analysis.tiles import tile_size
 
 ROWS_AT_ONCE = 1 << 21
-"""Elements of the errors that are held at a time."""
+"""Number of elements whose errors are held at a time."""
 Part = tuple[int, int]
 """[start, stop) of rows or columns."""
 
 
 @dataclass(frozen=True, eq=False)
 class ErrorMap:
-    """The errors of one scheme by the cells of its error map, on the CPU.
+    """Errors of one scheme in the cells of an error map, on the CPU.
 
     For the element with the largest error of each cell:
 
@@ -71,7 +71,7 @@ def error_maps(x: Tensor, analyses: Sequence[Analysis]) -> list[ErrorMap]:
 
 
 def part_errors(x: Tensor, analysis: Analysis, rows: Part, columns: Part) -> tuple[Spread, float]:
-    """Count the errors of a part of the matrix, and find the largest."""
+    """Compute the errors of a part of the matrix, and find the largest."""
     restored = analysis.restored()[slice(*rows), slice(*columns)]
     there = x[slice(*rows), slice(*columns)].to(restored.device).float()
     errors = (restored - there).abs_()
@@ -80,7 +80,8 @@ def part_errors(x: Tensor, analysis: Analysis, rows: Part, columns: Part) -> tup
 
 
 def _elements(analysis: Analysis) -> tuple[Tensor, Tensor]:
-    """int64 [cells down, cells right]: row and column of the element with the largest error of each cell."""
+    """Locate the element with the largest error of each cell: its row and column, int64 [cells down, cells
+    right]."""
     tall, wide = tile_size(analysis.q.shape, MAP_LIMIT)
     place = analysis.largest_at.long()
     down, right = torch.meshgrid(*(torch.arange(size) for size in place.shape), indexing="ij")
@@ -88,7 +89,7 @@ def _elements(analysis: Analysis) -> tuple[Tensor, Tensor]:
 
 
 def _scales_at(analysis: Analysis, rows: Tensor, columns: Tensor) -> Tensor | None:
-    """|scale| of each element's block."""
+    """|scale| of the block of each element."""
     q = analysis.q
     if q.scheme.scale is None or not analysis.in_own_basis:
         return None
@@ -109,8 +110,8 @@ def _rms(x: Tensor, restored: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def clipped_part(ends: Sequence[float], size: int) -> Part:
-    """Clip a range of an axis, with elements at whole numbers, to whole rows or columns [start, stop) within
-    ``size``: at least one."""
+    """Limit a range of an axis, with elements at whole numbers, to rows or columns [start, stop) within
+    ``size``; at least one remains."""
     low, high = sorted(ends)
     start = min(max(math.ceil(low), 0), size - 1)
     return start, min(max(math.floor(high) + 1, start + 1), size)

@@ -33,45 +33,46 @@ from explorer.sources.base import Pieces
 
 SEED = 20_011
 CONFIDENCE = 0.95
-"""Share of samples with an interval that contains the value of the whole matrix."""
+"""Stated probability that an interval contains the value of the whole matrix."""
 _QUANTILE = 0.99
-"""Share for which intervals are computed: rows with few large errors are skewed, so that intervals for 0.95
-contain the value in only 0.90 to 0.95 of samples (tests/analysis/test_estimate.py)."""
+"""Probability for which intervals are computed: rows with few large errors are skewed, so that intervals for
+0.95 contain the value in only 0.90 to 0.95 of samples (tests/analysis/test_estimate.py)."""
 ELEMENTS, SEARCHED = 1 << 20, 1 << 18
-"""Elements of a sample; the second for schemes that search for a range, which takes thirty times as long."""
+"""Number of elements of a sample; the second for schemes that search for a range, which takes thirty times as
+long."""
 UNIT = 1 << 13
 """Largest number of elements of a unit, unless a band of whole blocks has more."""
 MOST_UNITS = 1 << 14
-"""Largest number of units of a sample: each is a read of its own."""
+"""Largest number of units of a sample: each unit is a separate read."""
 EVEN = 10.0
 """Smallest effective number of units that carry the error: (Σs)² / Σs² of their sums s, with units that are
 always drawn left out of the second sum. If fewer units carry most of it, intervals by the spread of units
 contain the value far less often than stated."""
 RUN = 1 << 20
-"""Elements that ``sizes_of`` reads at once."""
+"""Number of elements that ``sizes_of`` reads at once."""
 FEWEST = 24
 """Smallest number of units of a sample: fewer do not show how far rows differ."""
 WORTH, WORTH_SEARCHED = 1 << 23, 1 << 20
-"""Elements of a matrix that a CPU analyses in about half a second; the second for schemes that search.
-Smaller ones need no estimate."""
+"""Number of elements that a CPU analyses in about half a second; the second for schemes that search. Smaller
+matrices need no estimate."""
 _SMALL = 1e-15
 WIDEST = 256
-"""Elements of a row that share an upper level of scales (GGUF's super-blocks)."""
+"""Number of elements of a row that share an upper level of scales (GGUF's super-blocks)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """The report of a sample, with estimates for the whole matrix and their intervals.
+    """Report of a sample, with estimates for the whole matrix and their intervals.
 
     report     SQNR, relative error, MSE, RMSE, MAE, cosine and ``zeroed`` are estimates; ``bits`` and
                ``nbytes`` are exact; ``max_error``, at its place in the matrix, and ``codes_used`` are lower
                bounds; other fields describe the sample, which has more large rows than the matrix
-    factors    by field of the report: the ends of the interval of ``CONFIDENCE`` are the value times and
-               divided by it
-    half_db    half the interval of ``sqnr_db`` own_range  the scheme has scales over all rows that depend on
-    more than the smallest and the largest value.
-               They are the sample's own, so that the error of the whole matrix may be larger by any amount
-    uneven     few of the randomly drawn units hold most of the error, so that its accuracy is unknown
+    factors    field of the report -> factor: the ends of the interval of ``CONFIDENCE`` are the value times
+               and divided by it
+    half_db    half the interval of ``sqnr_db``
+    own_range  True if scales over all rows depend on more than the smallest and the largest value. They are
+               the sample's own, so that the error of the whole matrix may be larger by any amount
+    uneven     True if few of the randomly drawn units hold most of the error; its accuracy is unknown then
     share      share (0 … 1) of the elements that are in the sample
     units      number of units in the sample
 
@@ -87,7 +88,7 @@ class Estimate:
     uneven: bool = False
 
     def interval(self, field: str) -> tuple[float, float] | None:
-        """Ends of the interval of a field of the report; None for fields without one."""
+        """Ends of the interval of a field of the report; None for fields without an interval."""
         value = getattr(self.report, field)
         if field == "sqnr_db":
             return None if self.half_db is None else (value - self.half_db, value + self.half_db)
@@ -108,7 +109,7 @@ class Units:
 
     @property
     def across(self) -> int:
-        """Units beside each other."""
+        """Number of units side by side."""
         return self.columns // self.wide
 
     @property
@@ -130,7 +131,7 @@ class Units:
         return places.flatten().tolist(), inside
 
     def drawn(self, elements: int) -> int:
-        """Number of units in a sample of about ``elements``; 0 if there would be too few."""
+        """Number of units in a sample of about ``elements``; 0 if they are too few."""
         count = min(elements // (self.tall * self.wide), self.count, MOST_UNITS)
         return 0 if count < FEWEST or 2 * count > self.count else count
 
@@ -152,7 +153,7 @@ class Sizes:
 
 
 def of_matrix(x: Tensor) -> Pieces:
-    """Pieces of the contiguous float32 matrix ``x`` in memory; a single one is a view."""
+    """Yield pieces of the contiguous float32 matrix ``x`` in memory; a single piece is a view."""
     flat = x.reshape(-1)
 
     def pieces(starts: Sequence[int], length: int) -> Tensor:
@@ -301,7 +302,7 @@ def _factor(numbers: Tensor, weights: Tensor, chances: Tensor) -> float:
 
 
 def _drawn(sizes: Sizes, count: int, seed: int) -> tuple[list[int], Tensor]:
-    """Draw ``count`` units: their numbers, in order, and float64 [units] the chances that they had."""
+    """Draw ``count`` units: their numbers, in order, and their probabilities, float64 [units]."""
     chances = _chances(sizes, count)
     random = torch.rand(len(chances), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     ranks = random / (1 - random) * (1 - chances) / chances
@@ -310,8 +311,11 @@ def _drawn(sizes: Sizes, count: int, seed: int) -> tuple[list[int], Tensor]:
 
 
 def _chances(sizes: Sizes, count: int) -> Tensor:
-    """float64 [units]: the chance of each to be one of ``count``. A third of the sample is drawn evenly, a
-    third by the energy of units, and a third by the squares of their peaks, which scales follow."""
+    """Probability of each unit to be one of ``count``, float64 [units].
+
+    A third of the sample is drawn evenly, a third by the energy of units, and a third by the squares of their
+    peaks, which scales follow.
+    """
     even = torch.full_like(sizes.energy, 1 / len(sizes.energy))
     shares = [
         each / each.sum() if float(each.sum()) else even for each in (sizes.energy, sizes.peak.square())
@@ -328,8 +332,8 @@ def _chances(sizes: Sizes, count: int) -> Tensor:
 
 
 def _ends(sizes: Sizes, scheme: Scheme, units: Units) -> Tensor:
-    """float32 [0 or 2 · tall, wide]: rows that give the sample the range of the whole matrix, or of its
-    columns, if the scheme has a scale that follows from it."""
+    """Rows that extend the sample's range to that of the whole matrix, or of its columns, if the scheme has a
+    scale that follows from it: float32 [0 or 2 · tall, wide]."""
     scale = scheme.scale
     if scale is None or scheme.flat or not (scale.per_tensor or (spans_rows(scheme) and _by_ends(scheme))):
         return torch.empty(0, units.wide)
@@ -338,8 +342,8 @@ def _ends(sizes: Sizes, scheme: Scheme, units: Units) -> Tensor:
 
 
 def units_of(shape: tuple[int, int], scheme: Scheme) -> Units | None:
-    """Divide a matrix into units of whole blocks of the scheme. None if its blocks end within rows, or a row
-    has no whole number of pieces and is too long to be one."""
+    """Divide a matrix into units of whole blocks of the scheme. None if its blocks end within rows, or if a
+    row is too long for one unit and cannot be cut into whole pieces."""
     rows, columns = shape
     height, width = scheme.block if scheme.scale is not None else (1, 1)
     if scheme.flat and columns % (width or columns):

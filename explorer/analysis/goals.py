@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from explorer.schemes import SCHEMES, Scheme
 
 MOST = 5
-"""Schemes of a shortlist."""
+"""Largest number of schemes of a shortlist."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A row of the goals.
+    """One goal of a quantization.
 
     bits, db     ends of the figure's axes: bits per element, SQNR in dB
     schemes      names in ``SCHEMES``, in the order of the table; the first is A, the second B
     asked        further names that the figure labels if there is room
     most_bits    limit of a goal "at most a size", in bits per element; None for others
-    logarithmic  the axis of bits is logarithmic, because they span more than one range
+    logarithmic  True for a logarithmic axis of bits, because they span more than one range
     """
 
     name: str
@@ -40,12 +40,12 @@ class Goal:
 
     @property
     def a(self) -> str:
-        """Scheme A unless another is chosen."""
+        """Default scheme A."""
         return self.schemes[0]
 
     @property
     def b(self) -> str:
-        """Scheme B unless another is chosen; empty where the shortlist has one scheme."""
+        """Default scheme B; empty if the shortlist has one scheme."""
         return self.schemes[1] if len(self.schemes) > 1 else ""
 
 
@@ -86,15 +86,15 @@ _SIZE = re.compile(AT_MOST + r"(\d{1,9}(?:\.\d{1,4})?)(kb|mb|gb)?", re.IGNORECAS
 _UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
 _CANDIDATES = tuple(dict.fromkeys(name for goal in _ROWS for name in (*goal.schemes, *goal.asked)))
 _BELOW, _ABOVE = 2.0, 0.25
-"""Bits below and above a size in its figure."""
+"""Bits that a figure shows below and above a goal's size."""
 _STEP, _ROOM = 5.0, 2.0
-"""Grid of the axis in decibels, and room around the points."""
+"""Grid of the dB axis, and room around the points."""
 
 
 def goal_of(name: str, shape: tuple[int, int]) -> Goal:
     """Find the goal called ``name`` for a tensor of ``shape`` [rows, cols].
 
-    ``ValueError`` with the accepted names; also for a size that no scheme fits.
+    ``ValueError`` for an unknown name, with the accepted ones, and for a size that no scheme fits.
     """
     if name in GOALS:
         return GOALS[name]
@@ -117,7 +117,7 @@ def goal_of(name: str, shape: tuple[int, int]) -> Goal:
 
 
 def is_goal(name: str) -> bool:
-    """Return whether ``goal_of`` accepts a name for some tensor."""
+    """True if ``goal_of`` accepts a name for some tensor."""
     return name in GOALS or _SIZE.fullmatch(name.strip()) is not None
 
 
@@ -140,8 +140,8 @@ def size_goal(most_bits: float, shape: tuple[int, int], name: str = "") -> Goal:
 
 
 def adapted(goal: Goal, points: Iterable[tuple[float, float]]) -> Goal:
-    """Extend the decibels of ``goal`` to the ``points`` (bits, dB) if they do not fit in its own range.
-    Points outside of its bits, or without a finite SQNR, do not count."""
+    """Extend the dB axis of ``goal`` to the ``points`` (bits, dB) if they do not fit. Points outside of its
+    bits, or without a finite SQNR, do not count."""
     low, high = goal.bits
     seen = [db for bits, db in points if low <= bits <= high and math.isfinite(db)]
     fixed = goal.most_bits is None and not goal.logarithmic
@@ -153,8 +153,8 @@ def adapted(goal: Goal, points: Iterable[tuple[float, float]]) -> Goal:
 
 
 def nearest_goal(scheme: Scheme, shape: tuple[int, int]) -> Goal:
-    """Find the goal of weights with the scheme nearest to the centre of its figure, for old links, which name
-    none."""
+    """Find the goal of weights whose figure's centre is nearest to the scheme, for old links, which name no
+    goal."""
     bits = scheme.bits_per_element(shape).total
     weights = [goal for goal in _ROWS if goal.name.endswith("-bit")]
     best = min(weights, key=lambda goal: abs(sum(goal.bits) / 2 - bits))

@@ -11,9 +11,9 @@ from explorer.progress import checkpoint
 from explorer.schemes import SCHEMES, Scheme
 
 MOST_VALUES = 256
-"""Most different values of a row on a grid of 8 bits."""
+"""Largest number of different values of a row on a grid of 8 bits."""
 CLOSE = 1e-6
-"""Accepted error, by rounding a scale and a product, as a share of the largest magnitude."""
+"""Accepted error from rounding a scale and a product, relative to the largest magnitude."""
 _ROWS = 8
 _BLOCKS = ("tensor", "row", "1x128", "1x64", "1x32")
 _MAPPINGS = ("symmetric", "full", "power", "asymmetric")

@@ -15,12 +15,13 @@ from explorer.formats import CodebookFormat
 from explorer.formats.packing import unpack
 
 NARROWEST = 2.0**-100
-"""Bins from this width to its reciprocal are counted in float32."""
+"""Narrowest width of bins that are counted in float32; the widest is its reciprocal."""
 
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """``counts`` [bins] of the values between ``edges`` [bins + 1]; values outside count in the end bins."""
+    """Counts ``counts`` [bins] of the values between ``edges`` [bins + 1]; the end bins count values outside
+    too."""
 
     edges: np.ndarray
     counts: np.ndarray
@@ -40,7 +41,8 @@ class Histogram:
 
 
 def histogram(x: Tensor, low: float, high: float, bins: int = 256, minus: Tensor | None = None) -> Histogram:
-    """Count finite ``x`` (any shape), or x - minus, in at most 256 equal bins ``around`` [low, high]."""
+    """Count finite values of ``x`` (any shape), or of x - ``minus``, in at most 256 equal bins ``around``
+    [low, high]."""
     if not 1 <= bins <= 256:
         raise ValueError(f"a histogram has 1 to 256 bins, not {bins}")
     low, high = around(low, high)
@@ -55,7 +57,8 @@ def histogram(x: Tensor, low: float, high: float, bins: int = 256, minus: Tensor
 
 
 def around(low: float, high: float) -> tuple[float, float]:
-    """Widen a range of one value by half of its size on either side, 0 to ±0.5; others stay as they are."""
+    """Widen a range of one value by half of the value on either side, a range of 0 to ±0.5; others stay as
+    they are."""
     half = 0.0 if low < high else abs(low) / 2 or 0.5
     return low - half, high + half
 
@@ -101,7 +104,8 @@ limit for many values (INT4 in groups of 128 of normal numbers)."""
 
 
 def kl_note(count: int) -> str:
-    """Warn that ``histogram_kl`` of a tensor of ``count`` values is that of a small sample; else empty."""
+    """Warn that the sample is small for ``histogram_kl``, if a tensor has only ``count`` values; else
+    empty."""
     if count >= KL_BINS * KL_VALUES:
         return ""
     return (

@@ -28,7 +28,7 @@ class ModelShape:
 
     @property
     def cache(self) -> CacheShape:
-        """Keys and values of its layers."""
+        """Shape of the keys and values of its layers."""
         return CacheShape.uniform(self.layers, self.kv_heads, self.hidden // self.heads, (self.window,))
 
     @property
@@ -48,7 +48,8 @@ class ModelShape:
 
     @property
     def other_parameters(self) -> int:
-        """Token embedding, output head (not tied to it), two norms per layer and the final norm."""
+        """Number of parameters outside of ``linears``: token embedding, untied output head, two norms per
+        layer and the final norm."""
         return 2 * self.vocabulary * self.hidden + (2 * self.layers + 1) * self.hidden
 
     @property
@@ -83,8 +84,8 @@ TYPICAL_SHAPE = (4096, 4096)
 class MemoryEstimate:
     """Bytes of weights under one scheme, and ``bits`` per parameter.
 
-    everything    all parameters are quantized
-    linears_only  embedding, head and norms stay in FP16; None if only a parameter count is known
+    everything    size if all parameters are quantized
+    linears_only  size if embedding, head and norms stay in FP16; None if only a parameter count is known
     fits          GPUs with enough memory for ``everything`` and a tenth of it left
     """
 
@@ -115,14 +116,14 @@ def estimate(scheme: Scheme, model: ModelShape | None = None, parameters: int = 
 
 
 def left_on(size: float, gigabytes: float) -> float | None:
-    """Memory in GB, of nine tenths of a GPU's, that ``size`` bytes of weights leave for KV cache and
-    activations; None if they do not fit."""
+    """Memory in GB that ``size`` bytes of weights leave for KV cache and activations, of nine tenths of a
+    GPU's; None if they do not fit."""
     left = 0.9 * gigabytes - size / 1e9
     return left if left >= 0 else None
 
 
 def sizes_that_differ(weights: Sequence[float], count: int = 3) -> list[float]:
-    """List ``count`` memories of ``GPUS`` in GB, from the smallest with room for any of ``weights``
+    """List ``count`` memory sizes of ``GPUS`` in GB, from the smallest that holds any of ``weights``
     (bytes)."""
     every = sorted(set(GPUS.values()))
     holding = [size for size in every if any(left_on(w, size) is not None for w in weights)]

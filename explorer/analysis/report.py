@@ -21,14 +21,14 @@ from explorer.formats import CodebookFormat
 from explorer.schemes import BitBudget, Scheme
 
 MOST_AT_ONCE = 1 << 24
-"""Elements of the largest matrix that is dequantized as a whole to be measured on the CPU: 64 MB."""
+"""Number of elements up to which a matrix is dequantized as a whole to be measured on the CPU: 64 MB."""
 RUN_ELEMENTS = 1 << 21
-"""Elements of a run of rows of a larger matrix: 8 MB of float32."""
+"""Number of elements of a run of rows of a larger matrix: 8 MB of float32."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The error of one quantization and its size. Shares are of all elements, 0 … 1.
+    """Error and size of one quantization. Shares are of all elements, 0 … 1.
 
     relative_error  ‖x̂ - x‖ / ‖x‖ (Frobenius)
     kl              KL(original || mean of original and dequantized), 0 … ln 2 nats, over 256 bins of the
@@ -62,8 +62,11 @@ class Report:
 
 @dataclass
 class Sums:
-    """float64 sums from which a ``Report`` is computed, added up over the parts of a matrix: ``signal`` Σx²,
-    ``noise`` Σ(x̂ - x)², ``output`` Σx̂², ``inner`` Σx·x̂, ``absolute`` Σ|x̂ - x|; then counts."""
+    """Sums in float64 from which a ``Report`` is computed, added up over the parts of a matrix.
+
+    ``signal`` Σx², ``noise`` Σ(x̂ - x)², ``output`` Σx̂², ``inner`` Σx·x̂, ``absolute`` Σ|x̂ - x|; then
+    counts.
+    """
 
     signal: float = 0.0
     noise: float = 0.0
@@ -154,7 +157,7 @@ def measured_from(
 
 
 def _limits(q: QuantizedTensor) -> tuple[Tensor, Tensor]:
-    """float32 [grid] each: values below or above these are clipped rather than rounded."""
+    """Limits beyond which values are clipped rather than rounded: two float32 [grid]."""
     fmt, scale = q.scheme.format, q.scales.scale
     low, high = q.scheme.code_limits
     if q.scales.offsets is not None:
@@ -210,7 +213,7 @@ def _ratio(a: float, b: float) -> float:
 
 
 def own_histogram(x: Tensor) -> Histogram:
-    """256 bins over the finite range of ``x``."""
+    """Count ``x`` in 256 bins over its finite range."""
     return histogram(x, *finite_range(x))
 
 

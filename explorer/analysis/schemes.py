@@ -22,12 +22,12 @@ from explorer.schemes import Scheme
 
 Item = TypeVar("Item")
 SAMPLE_ELEMENTS = 1 << 18
-"""Elements of a sample: the SQNRs of all named schemes are then within 0.05 dB of those of the whole matrix
-on the built-in layers; with half as many within 0.4 dB."""
+"""Number of elements of a sample: the SQNRs of all named schemes are then within 0.05 dB of those of the
+whole matrix on the built-in layers; with half as many within 0.4 dB."""
 SEARCHED_LESS = 2
-"""Divides the elements for schemes that search: their blocks are small and alike."""
+"""Divisor of the sample's size for schemes that search: their blocks are small and alike."""
 CERTAIN = 0.25
-"""Share of a sample that is its largest rows."""
+"""Share of a sample that consists of the matrix's largest rows."""
 RUN = 128
 """Largest height of blocks that a sample keeps whole: that of the tallest tile of a named scheme."""
 MIN_BANDS = 8
@@ -37,7 +37,7 @@ SEARCHING_CALIBRATORS = ("mse", "entropy")
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """The report of one scheme.
+    """Report of one scheme.
 
     on_frontier  set by ``mark_frontier`` once the other schemes are known
     share        share (0 … 1) of the elements that were measured
@@ -73,11 +73,11 @@ def compare_schemes(x: Tensor, schemes: Iterable[Scheme]) -> Iterator[Comparison
 
 
 def survey(x: Tensor, schemes: Iterable[Scheme], most: int = SAMPLE_ELEMENTS) -> Iterator[ComparisonRow]:
-    """Compare schemes on a sample of ``x`` of about ``most`` elements, each scheme once, those that search
-    longest last; the SQNR estimates that of the whole matrix (``weighted_rows``).
+    """Compare schemes on a sample of ``x`` of about ``most`` elements; the SQNR estimates that of the whole
+    matrix (``weighted_rows``).
 
-    Bits are those of the whole matrix. Columns that share a scale are measured whole. A generator, so that it
-    can be stopped.
+    Each scheme is yielded once, the slowest searches last. Bits are those of the whole matrix. Columns that
+    share a scale are measured whole. A generator, so that it can be stopped.
     """
     once = list({scheme.text: scheme for scheme in schemes}.values())
     parts: dict[tuple[int, int], WeightedRows] = {}
@@ -94,12 +94,13 @@ def survey(x: Tensor, schemes: Iterable[Scheme], most: int = SAMPLE_ELEMENTS) ->
 
 
 def spans_rows(scheme: Scheme) -> bool:
-    """True if the scheme has scales of all rows."""
+    """True if all rows share a scale of the scheme."""
     return scheme.scale is not None and scheme.block[0] is None
 
 
 def _needs_all_rows(scheme: Scheme) -> bool:
-    """True for scales of all rows that max |x| does not determine: of one column each, or by a mean."""
+    """True for scales shared by all rows that max |x| does not determine: of one column each, or by a
+    mean."""
     return spans_rows(scheme) and (scheme.block[1] is not None or scheme.calibrator.name != "minmax")
 
 
@@ -156,11 +157,12 @@ class WeightedRows:
 
 
 def weighted_rows(x: Tensor, most: int, tall: int = 1) -> WeightedRows:
-    """Sample about ``most`` elements of ``x`` [rows, cols] in whole bands of ``tall`` rows: those with the
-    largest |x|, which determine the error of a wide scale, each for itself, and every n-th of the others, in
-    the order of their size, for its neighbours.
+    """Sample about ``most`` elements of ``x`` [rows, cols] in whole bands of ``tall`` rows.
 
-    The largest and the smallest element are among them, so that the scale of the whole tensor is right.
+    The bands with the largest |x|, which determine the error of a wide scale, are all taken and represent
+    only themselves. Of the others, in the order of their size, every n-th is taken and represents its
+    neighbours. The largest and the smallest element are among them, so that the scale of the whole tensor is
+    right.
     """
     rows, columns = x.shape
     signal = float(x.double().square().sum())
@@ -188,7 +190,8 @@ def weighted_rows(x: Tensor, most: int, tall: int = 1) -> WeightedRows:
 def on_frontier(
     items: Sequence[Item], cost: Callable[[Item], float], gain: Callable[[Item], float]
 ) -> list[bool]:
-    """Mark the Pareto frontier: items without another of the same ``cost`` or less with a ``gain`` as high.
+    """Mark the Pareto frontier: items for which no other item has the same ``cost`` or less and a ``gain`` as
+    high.
 
     Of items with equal cost and gain the first is marked; items with a gain of NaN never are.
     """

@@ -9,13 +9,16 @@ from explorer.analysis.report import Report
 from explorer.schemes import Scheme
 
 TOKENS = (1, 64, 4096)
-"""Rows of the input that times are given for."""
+"""Numbers of input rows for which times are given."""
 
 
 @dataclass(frozen=True)
 class RowTime:
-    """Time of a product with a layer's weight: ``seconds``, None where there is no kernel, measured at this
-    shape or at the nearest recorded one; ``note`` says which, and of which kernel and device."""
+    """Time of a product with a layer's weight.
+
+    ``seconds``, measured at this shape or at the nearest recorded one; None without a kernel. ``note`` names
+    the shape, the kernel and the device.
+    """
 
     tokens: int
     seconds: float | None
@@ -29,14 +32,14 @@ class _Row:
     times: tuple[RowTime, ...]
 
     def time_at(self, tokens: int) -> RowTime | None:
-        """The time at this number of tokens, if there is one."""
+        """The time at this number of tokens; None without one."""
         return next((time for time in self.times if time.tokens == tokens), None)
 
 
 @dataclass(frozen=True)
 class Pending(_Row):
-    """A row of the shortlist with an error that is still being computed, or cannot be (``refused`` is the
-    reason): bits per element and bytes are known."""
+    """Row of the shortlist before its error is known; bits per element and bytes are. ``refused``: the reason
+    why the error cannot be computed."""
 
     text: str
     label: str
@@ -49,8 +52,8 @@ class Pending(_Row):
 
 @dataclass(frozen=True)
 class Candidate(_Row):
-    """A row of the shortlist. ``text`` names the scheme in links; ``share`` (0 … 1) of the tensor is measured
-    in ``report``; ``held``: checkpoint formats with this scheme."""
+    """Row of the shortlist. ``text`` names the scheme in links; ``report`` measures the ``share`` (0 … 1) of
+    the tensor; ``held``: checkpoint formats with this scheme."""
 
     text: str
     label: str
@@ -61,6 +64,6 @@ class Candidate(_Row):
 
 
 def storage(scheme: Scheme, shape: tuple[int, int]) -> tuple[float, int]:
-    """Bits per element and bytes of a tensor [rows, cols] under ``scheme``, scales included."""
+    """Compute bits per element and bytes of a tensor [rows, cols] under ``scheme``, scales included."""
     bits = scheme.bits_per_element(shape).total
     return bits, round(bits * shape[0] * shape[1] / 8)

@@ -35,7 +35,7 @@ def rows_that_fit(shape: tuple[int, int], scheme: Scheme, free_bytes: int) -> in
 
 
 def analyse_anywhere(x: Tensor, scheme: Scheme, own: Callable[[], Own] | None = None) -> Analysis:
-    """Analyse ``x`` on the device chosen by ``place``: whole, or in slices if it is large for the memory
+    """Analyse ``x`` on the device chosen by ``place``: whole, or in slices if it is too large for the memory
     there. A GPU counts ``own`` values again, which is faster than copying them."""
     where = place(x)
     own = own if where.device.type == "cpu" else None
@@ -117,7 +117,8 @@ def _scales(x: Tensor, scheme: Scheme, device: torch.device, rows_each: int) -> 
 def _slices(
     x: Tensor, scheme: Scheme, known: QuantizedTensor | Scales, device: torch.device, rows_each: int
 ) -> Iterator[tuple[int, Tensor, QuantizedTensor]]:
-    """Yield (first row, the slice on the device, its quantization there), from the known scales or codes."""
+    """Yield each slice: its first row, its values on the device, and its quantization there by known scales
+    or codes."""
     for start in range(0, x.shape[0], rows_each):
         checkpoint()
         there = x[start : start + rows_each].to(device)

@@ -21,18 +21,19 @@ from explorer.analysis.histograms import Histogram, around, finite_range, histog
 OUTSIDE = 0.0005
 """Share of a sample beyond each end of the central range."""
 SAMPLE = 1 << 17
-"""Elements of the evenly spaced sample from which the central range is found."""
+"""Number of elements of the evenly spaced sample from which the central range is found."""
 STRETCH = 2.0
-"""An end is not cut off if its extreme value is at most this many times as far from the centre."""
+"""Ratio of distances from the centre, of an extreme value and an end of the range, up to which the end is
+moved to the extreme."""
 BINS, TAIL_BINS = 256, 24
 _RUN = 1 << 21
-"""Elements of a run of rows; temporary tensors take a fourth of its size."""
+"""Number of elements of a run of rows; temporary tensors take a fourth of its size."""
 ERROR_BINS = 255
 REACH = 12.0
 """Extent of the bins of errors in multiples of the mean |error|, if the largest error is more than
 ``STRETCH`` times farther out."""
 LEAST_POWER = -100
-"""Width of the only bin if there are no errors: narrower than any bin of float32 errors."""
+"""Power of 3 of the only bin's width if there are no errors: narrower than any bin of float32 errors."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """Counts of a matrix alone, for any scheme: its histogram in ``BINS`` bins over its finite range, its
-    frame, and its spread in that."""
+    """Counts of a matrix itself, whatever the scheme: its histogram in ``BINS`` bins over its finite range,
+    its frame, and its spread in the frame's bins."""
 
     histogram: Histogram
     frame: Frame
@@ -144,7 +145,7 @@ def frame_of(x: Tensor) -> Frame:
 def spread(x: Tensor, frame: Frame, known: Histogram | None = None) -> Spread:
     """Count float32 ``x``, of any shape, in the bins of ``frame``.
 
-    ``known`` is its ``histogram`` in ``BINS`` bins over the central range if the caller has it.
+    ``known``: its ``histogram`` in ``BINS`` bins over the central range, if it exists already.
     """
     middle = known or histogram(x, frame.low, frame.high, BINS)
     below, above = _tail(x, frame.below, x < frame.low), _tail(x, frame.above, x > frame.high)
@@ -196,7 +197,7 @@ def on_same_bins(errors: Sequence[Spread]) -> list[Histogram]:
 
 
 def _merged(counts: np.ndarray, times: int) -> np.ndarray:
-    """Merge three bins of an odd number into one, so many ``times``; the middle bin stays in the middle."""
+    """Merge an odd number of bins by threes, ``times`` times; the middle bin stays in the middle."""
     for _ in range(times):
         half = len(counts) // 2
         counts = np.pad(counts, (1 - half) % 3).reshape(-1, 3).sum(1) if half else counts

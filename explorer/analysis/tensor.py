@@ -18,12 +18,12 @@ from explorer.schemes import Scheme
 MAP_LIMIT = 128
 """Most rows and columns of an error map: three maps side by side have three pixels per cell."""
 MOST_KEPT = 1 << 22
-"""Elements of the largest dequantized matrix that is kept: 16 MB."""
+"""Number of elements up to which a dequantized matrix is kept: 16 MB."""
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """A quantized tensor ``q`` and the differences from its original.
+    """Quantized tensor ``q``, and the differences from its original.
 
     errors         spread of signed errors
     before, after  spread of the original and of the restored values, in the same bins
@@ -51,7 +51,7 @@ class Analysis:
         return True
 
     def restored(self) -> Tensor:
-        """The dequantized matrix [rows, cols], float32, where the codes lie."""
+        """The dequantized matrix [rows, cols], float32, on the device of the codes."""
         return self.q.dequantize() if self.kept is None else self.kept
 
 
@@ -65,7 +65,7 @@ class Side:
 
 def analyse(x: Tensor, scheme: Scheme, own: Callable[[], Own] | None = None) -> Analysis:
     """Quantize the float32 matrix ``x`` [rows, cols] and measure the error. ``own`` returns ``own_values(x)``
-    for callers that keep it, because they analyse several schemes on one matrix."""
+    for callers that cache it while they analyse several schemes."""
     q = quantize(x, scheme)
     restored = q.dequantize()
     known = None if own is None else own()
@@ -92,7 +92,7 @@ def differences(
 
 
 def block_levels(q: QuantizedTensor, row: int, column: int) -> np.ndarray:
-    """float64 [levels]: values that the block of element (row, column) can represent; empty above 8 bits."""
+    """Values that the block of element (row, column) can represent, float64 [levels]; empty above 8 bits."""
     fmt = q.scheme.format
     if fmt.bits > 8:
         return np.empty(0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from explorer.core.backend import backend_for
 
 ROWS_AT_ONCE = 1 << 21
-"""Elements of the differences that are held at a time, which fit the fast memory of a CPU core."""
+"""Number of differences that are held at a time; they fit the fast memory of a CPU core."""
 
 
 def tile_size(shape: tuple[int, int], limit: int = 256) -> tuple[int, int]:
@@ -27,7 +27,7 @@ def tile_maximum(x: Tensor, limit: int = 256) -> Tensor:
 
 def largest_differences(x: Tensor, y: Tensor, limit: int = 256) -> tuple[Tensor, Tensor]:
     """Find the largest |x - y| of each tile of ``tile_maximum``, float32, and its place in the tile, int32:
-    row · (columns of a tile) + column; of equal differences the first, and a NaN before any number."""
+    row · (columns of a tile) + column. Of equal differences the first counts; NaN precedes any number."""
     tall, wide = tile_size((x.shape[0], x.shape[1]), limit)
     rows = max(1, ROWS_AT_ONCE // max(x.shape[1], 1))
     parts = [largest_of_runs(a, b, wide) for a, b in zip(x.split(rows), y.split(rows), strict=True)]
@@ -36,8 +36,8 @@ def largest_differences(x: Tensor, y: Tensor, limit: int = 256) -> tuple[Tensor,
 
 
 def largest_of_runs(x: Tensor, y: Tensor, wide: int) -> tuple[Tensor, Tensor]:
-    """Find the largest |x - y| in each run of ``wide`` columns of a row [rows, runs], and its column
-    there."""
+    """Find the largest |x - y| in each run of ``wide`` columns of a row: [rows, runs], and its column in the
+    run."""
     padded = torch.nn.functional.pad((x - y).abs_(), (0, -x.shape[1] % wide), value=-math.inf)
     values, columns = padded.view(x.shape[0], -1, wide).max(2)
     return values, columns.to(torch.int32)

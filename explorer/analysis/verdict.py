@@ -35,17 +35,17 @@ from explorer.analysis.why import percent, why
 DB_PER_BIT = 20 * math.log10(2)
 """Gain of one more bit on a uniform grid: half the step, a quarter of the squared error."""
 SAME_BITS, SAME_DB = 0.005, 0.05
-"""Smaller differences are not reported: they vanish in the displayed digits."""
+"""Differences below which nothing is reported: they vanish in the displayed digits."""
 MOST = 0.5
-"""If the tails hold more than this share of a tensor's energy, they determine its SQNR."""
+"""Share of a tensor's energy above which its tails determine the SQNR."""
 MOSTLY_ZERO = 0.75
-"""Above this share of zeros the largest elements alone determine the SQNR."""
+"""Share of zeros above which the largest elements alone determine the SQNR."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """SQNRs from ``least`` dB on: a description of the error, and the ``cosine`` of embeddings that was
-    measured with such weights (the mean of 240 sentences, `assets/measurements/embeddings.json`)."""
+    """Range of SQNRs from ``least`` dB on: a description of the error, and the ``cosine`` of embeddings that
+    was measured with such weights (the mean of 240 sentences, `assets/measurements/embeddings.json`)."""
 
     least: float
     words: str
@@ -78,7 +78,7 @@ def band_of(report: Report) -> Band:
 
 
 def measured_elsewhere(cosine: str, more: str = "") -> str:
-    """A sentence on the cosine that was measured in another model at about the same SQNR."""
+    """State the cosine that was measured in another model at about the same SQNR."""
     return (
         "For comparison: in the sentence encoder all-MiniLM-L6-v2, with all linear layers at about this "
         f"SQNR, embeddings have a cosine similarity of {cosine} to the original's{more}."
@@ -134,7 +134,7 @@ def _became(report: Report) -> str:
 
 
 def verdict(a: Report, b: Report | None = None) -> str:
-    """Assess the error of scheme A; with ``b``, compare it with that of scheme B, and their sizes."""
+    """Assess the error of scheme A; with ``b``, compare it with the error of scheme B, and their sizes."""
     if b is None:
         lost = (
             f" However, {100 * a.zeroed:.3g} % of the elements became 0: the SQNR is that of the few largest."
@@ -167,7 +167,7 @@ def _alone(a: Report) -> str:
 
 
 def _each(a: Report, b: Report) -> str:
-    """Sentences for exact schemes, and for an all-zero tensor that is changed."""
+    """Describe exact schemes, and an all-zero tensor that is changed."""
     if not a.sqnr_db == b.sqnr_db == math.inf:
         return f"A: {_alone(a)} B: {_alone(b)}"
     saved = a.bits.total - b.bits.total
@@ -177,7 +177,7 @@ def _each(a: Report, b: Report) -> str:
 
 
 def _difference(a: Report, b: Report) -> str:
-    """A sentence on the differences in SQNR and in bits per element."""
+    """State the differences in SQNR and in bits per element."""
     gain, saved = b.sqnr_db - a.sqnr_db, a.bits.total - b.bits.total
     better, worse = ("B", "A") if gain > 0 else ("A", "B")
     if abs(saved) < SAME_BITS:

@@ -23,11 +23,11 @@ from explorer.formats.integers import FixedPointFormat
 from explorer.schemes import Scheme
 
 FEW = 0.001
-"""Smaller shares of elements are not reported."""
+"""Share of elements below which nothing is reported."""
 MANY = 0.2
-"""Smallest share of elements rounded to zero that explains the error in addition to the step width."""
+"""Least share of elements rounded to zero that is reported as a cause beside the step width."""
 MUCH = 0.1
-"""Smallest share of one clipped element in all squared errors that is reported."""
+"""Least share of all squared errors for which one clipped element is reported."""
 _EVENLY = (
     "0.29 is the error of values that are evenly spread between levels; values on levels have a smaller one, "
     "clipped values a larger one"
@@ -38,8 +38,7 @@ _EVENLY = (
 class Grid:
     """The codes of a scheme laid over a tensor, in root mean squares of the tensor's elements.
 
-    width  from the smallest to the largest value of a block's codes; the root mean square over blocks,
-    weighted
+    width  from the smallest to the largest value of a block's codes; root mean square over blocks, weighted
            by their elements; infinite for a cast
     steps  number of steps between these values, each ``step`` = width / steps wide
     """
@@ -108,7 +107,7 @@ def why(a: Analysis, b: Analysis | None = None) -> str:
 
 
 def _scales_end(side: Analysis, letter: str) -> str:
-    """A sentence if blocks need larger scales than the scales' format has; else empty."""
+    """Say that blocks need larger scales than the scales' format has; empty if they do not."""
     rule, grid = side.q.scheme.scale, side.q.scales.scale
     if rule is None or rule.per_tensor or rule.has_upper_level or side.report.clipped < FEW:
         return ""
@@ -123,7 +122,7 @@ def _scales_end(side: Analysis, letter: str) -> str:
 
 
 def _scales_collapse(side: Analysis, letter: str) -> str:
-    """A sentence if double quantization stores scales of blocks as 0 or below; else empty."""
+    """Say that double quantization stores scales of blocks as 0 or below; empty if it does not."""
     rule, grid, raw = side.q.scheme.scale, side.q.scales.scale, side.q.scales.unrounded
     if rule is None or not rule.nested:
         return ""
@@ -139,7 +138,8 @@ def _scales_collapse(side: Analysis, letter: str) -> str:
 
 
 def _of_one_float(fmt: FloatFormat, sides: list[Analysis]) -> str:
-    """Compare the shares of elements too small for their block's scale, of schemes with one float format."""
+    """Compare two schemes with one float format by the shares of elements too small for their block's
+    scale."""
     shares = [_subnormal_share(side) for side in sides]
     if max(shares) < FEW:
         return ""
@@ -156,7 +156,7 @@ def _rms(side: Analysis) -> float:
 
 
 def _of_two_grids(grids: list[Grid], sides: list[Analysis]) -> str:
-    """Name the finer of two uniform grids, the ratio of their steps, and its cause, or the errors in steps if
+    """Name the finer of two uniform grids, the ratio of their steps, and its cause; or the errors in steps if
     the finer grid has no smaller error."""
     fine, coarse = sorted((0, 1), key=lambda side: grids[side].step)
     first, second, times = "AB"[fine], "AB"[coarse], _digits(grids[coarse].step / grids[fine].step)
@@ -211,7 +211,7 @@ def _clipped(side: Analysis, under: str = "") -> str:
 
 
 def _subnormal_share(side: Analysis) -> float:
-    """Share of elements with a subnormal code, or which became 0; 0 if codes were not counted."""
+    """Share of elements that have a subnormal code or became 0; 0 if codes were not counted."""
     fmt, counts = side.q.scheme.format, side.measured.code_counts
     if counts is None or not isinstance(fmt, FloatFormat):
         return 0.0
@@ -257,6 +257,6 @@ def _digits(value: float) -> str:
 
 
 def _at_least(value: float) -> str:
-    """``value`` > 0 in two digits, rounded up."""
+    """Format ``value`` > 0 with two digits, rounded up."""
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return _digits(math.ceil(value / unit * (1 - 1e-9)) * unit)

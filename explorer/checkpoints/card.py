@@ -88,7 +88,7 @@ def restored_words(plan: Plan) -> Iterator[str]:
 
 
 def _source(plan: Plan) -> str:
-    """A sentence on a model that is published quantized; empty for others."""
+    """Describe a model that was published quantized; empty for others."""
     found = Counter(plan.model.stored_as.values())
     forms = ", ".join(f"{count} in {label}" for label, count in found.items())
     return (
@@ -97,7 +97,7 @@ def _source(plan: Plan) -> str:
 
 
 def _changed(plan: Plan) -> str:
-    """The kinds of tensors that took in factors of methods, and of corrected biases; empty for none."""
+    """Name the kinds of tensors that hold factors of methods, and of corrected biases; empty without any."""
     corrected = [name for name in plan.model.changed if _is_corrected_bias(name, plan)]
     folded = [name for name in plan.model.changed if name not in corrected]
     methods = dict.fromkeys(recipe.method for recipe in plan.layers.values() if recipe.method)
@@ -167,8 +167,8 @@ def _inputs(plan: Plan) -> str:
 
 
 def hub_id(folder: Path) -> str:
-    """The Hub id of the model in ``folder``, a folder of the Hub's cache; else empty, because config.json and
-    the model's card name the model that it was trained from."""
+    """The Hub id of the model in ``folder``, if that is in the Hub's cache, else empty: config.json and the
+    model's card name the model that it was trained from."""
     folder = Path(folder).absolute()
     if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
         return folder.parent.parent.name.removeprefix("models--").replace("--", "/")

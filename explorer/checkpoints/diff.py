@@ -1,5 +1,5 @@
-"""Compare two checkpoints of one model layer by layer: what the quantized one stores, in how many bits, how
-far its weights are from the original's, and which layers stand out.
+"""Compare a quantized checkpoint with its original layer by layer: the stored form, the bits, the distance of
+the weights from the original's, and outliers.
 
     found = open_pair("model", "model-awq")      # names, from the headers alone
     result = diff(found)                         # .layers, .missing, .extra
@@ -36,16 +36,15 @@ from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.words import number, plain
 
 LEAST_LAYERS = 3
-"""The fewest layers of one scheme among which one can stand out."""
+"""Fewest layers of one scheme among which one can be an outlier."""
 LEAST_Z, LEAST_DB = 3.5, 1.0
-"""The distance below the median of its scheme from which on a layer stands out, in robust deviations and
-dB."""
+"""Least distance of an outlier below the median of its scheme, in robust deviations and in dB."""
 FEW_LAYERS, FEW_DB = 5, 6.0
-"""Among fewer layers the deviation says little: the error has to be twice as large (6 dB)."""
+"""Number of layers below which the deviation is unreliable; an outlier then needs twice the error (6 dB)."""
 _OF_A_NORMAL = 1.4826
 """Standard deviation of a normal distribution, over its median absolute deviation."""
 _SUSPECT_DB, _STRANGE = 20.0, 0.5
-"""The SQNR below which factors are looked for, and the cosine below which a layer is hardly the
+"""SQNR below which folded factors are searched for, and cosine below which a layer is hardly the
 original's."""
 _FLOAT32 = SCHEMES["fp32"]
 
@@ -95,7 +94,7 @@ class LayerDiff:
 
     @property
     def depth(self) -> int | None:
-        """The number of its block in the model; None outside of them."""
+        """The number of the weight's block in the model; None outside of blocks."""
         return depth_of(self.name.removesuffix(".weight"))
 
 
@@ -112,8 +111,9 @@ Row = LayerDiff | Reshaped
 
 @dataclass(frozen=True)
 class Diff:
-    """The layers in the original's order; names that only one checkpoint has (``missing``, ``extra``),
-    weights that could not be compared (``unread``), and unreadable files of both (``left_out``)."""
+    """Result of a comparison: ``layers`` in the original's order; names that only one checkpoint has
+    (``missing``, ``extra``); weights that could not be compared (``unread``); unreadable files of both
+    (``left_out``)."""
 
     original: str
     quantized: str
@@ -142,7 +142,7 @@ Norms = dict[int | None, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Opened:
-    """Two checkpoints, and which of their weights belong together."""
+    """Two opened checkpoints, and the pairs of their weights."""
 
     original: Checkpoint
     quantized: Checkpoint
@@ -159,7 +159,8 @@ class Opened:
 
     @property
     def into_gguf(self) -> bool:
-        """True for a folder of transformers and a GGUF file, which orders and counts in its own way."""
+        """True for a pair of a transformers folder and a GGUF file, which orders rows and counts norms
+        differently."""
         return isinstance(self.quantized, GgufCheckpoint) and not isinstance(self.original, GgufCheckpoint)
 
     def is_matrix(self, pair: Pair) -> bool:
@@ -167,7 +168,7 @@ class Opened:
         return len(weight.shape) > 1 or weight.coded
 
     def shape(self, pair: Pair) -> tuple[int, ...]:
-        """The shape in the original; of several weights, below each other."""
+        """The original's shape; several weights are joined along their rows."""
         shapes = [self.original.weights[name].shape for name in pair.original]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
 
@@ -215,8 +216,8 @@ def diff(opened: Opened, only: str = "", progress: Progress | None = None) -> Di
 
 
 def compared(opened: Opened, pairs: Sequence[Pair], most: int | None = None) -> Iterator[Row]:
-    """Yield a row for each of ``pairs``: vectors first, because norms show factors. Weights of more than
-    ``most`` elements are not read."""
+    """Yield a row for each of ``pairs``. Vectors come first, because norms show folded factors. Weights of
+    more than ``most`` elements are not read."""
     norms: Norms = {}
     for pair in sorted(pairs, key=opened.is_matrix):
         checkpoint()
@@ -228,7 +229,7 @@ def compared(opened: Opened, pairs: Sequence[Pair], most: int | None = None) -> 
 
 
 def assembled(opened: Opened, pairs: Sequence[Pair], rows: Sequence[Row]) -> Diff:
-    """Put the rows of ``pairs`` so far in their order, with outliers; of all pairs also the names without a
+    """Put the rows so far in the order of ``pairs``, with outliers; of all pairs also the names without a
     partner."""
     layers = {row.name: row for row in rows if isinstance(row, LayerDiff)}
     whole = len(pairs) == len(opened.pairs.pairs)
@@ -244,9 +245,10 @@ def assembled(opened: Opened, pairs: Sequence[Pair], rows: Sequence[Row]) -> Dif
 
 
 def analysis_of(opened: Opened, name: str, most: int | None = None) -> tuple[Tensor, Analysis, LayerDiff]:
-    """The original weight as float32 [rows, cols], the analysis of the other one for the figures of a tensor,
-    and its row. The analysis holds the restored values without codes and scales; folded factors are undone.
+    """Analyse one weight for the figures of a tensor: the original as float32 [rows, cols], the analysis of
+    the other one, and its row.
 
+    The analysis holds the restored values without codes and scales; folded factors are undone.
     ``SourceError`` for a weight of more than ``most`` elements, or one that cannot be compared.
     """
     pair, norms = opened.pair(name), Norms()
@@ -268,7 +270,7 @@ def analysis_of(opened: Opened, name: str, most: int | None = None) -> tuple[Ten
 
 
 def ordered(layers: Sequence[LayerDiff], by: str) -> list[LayerDiff]:
-    """``layers`` by name, db or bits: as they are, the worst first, or the most bits first."""
+    """Order layers by "name" (as they are), "db" (the worst first) or "bits" (the most first)."""
     keys: dict[str, Callable[[LayerDiff], float]] = {
         "name": lambda layer: 0.0,
         "db": lambda layer: -math.inf if math.isnan(layer.sqnr_db) else layer.sqnr_db,
@@ -278,8 +280,8 @@ def ordered(layers: Sequence[LayerDiff], by: str) -> list[LayerDiff]:
 
 
 def with_outliers(layers: Sequence[LayerDiff]) -> Iterator[LayerDiff]:
-    """``layers`` with their robust z scores: the distance of each changed layer from the median of its kind,
-    in 1.4826 median absolute deviations."""
+    """Add robust z scores to layers: the distance of each changed layer from the median of its kind, in units
+    of 1.4826 median absolute deviations."""
     groups: dict[str, list[float]] = {}
     for layer in layers:
         if layer.changed and math.isfinite(layer.sqnr_db):
@@ -307,7 +309,7 @@ def _judged(layer: LayerDiff, values: Sequence[float]) -> LayerDiff:
 
 
 def _row(opened: Opened, pair: Pair, x: Tensor, restored: Restored, factors: Factors | None) -> LayerDiff:
-    """The row of what ``_both`` gives."""
+    """Make the row of a pair from the result of ``_both``."""
     values, steps = restored.values, restored.steps
     if factors is not None:
         values, steps = factors.undo(values), None if steps is None else factors.undo(steps)
@@ -342,7 +344,7 @@ def _row(opened: Opened, pair: Pair, x: Tensor, restored: Restored, factors: Fac
 
 
 def _sums(x: Tensor, values: Tensor) -> Sums:
-    """The error sums of two float32 [rows, cols]; NaN where infinities of both signs have no sum."""
+    """Sum the errors of two float32 [rows, cols]; NaN if infinities of both signs have no sum."""
     sums = Sums()
     try:
         sums.add_part(x, values, _as_float32(values))
@@ -356,7 +358,7 @@ def _sums(x: Tensor, values: Tensor) -> Sums:
 
 
 def _note(matrix: bool, decibels: float, cosine: float, coded: bool) -> str:
-    """A remark on a weight whose difference no factors explain."""
+    """Describe a difference that no factors explain."""
     if math.isnan(decibels):
         return "it holds NaN or infinity"
     if decibels == math.inf or (coded and cosine >= _STRANGE):
@@ -374,8 +376,8 @@ def _note(matrix: bool, decibels: float, cosine: float, coded: bool) -> str:
 
 
 def _both(opened: Opened, pair: Pair, norms: Norms) -> tuple[Tensor, Restored, Factors | None]:
-    """The original [rows, cols], the other one in its shape and order, and the factors between them.
-    ``SourceError`` if a side cannot be read or the shapes differ."""
+    """Read a pair: the original [rows, cols], the other weight in the same shape and order, and the factors
+    between them. ``SourceError`` if a side cannot be read or the shapes differ."""
     first, *more = pair.quantized
     if not more and opened.quantized.elements(first) != sum(map(opened.original.elements, pair.original)):
         raise opened.unlike(pair, opened.quantized.weights[first].shape)  # by the headers alone
@@ -392,7 +394,7 @@ def _both(opened: Opened, pair: Pair, norms: Norms) -> tuple[Tensor, Restored, F
 
 
 def _whole(side: Checkpoint, names: Sequence[str]) -> Restored:
-    """The rows of several weights as one, in the forms that they have."""
+    """Join the rows of several weights into one, with their stored forms."""
     parts = [side.restore(name) for name in names]
     if len(parts) == 1:
         return parts[0]
@@ -414,8 +416,8 @@ def _changed(restored: Restored, change: Callable[[Tensor], Tensor]) -> Restored
 
 
 def _rows_in_order(opened: Opened, pair: Pair, x: Tensor, restored: Restored) -> Restored:
-    """``restored`` with its rows in the order of the original. llama.cpp may store them in pairs: the nearer
-    of both orders is taken."""
+    """Put the rows of ``restored`` into the original's order. llama.cpp may store them in pairs: of both
+    orders, the one nearer to the original is taken."""
     if not opened.into_gguf or not isinstance(opened.quantized, GgufCheckpoint):
         return restored
     if not (heads := opened.quantized.heads_of(pair.quantized[0])):
@@ -426,7 +428,8 @@ def _rows_in_order(opened: Opened, pair: Pair, x: Tensor, restored: Restored) ->
 
 
 def _factors(opened: Opened, pair: Pair, x: Tensor, restored: Restored, norms: Norms) -> Factors | None:
-    """Factors that were folded into the weight, or None. A norm that differs is entered in ``norms``."""
+    """Find factors that were folded into the weight; None without any. A norm that differs is added to
+    ``norms``."""
     name, values = pair.original[0], restored.values
     depth = depth_of(name.removesuffix(".weight"))
     if not opened.is_matrix(pair):
@@ -457,7 +460,7 @@ def _counts_from_one(opened: Opened, name: str) -> bool:
 
 
 def _as_float32(values: Tensor) -> QuantizedTensor:
-    """``values`` float32 [rows, cols] as a tensor of float32 codes, in the same memory."""
+    """Wrap ``values`` float32 [rows, cols] as a tensor of float32 codes, in the same memory."""
     scales = quantize(torch.zeros(1, 1), _FLOAT32).scales
     whole = values.contiguous()
     return QuantizedTensor(whole.view(torch.uint8), scales, _FLOAT32, (whole.shape[0], whole.shape[1]))

@@ -12,7 +12,7 @@ from explorer.checkpoints.diff import Diff, LayerDiff
 from explorer.words import count, number, plain
 
 NAMED = 3
-"""The most names in a sentence."""
+"""Largest number of names in a sentence."""
 COLUMNS = (
     "layer", "stored as", "bits", "SQNR dB", "error %", "cosine", "largest error", "at", "in steps", "remark",
 )  # fmt: skip
@@ -39,8 +39,8 @@ def sentences(found: Diff) -> list[str]:
 
 
 def _coded(found: Diff) -> str:
-    """Schemes, bits and errors. Without codes, weights that were rounded and stored in a plain type have an
-    error too."""
+    """Describe schemes, bits and errors. Without codes, weights that were rounded and stored in a plain type
+    have an error too."""
     if layers := found.coded:
         kinds = Counter(layer.kind for layer in layers).most_common()
         weights = [math.prod(layer.shape) for layer in layers]
@@ -85,12 +85,12 @@ def _named(names: Iterable[str]) -> str:
 
 
 def shown(layers: Sequence[LayerDiff]) -> list[LayerDiff]:
-    """The layers that a table shows: all but tensors that were kept as they are."""
+    """Select the layers for a table: all but tensors that were kept as they are."""
     return [layer for layer in layers if layer.coded or not layer.equal]
 
 
 def line(layer: LayerDiff) -> list[Any]:
-    """One line of a table, in the order of ``COLUMNS``; an exact copy's SQNR is left empty."""
+    """Make one line of a table, in the order of ``COLUMNS``; the SQNR of an exact copy is left empty."""
     row, column = layer.max_error_at
     numbers = (layer.bits, layer.sqnr_db, 100 * layer.relative_error, layer.cosine, layer.max_error)
     short = [float(f"{n:.5g}") if math.isfinite(n) else None for n in numbers]
@@ -107,7 +107,7 @@ def line(layer: LayerDiff) -> list[Any]:
 
 
 def flat(layer: LayerDiff) -> dict[str, Any]:
-    """One record for a CSV file: the fields of ``LayerDiff``, with shapes as texts."""
+    """Make one record for a CSV file: the fields of ``LayerDiff``, with shapes as texts."""
     row, column = layer.max_error_at
     values = {key: value for key, value in vars(layer).items() if key != "max_error_at"}
     values |= {"shape": "x".join(map(str, layer.shape)), "depth": layer.depth}

@@ -2,7 +2,7 @@
 
 The base is a file in 16 or 32 bits, as llama.cpp's converter writes it. Metadata and vocabulary are copied as
 bytes, so that every architecture of llama.cpp works. Layers are rounded from the base's own tensors. Their
-rows may be in another order than those of transformers, which blocks along rows do not see.
+rows may be in another order than in transformers, which does not affect blocks along rows.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from explorer.sources.source_limits import LOCAL
 from explorer.version import __version__
 
 ROUNDED = tuple(PLAIN.values())
-"""Types of the base that layers are rounded from; all others are codes, or no weights."""
+"""Types of tensors that layers can be rounded from; other types are codes, or not weights."""
 FILE_TYPE, VERSION = "general.file_type", "general.quantization_version"
 """The keys that the new file sets."""
 _NO_PRODUCT = re.compile(
     r"(^|\.)(position_embd|token_types|ffn_gate_inp\w*|ssm_conv1d\w*|shortconv\.conv|attn_rel_b|altup_\w+"
     r"|laurel_\w+|per_layer_model_proj|time_mix_(first|lerp_\w+|decay\w*|[avwg][0-2]))\.weight$"
 )
-"""Matrices that route, or that llama.cpp does not multiply inputs with: its own quantizer leaves them too."""
+"""Names of matrices that llama.cpp does not quantize: routers, and those that multiply no inputs."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Reread(Verified):
 
 @dataclass(frozen=True)
 class _Target:
-    """A tensor to round. The experts of a block are several ``layers`` and one tensor."""
+    """Tensor to round. The experts of a block are several ``layers`` and one tensor."""
 
     info: TensorInfo
     layers: tuple[str, ...]
@@ -134,7 +134,7 @@ def write_from_gguf(
 
 
 def _records(reader: Any) -> dict[str, bytes]:
-    """The result of ``walk`` by the reader of the package gguf."""
+    """Read the same records as ``walk``, by the reader of the package gguf."""
     fields = [field for name, field in reader.fields.items() if not name.startswith("GGUF.")]
     stops = [*(field.offset for field in fields[1:]), reader.tensors[0].field.offset]
     return {
@@ -144,7 +144,7 @@ def _records(reader: Any) -> dict[str, bytes]:
 
 
 def _changed(records: Mapping[str, bytes], coded: bool) -> dict[str, bytes]:
-    """``records`` with the two keys of the new file."""
+    """Add the two keys that the new file sets to ``records``."""
     new = {FILE_TYPE: GUESSED} | ({VERSION: needed("gguf", NAME).GGML_QUANT_VERSION} if coded else {})
     pack = {key: struct.pack(f"<Q{len(key)}sII", len(key), key.encode(), UINT32, new[key]) for key in new}
     return {**records, **pack}
@@ -153,7 +153,8 @@ def _changed(records: Mapping[str, bytes], coded: bool) -> dict[str, bytes]:
 def _targets(
     base: GgufModel, layers: Mapping[str, Recipe], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, _Target]:
-    """Tensor of the base -> how it is rounded; ``ValueError`` for the first layer that cannot be written."""
+    """Return tensor of the base -> its layers and recipe; ``ValueError`` for the first layer that cannot be
+    written."""
     if not layers:
         raise ValueError("no layer is named: there is nothing to quantize")
     found: dict[str, list[str]] = {}
@@ -230,7 +231,7 @@ def _write(
     progress: Progress | None,
     weights: Mapping[str, Tensor],
 ) -> dict[str, str]:
-    """Write the file; rounded tensor -> the SHA-256 of its values (``_digest``)."""
+    """Write the file; returns rounded tensor -> SHA-256 of its values (``_digest``)."""
     gguf, infos = needed("gguf", NAME), base.source.infos
     digests: dict[str, str] = {}
     with closing(gguf.GGUFWriter(path, base.architecture)) as writer:
@@ -255,8 +256,8 @@ def _write(
 
 
 def _importances(imatrix: Imatrix, targets: Mapping[str, _Target]) -> dict[str, Tensor]:
-    """Tensor -> its importances, float32 [matrices, K], where its type takes them and the file has them.
-    ``ValueError`` for a file of another model, also if it has none of the tensors."""
+    """Read tensor -> importances, float32 [matrices, K], for types that use them and tensors that the file
+    has. ``ValueError`` for a file of another model, also if it has none of the tensors."""
     found = dict[str, Tensor]()
     weighed = {name: one for name, one in targets.items() if takes_importance(one.recipe.scheme)}
     for name, target in weighed.items():
@@ -270,8 +271,8 @@ def _importances(imatrix: Imatrix, targets: Mapping[str, _Target]) -> dict[str, 
 
 
 def _coded(base: GgufModel, target: _Target, importance: Tensor | None) -> tuple[np.ndarray, str]:
-    """uint8 [rows, bytes of a row]: a tensor in its new type, and the digest of its values. ``importance``
-    [matrices, K] is that of its columns."""
+    """Encode a tensor in its new type: uint8 [rows, bytes of a row], and the digest of its values.
+    ``importance`` [matrices, K] of its columns."""
     values = base.source.read(target.info.name)
     digest, parts = hashlib.sha256(), []
     for index, matrix in enumerate(values if values.dim() == 3 else values[None]):

@@ -31,7 +31,7 @@ _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 @dataclass(frozen=True)
 class GgufModel:
-    """An opened file. ``records``: key -> its bytes with type and value, in the file's order."""
+    """Opened GGUF file. ``records``: key -> its bytes with type and value, in the file's order."""
 
     source: GgufFile
     records: Mapping[str, bytes]
@@ -55,21 +55,21 @@ class GgufModel:
         return number(self.records, f"{self.architecture}.{key}", default)
 
     def name_of(self, tensor: str) -> str:
-        """The name in the file of a tensor of transformers, with ".weight" or ".bias"; empty if the package
+        """The name in the file of a transformers tensor ending in ".weight" or ".bias"; empty if the package
         gguf knows none."""
         return name_in(self.names, tensor)
 
 
 def tensor_names(architecture: str, blocks: int) -> Any:
-    """The package gguf's map from names of transformers to those of llama.cpp's ``architecture``; None if it
-    does not know that."""
+    """Return the package gguf's map from transformers' names of tensors to those of llama.cpp's
+    ``architecture``; None for an unknown one."""
     gguf = needed("gguf", "gguf")
     arch = next((arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), None)
     return None if arch is None else gguf.get_tensor_name_map(arch, blocks)
 
 
 def name_in(names: Any, tensor: str) -> str:
-    """The name by ``names`` (``tensor_names``) of a tensor of transformers; empty if there is none."""
+    """Look up a transformers tensor in ``names`` (``tensor_names``); empty if it is absent."""
     # The converter takes the language part of a model with vision by itself, and stacks experts.
     for spelled in (tensor, tensor.replace("language_model.", "")):
         spelled = _EXPERT.sub(".experts.", spelled)
@@ -103,8 +103,11 @@ def open_gguf(path: Path) -> GgufModel:
 
 
 def walk(raw: memoryview) -> dict[str, bytes]:
-    """Key -> its bytes with type and value. ``raw``: the first bytes of a file with a checked header. The
-    package gguf makes an object of every word: 18 s and 1.4 GB for 262,144 words with merges."""
+    """Read the metadata: key -> its bytes with type and value. ``raw``: the first bytes of a file with a
+    checked header.
+
+    The package gguf makes an object of every word: 18 s and 1.4 GB for 262,144 words with merges.
+    """
     (count,), at = struct.unpack_from("<Q", raw, _PAIRS - 8), _PAIRS
     records = {}
     for _ in range(count):
@@ -118,7 +121,7 @@ def walk(raw: memoryview) -> dict[str, bytes]:
 
 
 def _after(raw: memoryview, at: int, kind: int) -> int:
-    """The end of a value of type ``kind`` that begins at ``at``."""
+    """Find the end of a value of type ``kind`` that begins at ``at``."""
     if kind == _STRING:
         return at + 8 + int.from_bytes(raw[at : at + 8], "little")
     if kind != _ARRAY:
@@ -133,7 +136,7 @@ def _after(raw: memoryview, at: int, kind: int) -> int:
 
 
 def scalar(records: Mapping[str, bytes], key: str) -> str | int | None:
-    """A text or whole number of the metadata; None if it is missing or of another type."""
+    """Read a text or whole number of the metadata; None if it is missing or of another type."""
     raw = records.get(key, b"")
     at = 8 + len(key.encode())
     kind, value = int.from_bytes(raw[at : at + 4], "little"), raw[at + 4 :]
@@ -143,7 +146,7 @@ def scalar(records: Mapping[str, bytes], key: str) -> str | int | None:
 
 
 def texts(records: Mapping[str, bytes], key: str) -> tuple[str, ...]:
-    """The texts of a list in the metadata; none if it is missing or of another type."""
+    """Read a list of texts of the metadata; empty if it is missing or of another type."""
     raw = records.get(key, b"")
     at = 8 + len(key.encode())
     if len(raw) < at + 16 or struct.unpack_from("<II", raw, at) != (_ARRAY, _STRING):
@@ -162,7 +165,7 @@ def number(records: Mapping[str, bytes], key: str, default: int) -> int:
 
 
 def place_of(base: GgufModel, layer: str) -> TensorInfo:
-    """The base's tensor of a layer; ``ValueError`` if there is none."""
+    """Find a layer's tensor in the base; ``ValueError`` if there is none."""
     place = base.name_of(f"{layer}{WEIGHT}")
     for name in (f"{layer}{WEIGHT}", place):
         if name in base.tensors:

@@ -18,9 +18,11 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class Architecture:
-    """llama.cpp's ``name``, the metadata below "<name>." (``settings``), the ends of the names of tensors
-    without a place in the file (``left_out``), and True if rows of query and key are stored in pairs
-    (``paired``)."""
+    """Architecture of llama.cpp.
+
+    ``name``; ``settings``: the metadata below "<name>."; ``left_out``: endings of the names of tensors
+    without a place in the file; ``paired``: True if rows of query and key are stored in pairs.
+    """
 
     name: str
     settings: Callable[[Config], dict[str, Any]]
@@ -66,7 +68,7 @@ ARCHITECTURES = {
     "bert": Architecture("bert", _encoder, "gelu", left_out=("embeddings.position_ids", "pooler.dense.weight",
                                                      "pooler.dense.bias")),
 }  # fmt: skip
-"""By ``model_type`` of config.json."""
+"""Architectures by ``model_type`` of config.json."""
 
 
 def architecture_of(kind: str) -> str:
@@ -126,7 +128,7 @@ def pooling(folder: Path) -> int | None:
 
 
 def rope_of(config: Config) -> dict[str, Any]:
-    """The settings of the position encoding: one object today, two fields in older configurations."""
+    """Return the settings of the position encoding: one object today, two fields in older configurations."""
     old = config.get("rope_scaling") or {}
     kind = old.get("rope_type") or old.get("type") or "default"
     before = {**old, "rope_type": kind}
@@ -140,7 +142,7 @@ def head_length(config: Config) -> int:
 
 
 def rope_factors(config: Config) -> Tensor | None:
-    """float32 [head / 2]: the factors of the wavelengths of Llama 3.1's rotations; None for other
+    """Compute the factors of the wavelengths of Llama 3.1's rotations, float32 [head / 2]; None for other
     rotations."""
     rope = rope_of(config)
     if rope.get("rope_type") != "llama3":
@@ -163,12 +165,12 @@ def rope_factors(config: Config) -> Tensor | None:
 
 
 def in_pairs(rows: Tensor, heads: int) -> Tensor:
-    """Rows of query or key [heads · d, …] in llama.cpp's order: row i of a head next to row i + d/2."""
+    """Put rows of query or key [heads · d, …] into llama.cpp's order: row i of a head next to row i + d/2."""
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def out_of_pairs(rows: Tensor, heads: int) -> Tensor:
-    """The inverse of ``in_pairs``."""
+    """Undo ``in_pairs``."""
     return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 

@@ -42,7 +42,7 @@ def vocabulary(folder: Path, size: int) -> dict[str, Any]:
 
 
 def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]:
-    """The text and the type of every token; rows of embeddings without one are unused."""
+    """Return the text and the type of every token; rows of embeddings without a token are unused."""
     known, added_tokens = tokenizer["model"]["vocab"], tokenizer.get("added_tokens", [])
     highest = max([*known.values(), *(added["id"] for added in added_tokens)])
     if highest >= size:
@@ -78,7 +78,8 @@ def _cut(tokenizer: dict[str, Any]) -> str:
 
 
 def _sentence_piece(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
-    """The pair with the higher score is merged first: earlier merges have higher scores."""
+    """Convert a BPE vocabulary of SentencePiece. Earlier merges get higher scores: llama.cpp merges the pair
+    with the higher score first."""
     texts, types = _tokens(tokenizer, size)
     rank: dict[str, int] = {}
     for number, merge in enumerate(_merges(tokenizer)):
@@ -107,7 +108,8 @@ def _space_prefix(tokenizer: dict[str, Any]) -> bool:
 
 
 def _word_piece(tokenizer: dict[str, Any], size: int) -> dict[str, Any]:
-    """llama.cpp marks the beginnings of words where WordPiece marks their continuations."""
+    """Convert a WordPiece vocabulary: llama.cpp marks the beginnings of words, WordPiece their
+    continuations."""
     texts, types = _tokens(tokenizer, size)
     prefix = tokenizer["model"].get("continuing_subword_prefix", "##")
 

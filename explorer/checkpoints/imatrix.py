@@ -37,7 +37,7 @@ from explorer.sources.source_limits import LOCAL
 from explorer.words import plain
 
 CHUNK = 512
-"""llama-imatrix's default, for files without the number of tokens in a chunk."""
+"""Number of tokens in a chunk for files that do not state it: llama-imatrix's default."""
 SUFFIXES = (".gguf", ".dat")
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _MOST_BYTES = 1 << 32
@@ -46,24 +46,26 @@ _LONGEST_NAME = 4096
 
 @dataclass(frozen=True, eq=False)
 class Squares:
-    """``sums`` float32 [matrices, K] of the squares of inputs, over ``counts`` float32 [matrices] of tokens
-    (in the older form, of chunks). ``matrices``: the experts of a tensor, else 1."""
+    """Sums of squared inputs of one tensor: ``sums`` float32 [matrices, K] over ``counts`` float32 [matrices]
+    tokens (in the older form, chunks). ``matrices``: the experts of a tensor, else 1."""
 
     sums: Tensor
     counts: Tensor
 
     @property
     def mean(self) -> Tensor:
-        """float32 [matrices, K]: the mean squares; 1 for a matrix that no token reached, as in llama.cpp."""
+        """Mean squares, float32 [matrices, K]; 1 for a matrix that no token reached, as in llama.cpp."""
         reached = self.counts[:, None] > 0
         return torch.where(reached, self.sums / self.counts[:, None], torch.ones(()))
 
 
 @dataclass(frozen=True, eq=False)
 class Imatrix:
-    """The content of a file: ``tensors`` by llama.cpp's name (blk.0.attn_q.weight), the names of the texts
-    (``datasets``), and the number of ``chunks`` of ``chunk_size`` tokens (0 if the file does not state
-    it)."""
+    """Content of an importance file.
+
+    ``tensors`` by llama.cpp's name (blk.0.attn_q.weight), the names of the texts (``datasets``), and the
+    number of ``chunks`` of ``chunk_size`` tokens (0 if the file does not state it).
+    """
 
     tensors: Mapping[str, Squares]
     datasets: tuple[str, ...] = ()
@@ -71,8 +73,8 @@ class Imatrix:
     chunk_size: int = 0
 
     def importance(self, name: str, columns: int, matrices: int = 1) -> Tensor | None:
-        """float32 [matrices, columns]: the mean squares of the inputs of the tensor ``name``; None if the
-        file has none. ``ValueError`` for another number of columns."""
+        """Mean squares of the inputs of the tensor ``name``, float32 [matrices, columns]; None if the file
+        has none. ``ValueError`` for another number of columns."""
         found = self.tensors.get(name)
         if found is None:
             return None
@@ -173,7 +175,7 @@ def _write_gguf(imatrix: Imatrix, path: Path) -> None:
 
 
 def _dat(imatrix: Imatrix) -> Iterator[bytes]:
-    """The parts of a file of the older form. Tensors that no token reached are left out, as in llama.cpp."""
+    """Encode the older form, part by part. Tensors that no token reached are left out, as in llama.cpp."""
     reached = {name: one for name, one in sorted(imatrix.tensors.items()) if bool((one.counts > 0).any())}
     yield struct.pack("<i", len(reached))
     for name, squares in reached.items():
@@ -222,9 +224,11 @@ def _read_dat(path: Path) -> Imatrix:
 def importances_of(
     imatrix: Imatrix, name_of: Callable[[str], str], shapes: Mapping[str, tuple[int, int]]
 ) -> dict[str, Tensor]:
-    """Layer -> its importances float32 [K], for the layers that the file has. ``shapes``: layer -> [N, K];
-    ``name_of`` returns llama.cpp's name of a tensor. ``ValueError`` for a file of another model, or with none
-    of them."""
+    """Return layer -> importances float32 [K], for the layers that the file has.
+
+    ``shapes``: layer -> [N, K]; ``name_of`` returns llama.cpp's name of a tensor. ``ValueError`` for a file
+    of another model, or without any of the layers.
+    """
     found, wanted = dict[str, Tensor](), ""
     for layer, (_, columns) in shapes.items():
         name = name_of(f"{layer}.weight") or f"{layer}.weight"

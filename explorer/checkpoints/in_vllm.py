@@ -48,7 +48,7 @@ _FACTORIES = {
 
 
 class ReferenceKernel:
-    """Replaces a kernel: multiplies by the weight that the loaded tensors restore."""
+    """Stand-in for a kernel: multiplies by the weight that the loaded tensors restore."""
 
     bits, group_size, zero_points = 0, -1, False
 
@@ -68,13 +68,13 @@ class ReferenceKernel:
         layer.restored = self._restored(layer)
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The outputs [tokens, N] for ``x`` [tokens, K]."""
+        """Compute the outputs [tokens, N] for ``x`` [tokens, K]."""
         if self.inputs is not None:
             x = self._rounded(x.float(), getattr(layer, "input_scale", None)).to(x.dtype)
         return torch.nn.functional.linear(x.float(), layer.restored, bias).to(x.dtype)
 
     def _rounded(self, x: Tensor, scale: Tensor | None) -> Tensor:
-        """``x`` rounded to FP8 E4M3, by a fixed scale or one for each 128 values of a token."""
+        """Round ``x`` to FP8 E4M3, by a fixed scale or one for each 128 values of a token."""
         largest = torch.finfo(torch.float8_e4m3fn).max
         if scale is not None:
             return (x / scale).clamp(-largest, largest).to(torch.float8_e4m3fn).float() * scale
@@ -124,7 +124,7 @@ def _power(exponents: Tensor) -> Tensor:
 
 
 def _codes(words: Tensor, bits: int) -> Tensor:
-    """int64 [rows, codes] of int32 [rows, words], the first code in the lowest bits."""
+    """Unpack int32 [rows, words] to int64 [rows, codes], the first code from the lowest bits."""
     each = ((words.long() & 0xFFFFFFFF)[:, :, None] >> torch.arange(_WORD)) & 1
     stream = each.flatten(1)
     stream = stream[:, : stream.shape[1] // bits * bits].unflatten(1, (-1, bits))
@@ -144,8 +144,8 @@ def use_references() -> None:
 
 
 def _plain_fp8(x: Tensor, scale: Tensor | None = None, *given: Any, **named: Any) -> tuple[Tensor, Tensor]:
-    """``x`` by ``scale`` in FP8 E4M3, which vLLM computes on GPUs only. It rounds joined weights with several
-    scales to the largest."""
+    """Round ``x`` to FP8 E4M3 by ``scale``, which vLLM itself computes on GPUs only. It rounds joined weights
+    with several scales to the largest."""
     largest = torch.finfo(torch.float8_e4m3fn).max
     scale = x.abs().amax().float() / largest if scale is None else scale
     return (x.float() / scale).clamp(-largest, largest).to(torch.float8_e4m3fn), scale

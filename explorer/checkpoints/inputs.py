@@ -23,7 +23,7 @@ INPUTS = {
     "fp8_e4m3_tensor": "FP8, one fixed scale a layer",
     "nvfp4": "NVFP4, one fixed scale over the blocks of a layer",
 }
-"""Scheme of inputs -> its name in words. The last three have fixed scales, which texts are run for."""
+"""Scheme of inputs -> its label. The last three have fixed scales, which are found by running texts."""
 RANGES = {"max": "minmax", "percentile": "percentile"}
 """Range of the inputs that a fixed scale spans -> its calibrator: all values, or 99.99 % of them."""
 _ROWS, _TILES, _BLOCKS = ((1, None), (None, None)), ((128, 128),), ((1, 16),)
@@ -44,7 +44,8 @@ def check_inputs(name: str, span: str = "") -> None:
 
 
 def inputs_of(name: str, span: str = "") -> Scheme:
-    """The scheme of inputs called ``name`` with the calibrator of ``span``; errors as ``check_inputs``."""
+    """Return the scheme of inputs called ``name`` with the calibrator of ``span``; errors as
+    ``check_inputs``."""
     from explorer.schemes import Scheme
 
     check_inputs(name, span)
@@ -52,7 +53,7 @@ def inputs_of(name: str, span: str = "") -> Scheme:
 
 
 def with_calibrator(scheme: Scheme, name: str) -> Scheme:
-    """``scheme`` with the calibrator of this name."""
+    """Give ``scheme`` the calibrator of this name."""
     from explorer.schemes import Scheme
     from explorer.schemes.calibrators import calibrator_named
 
@@ -80,7 +81,7 @@ def check_scheme(scheme: Scheme) -> None:
 
 
 def label_of_inputs(scheme: Scheme) -> str:
-    """``scheme`` of inputs in words, with the calibrator of a fixed range if it is not the whole range."""
+    """Label a ``scheme`` of inputs, with the calibrator of a fixed range unless that is the whole range."""
     words = INPUTS.get(str(with_calibrator(scheme, "minmax")), scheme.label)
     return words if scheme.calibrator.name == "minmax" else f"{words} ({scheme.calibrator.label})"
 

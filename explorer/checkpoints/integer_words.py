@@ -39,17 +39,17 @@ def ragged(along: int, width: int | None, what: str = "row") -> str:
 
 
 def groups_in(scheme: Scheme, shape: tuple[int, int]) -> int:
-    """The number of scales of a layer [N, K]."""
+    """Count the scales of a layer [N, K]."""
     return math.prod(scheme.grid(shape))
 
 
 def unsigned(q: QuantizedTensor) -> Tensor:
-    """uint8 [N, K]: integer codes counted from the lowest, -2^(b-1)."""
+    """Shift integer codes to unsigned ones, counted from the lowest, -2^(b-1): uint8 [N, K]."""
     return q.codes ^ (1 << (q.scheme.format.bits - 1))
 
 
 def zero_codes(q: QuantizedTensor) -> Tensor:
-    """uint8 [N, groups]: the unsigned codes of 0."""
+    """The unsigned codes of 0: uint8 [N, groups]."""
     middle = 1 << (q.scheme.format.bits - 1)
     if q.scales.zero_points is None:
         return torch.full(q.scheme.grid(q.shape), middle, dtype=torch.uint8)
@@ -57,8 +57,8 @@ def zero_codes(q: QuantizedTensor) -> Tensor:
 
 
 def int32_words(codes: Tensor, bits: int) -> Tensor:
-    """int32 [rows, ceil(cols · bits / 32)]: ``codes`` uint8 [rows, cols] as one stream of bits a row, from
-    the lowest bit of the first word up."""
+    """Pack ``codes`` uint8 [rows, cols] into int32 [rows, ceil(cols · bits / 32)]: one stream of bits a row,
+    from the lowest bit of the first word up."""
     packed = pack_bits(codes.contiguous(), bits)
     padded = torch.nn.functional.pad(packed, (0, -packed.shape[1] % _WORD)).contiguous()
     return padded.view(-1).view(torch.int32).view(len(codes), -1)
@@ -80,5 +80,5 @@ def half_scales_refusal(scheme: Scheme) -> str:
 
 
 def half_scales(q: QuantizedTensor) -> Tensor:
-    """float16 [groups, N]."""
+    """The scales as float16 [groups, N]."""
     return q.scales.scale.to(torch.float16).t().contiguous()

@@ -1,5 +1,4 @@
-"""The model that an export reads: a folder with its configuration and tensors, which are read one at a
-time."""
+"""Model that an export reads: a folder with its configuration and its tensors, read one at a time."""
 
 from __future__ import annotations
 
@@ -28,11 +27,11 @@ _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|wpe|embeddings?|[a-z_]+_embedd
 
 
 class ModelFolder:
-    """A folder with config.json and complete safetensors files.
+    """Folder with config.json and complete safetensors files.
 
-    Weights of codes (``sources.quantized_forms``) are restored: they have the model's ``dtype`` and the names
-    and shapes of the network's parameters, and ``config`` has no quantization. ``changed``: tensors that
-    replace those of the files, by name, such as norms that took in factors.
+    Weights stored as codes (``sources.quantized_forms``) are restored: they have the model's ``dtype`` and
+    the names and shapes of the network's parameters, and ``config`` has no quantization. ``changed``: tensors
+    that replace those of the files, by name, such as norms that took in factors.
 
     ``SourceError`` for a missing configuration, an unreadable file, a tensor that the index lists and no file
     holds, and codes that no form restores.
@@ -71,7 +70,7 @@ class ModelFolder:
         return self._infos[name] if name in self._infos else self._source.info(name)
 
     def read(self, name: str) -> Tensor:
-        """One tensor in its own dtype, or if it is restored from codes, in the model's."""
+        """Read one tensor in its own dtype, or in the model's if it is restored from codes."""
         checkpoint()
         if name in self.changed:
             return self.changed[name]
@@ -89,7 +88,7 @@ class ModelFolder:
         return {info.name: info.dtype.partition(" · ")[0] for info in infos}
 
     def growth(self, name: str) -> int:
-        """The bytes of a restored weight, less those of its codes and scales."""
+        """Bytes of a restored weight beyond those of its codes and scales."""
         taken = sum(map(bytes_of, self._source.parts_of(name)))
         return bytes_of(self.info(name)) - taken if taken else 0
 
@@ -135,16 +134,16 @@ class ModelFolder:
 
     @cached_property
     def replaced(self) -> str:
-        """The first class of the network that transformers replaces in quantized models, which then does not
-        find its weights; empty if there is none."""
+        """The first class of the network that transformers replaces in quantized models; the replacement does
+        not find its weights. Empty if there is none."""
         from transformers.quantizers.base import MODULES_TO_PATCH_FOR_QUANTIZATION
 
         kinds = {type(m).__name__ for m in self.skeleton.network.modules()} if self.skeleton else set()
         return next((name for name in MODULES_TO_PATCH_FOR_QUANTIZATION if name in kinds), "")
 
     def taken_apart(self, name: str) -> dict[str, Callable[[Tensor], Tensor]]:
-        """The tensors of single experts that a stacked tensor [E, inputs, outputs] becomes if transformers
-        replaces the class (``replaced``): name -> the function that takes it from the stack. Empty for other
+        """Split a stacked tensor [E, inputs, outputs] into tensors of single experts, if transformers
+        replaces its class (``replaced``): name -> the function that takes it from the stack. Empty for other
         tensors."""
         block, _, part = name.rpartition(".")
         if not self.replaced or not block.endswith(".experts") or part not in ("gate_up_proj", "down_proj"):
@@ -171,7 +170,7 @@ class ModelFolder:
 
     @property
     def lacks_head(self) -> bool:
-        """True if the network has an own head, and the files have no weight for it."""
+        """True if the network has a head of its own, and the files have no weight for it."""
         network = self.skeleton
         if network is None or not network.head or self.tied:
             return False

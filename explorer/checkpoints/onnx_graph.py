@@ -28,7 +28,7 @@ Axes = list[str | int]
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as ONNX stores it: the name of its type, its shape, its bytes."""
+    """Tensor as ONNX stores it: the name of its type, its shape, its bytes."""
 
     kind: str
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class StoredTensor:
 
     @classmethod
     def of(cls, tensor: Tensor) -> StoredTensor:
-        """A tensor of a dtype that torch and ONNX both have."""
+        """Convert a tensor of a dtype that torch and ONNX both have."""
         flat = tensor.detach().cpu().contiguous()
         return cls(_KINDS[tensor.dtype], tuple(tensor.shape), flat.reshape(-1).view(torch.uint8))
 
@@ -50,14 +50,14 @@ class Graph:
         self._tensors: list[Any] = []
 
     def node(self, operation: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Add one operation; the name of its output."""
+        """Add one operation; returns the name of its output."""
         name = f"{operation}_{len(self.nodes)}"
         make = self._onnx.helper.make_node
         self.nodes.append(make(operation, list(inputs), [name], name, domain=domain, **attributes))
         return name
 
     def cast(self, x: str, kind: str = "FLOAT") -> str:
-        """``x`` in another type."""
+        """Convert ``x`` to another type."""
         return self.node("Cast", x, to=getattr(self._onnx.TensorProto, kind))
 
     def rename(self, name: str, to: str) -> None:
@@ -65,7 +65,7 @@ class Graph:
         self.nodes.append(self._onnx.helper.make_node("Identity", [name], [to]))
 
     def put(self, name: str, stored: StoredTensor) -> str:
-        """Add a tensor; its name."""
+        """Add a tensor; returns its name."""
         proto = self._onnx.TensorProto(name=name, dims=stored.shape)
         proto.data_type = getattr(self._onnx.TensorProto, stored.kind)
         raw = stored.data.numpy()

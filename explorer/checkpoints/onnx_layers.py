@@ -68,13 +68,13 @@ def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
 
 
 def dequantized(graph: Graph, name: str, q: QuantizedTensor) -> str:
-    """float32 [K, N]: the output of the DequantizeLinear that restores the layer."""
+    """Restore the layer by a DequantizeLinear; returns the name of its output, float32 [K, N]."""
     bits, width, floats = q.scheme.format.bits, q.scheme.block[1], _FLOAT8.get(q.scheme.format.name)
     kind = f"INT{bits}" if floats is None else floats
     line = () if q.scheme.block == (None, None) else (-1,)
 
     def grid(values: Tensor) -> Tensor:
-        """Scales or zero points [K/B, N], [N] of rows, or one number."""
+        """Arrange scales or zero points as [K/B, N], as [N] for rows, or as one number."""
         return values.t().contiguous() if width is not None else values.reshape(line)
 
     parts = [
@@ -89,13 +89,16 @@ def dequantized(graph: Graph, name: str, q: QuantizedTensor) -> str:
 
 
 def by_dequantizing(graph: Graph, name: str, x: str, q: QuantizedTensor) -> str:
-    """The product of ``x`` [..., K] by the restored layer: [..., N]."""
+    """Multiply ``x`` [..., K] by the restored layer: [..., N]."""
     return graph.node("MatMul", x, dequantized(graph, name, q))
 
 
 def by_codes(graph: Graph, name: str, x: str, q: QuantizedTensor, accuracy_level: int = 0) -> str:
-    """The MatMulNBits of ``x`` [..., K] by the layer: [..., N]. ``accuracy_level``: what may multiply: 0 what
-    ONNX Runtime chooses, 1 float32, 4 INT8 (``x`` is rounded to it, block by block)."""
+    """Multiply ``x`` [..., K] by the layer with MatMulNBits: [..., N].
+
+    ``accuracy_level``, the type of the product: 0 ONNX Runtime's choice, 1 float32, 4 INT8 (``x`` is rounded
+    to it, block by block).
+    """
     bits, (rows, columns), width = q.scheme.format.bits, q.shape, q.scheme.block[1]
     assert width is not None
     packed = pack_bits(unsigned(q).contiguous(), bits).view(rows, columns // width, width * bits // 8)
@@ -111,7 +114,7 @@ def by_codes(graph: Graph, name: str, x: str, q: QuantizedTensor, accuracy_level
 
 
 def _scales(graph: Graph, name: str, scales: Tensor, scheme: Scheme) -> str:
-    """The scales as float32, stored in float16 where the scheme rounds them to it."""
+    """The scales as float32, stored in float16 if the scheme rounds them to it."""
     if not _has_half_scales(scheme):
         return graph.put(name, StoredTensor.of(scales))
     return graph.cast(graph.put(name, StoredTensor.of(scales.half())))
@@ -122,6 +125,6 @@ def _has_half_scales(scheme: Scheme) -> bool:
 
 
 def _stored(codes: Tensor, kind: str) -> StoredTensor:
-    """uint8 ``codes`` as ONNX packs them: one run over the flattened tensor."""
+    """Pack uint8 ``codes`` as ONNX does, in one run over the flattened tensor."""
     bits = {"INT2": 2, "INT4": 4}.get(kind, 8)
     return StoredTensor(kind, tuple(codes.shape), pack_bits(codes.reshape(1, -1).contiguous(), bits)[0])

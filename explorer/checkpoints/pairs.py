@@ -1,5 +1,5 @@
-"""Pair the weights of two checkpoints: by name, by the names of GGUF, and where one of them holds several
-layers as one matrix."""
+"""Pair the weights of two checkpoints: by name, by the names of GGUF, and if one of them holds several layers
+as one matrix."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ _ONLY_GGUF = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_sho
 
 @dataclass(frozen=True)
 class Pair:
-    """One layer: its ``name``, and the weights of either checkpoint that, one below another, are its
-    matrix."""
+    """One layer: its ``name``, and the weights of each checkpoint whose rows make up its matrix."""
 
     name: str
     original: tuple[str, ...]
@@ -88,7 +87,7 @@ def _in_order(names: list[str], place: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _part(name: str) -> str:
-    """ "q_proj" of "model.layers.0.self_attn.q_proj.weight" """
+    """The layer's part of a name: "q_proj" in "model.layers.0.self_attn.q_proj.weight"."""
     return name.rpartition(".")[0].rpartition(".")[2]
 
 
@@ -98,7 +97,7 @@ def _some(checkpoint: Checkpoint) -> str:
 
 
 def _places(original: Checkpoint, quantized: Checkpoint) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each weight of the original, and the weights of the other checkpoint that hold its rows."""
+    """Map each weight of the original to the weights of the other checkpoint that hold its rows."""
     if len(original.weights) == len(quantized.weights) == 1:
         yield next(iter(original.weights)), tuple(quantized.weights)
         return

@@ -16,8 +16,8 @@ from torch import Tensor
 ROUNDS = 4
 """Rounds of the fit, each of columns and then rows."""
 LEAST_GAIN_DB, LEAST_SPREAD = 3.0, 1.1
-"""The least gain of undoing factors, and the least ratio of the factors at 90 % and 10 % of the columns, from
-which on factors are believed."""
+"""Least gain of undoing factors, and least ratio of the factors at 90 % and 10 % of the columns, for which
+factors are accepted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Factors:
     why: str
 
     def undo(self, weight: Tensor) -> Tensor:
-        """``weight`` [N, K] without them."""
+        """Divide ``weight`` [N, K] by the factors."""
         return weight / self.columns / self.rows[:, None]
 
 
@@ -62,20 +62,20 @@ def find_factors(weight: Tensor, restored: Tensor, norms: Mapping[str, Tensor]) 
 
 
 def whole_factor(weight: Tensor, restored: Tensor) -> float | None:
-    """The factor of all of ``restored``; None unless dividing by it gains ``LEAST_GAIN_DB``."""
+    """Find one factor of all of ``restored``; None unless dividing by it gains ``LEAST_GAIN_DB``."""
     factor = _whole(weight, restored)
     limit = noise(weight, restored) / 10 ** (LEAST_GAIN_DB / 10)
     return factor if noise(weight, restored / factor) < limit else None
 
 
 def _whole(weight: Tensor, restored: Tensor) -> float:
-    """The number with the least Σ(restored - number · weight)²; 1 in place of 0 and NaN."""
+    """Find the number with the least Σ(restored - number · weight)²; 1 in place of 0 and NaN."""
     w = weight.double()
     return float(_ratio((w * restored).sum(), w.square().sum()))
 
 
 def _with_rows(weight: Tensor, restored: Tensor, found: Factors) -> Factors:
-    """``found`` with factors of rows, for the layer behind, if they explain more."""
+    """Add factors of rows, for the layer behind, to ``found`` if they explain more."""
     without = found.undo(restored)
     rows = _ratio((without * weight).double().sum(1), weight.double().square().sum(1))
     more = Factors(found.columns, rows, f"{found.why}; its rows have factors too, for the layer behind it")
@@ -84,7 +84,8 @@ def _with_rows(weight: Tensor, restored: Tensor, found: Factors) -> Factors:
 
 
 def _fit(weight: Tensor, restored: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors of columns [K] and rows [N] with about the least Σ(restored - rows · columns · weight)²."""
+    """Find factors of columns [K] and rows [N] with about the least Σ(restored - rows · columns ·
+    weight)²."""
     w, q = weight.double(), restored.double()
     products, squares = w * q, w.square()
     columns = torch.ones(w.shape[1], dtype=torch.float64)

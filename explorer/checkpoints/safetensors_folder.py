@@ -39,9 +39,11 @@ def write_model(
     config: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the model into the job's folder: its tensors, ``more`` tensors, and its changed configuration.
-    ``own`` gives the writer of a layer by name, in place of ``layer``. ``config``: further entries of
-    config.json. ``apart``: experts of a class that the reader replaces are written one by one
-    (``ModelFolder.taken_apart``)."""
+
+    ``own``: layer -> its writer, in place of ``layer``. ``config``: further entries of config.json.
+    ``apart``: experts of a class that the reader replaces are written one by one
+    (``ModelFolder.taken_apart``).
+    """
     model = job.plan.model
     shards = Shards(job.folder, job.plan.file_bytes, _header_bytes(job.plan))
     for info in model.infos:
@@ -71,7 +73,7 @@ def _header_bytes(plan: Plan) -> int:
 
 
 def around(plan: Plan) -> int:
-    """See ``Export.around``. The number of files is that for layers of 16 bits per weight."""
+    """See ``Export.around``. The number of files is estimated for layers of 16 bits per weight."""
     kept = sum(bytes_of(info) for info in plan.model.infos if not plan.layer_of(info.name))
     most = kept + sum(2 * info.elements for info in plan.model.infos if plan.layer_of(info.name))
     files = 1 + int(2 * most / plan.file_bytes)  # two that follow each other are longer than one may be
@@ -93,8 +95,8 @@ def _tensors_of(tensor: str, job: ExportJob, layer: Layer) -> dict[str, Tensor]:
 
 
 def _input_scale(name: str, inputs: Scheme, scale: float) -> dict[str, Tensor]:
-    """The fixed scale of a layer's inputs in compressed-tensors' form. The one over block scales divides, and
-    is rounded as the library rounds it in models of 16 bits."""
+    """The fixed scale of a layer's inputs in compressed-tensors' form. A scale over block scales is stored as
+    a divisor, rounded as the library rounds it in models of 16 bits."""
     if inputs.block == (None, None):
         return {f"{name}.input_scale": torch.tensor([scale])}
     largest = torch.tensor(scale * inputs.format.max * E4M3.max)
@@ -102,7 +104,7 @@ def _input_scale(name: str, inputs: Scheme, scale: float) -> dict[str, Tensor]:
 
 
 def one(layer: Layer) -> Callable[[QuantizedTensor, str, Path], None]:
-    """The writer of one tensor in the layout of ``layer``, for a model in float32."""
+    """Return a writer of one tensor in the layout of ``layer``, for a model in float32."""
 
     def write(q: QuantizedTensor, name: str, path: Path) -> None:
         dtype = q.scheme.plain_dtype
@@ -113,12 +115,12 @@ def one(layer: Layer) -> Callable[[QuantizedTensor, str, Path], None]:
 
 
 def kept(plan: Plan) -> list[str]:
-    """The layers without codes, as the files name them."""
+    """Name the layers without codes, as in the files."""
     return [name for name in plan.model.matrices if name not in plan.coded]
 
 
 def not_coded(plan: Plan) -> list[str]:
-    """The layers without codes, as the files and the reader's network name them."""
+    """Name the layers without codes, as in the files and in the reader's network."""
     coded = {plan.model.place(name).module for name in plan.coded}
     linear = plan.model.skeleton.linear if plan.model.skeleton else ("lm_head",)
     return list(dict.fromkeys([*kept(plan), *(path for path in linear if path not in coded)]))

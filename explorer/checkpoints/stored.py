@@ -52,8 +52,8 @@ ROTATED = ("attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias")
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight by the headers: ``name`` and ``shape`` in the network, the ``bytes`` of its tensors, and True
-    for codes (``coded``)."""
+    """Weight as the headers describe it: ``name`` and ``shape`` in the network, ``bytes`` of its tensors, and
+    ``coded``, True for codes."""
 
     name: str
     bytes: int
@@ -62,7 +62,7 @@ class StoredWeight:
 
 
 class Checkpoint(ABC):
-    """The weights of a checkpoint. ``origin``: its name in messages; ``config``: config.json; ``broken``: a
+    """Weights of a checkpoint. ``origin``: its name in messages; ``config``: config.json; ``broken``: a
     reason for each unreadable file, which is left out."""
 
     origin: str
@@ -72,11 +72,11 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def restore(self, name: str) -> Restored:
-        """One weight; ``SourceError`` if it cannot be read."""
+        """Restore one weight; ``SourceError`` if it cannot be read."""
 
     def elements(self, name: str) -> int:
-        """The most values that ``restore`` returns, by the headers; ``SourceError`` if they contradict each
-        other."""
+        """The largest number of values that ``restore`` returns, by the headers; ``SourceError`` if they
+        contradict each other."""
         return math.prod(self.weights[name].shape)
 
     def __contains__(self, name: str) -> bool:
@@ -84,7 +84,7 @@ class Checkpoint(ABC):
 
 
 def open_checkpoint(where: str, revision: str | None = None, limits: SourceLimits = LOCAL) -> Checkpoint:
-    """Open a folder, a file (.safetensors, .gguf) or a Hub id; ``SourceError`` with what is accepted."""
+    """Open a folder, a file (.safetensors, .gguf) or a Hub id; ``SourceError`` says what is accepted."""
     gguf = gguf_of(where, limits)
     if gguf is not None:
         return GgufCheckpoint(open_gguf(gguf))
@@ -118,7 +118,7 @@ def _own_files(paths: tuple[Path, ...]) -> Iterator[Path]:
 
 
 class Safetensors(Checkpoint):
-    """A folder, file or Hub id with plain weights, or codes that its source restores."""
+    """Checkpoint of plain weights, or of codes that their source restores: a folder, a file or a Hub id."""
 
     def __init__(self, source: TensorSource) -> None:
         self.origin, self._source, self.broken = source.origin, source, source.broken
@@ -155,7 +155,7 @@ class Safetensors(Checkpoint):
 
 
 def _named(text: str) -> str:
-    """The name of the scheme that a text spells; empty if its parts do not go together."""
+    """The name of the scheme that a text describes; empty if its parts contradict each other."""
     try:
         return str(Scheme.parse(text)) if text else ""
     except ValueError:
@@ -200,7 +200,7 @@ class OwnFiles(Checkpoint):
 
 
 class GgufCheckpoint(Checkpoint):
-    """A GGUF file by its own names; rows of query and key are in the order of the file."""
+    """GGUF file, with its own names; rows of query and key are in the order of the file."""
 
     def __init__(self, model: GgufModel) -> None:
         self.model, self.origin, self.config = model, model.source.origin, {}
@@ -222,7 +222,7 @@ class GgufCheckpoint(Checkpoint):
         return Restored(values, info.dtype, _GGUF_SCHEMES.get(info.dtype, ""), self._steps(info))
 
     def _steps(self, info: TensorInfo) -> Tensor | None:
-        """float32 of the tensor's shape: the scale of each element; None for types with scales that are not
+        """The scale of each element, float32 of the tensor's shape; None for types whose scales are not
         read."""
         elements, size = block_sizes(self.origin)[info.dtype]
         raw = torch.frombuffer(self.model.source.stored(info.name), dtype=torch.uint8)
@@ -241,6 +241,6 @@ class GgufCheckpoint(Checkpoint):
 
 
 def in_old_order(values: Tensor, heads: int) -> Tensor:
-    """Rows of query or key from a GGUF file in the order of transformers; unchanged if they are not whole
-    heads."""
+    """Put rows of query or key from a GGUF file into the order of transformers; unchanged if they are not
+    whole heads."""
     return out_of_pairs(values, heads) if heads and len(values) % (2 * heads) == 0 else values

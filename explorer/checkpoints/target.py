@@ -28,7 +28,7 @@ SAFETENSORS = ".safetensors"
 SHARD_BYTES = 5e9
 NO_CACHE = "its format has no place for that, and it is an option of the engine"
 _ROUNDED = 2.0**-8
-"""The most that rounding to a normal number of 16 bits moves a scale, as a share of it."""
+"""Largest relative change of a scale by rounding to a normal number of 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Plan:
         return shape[0], shape[1]
 
     def layer_of(self, tensor: str) -> str:
-        """The layer of the plan with the weight ``tensor``; empty for other tensors."""
+        """The layer of the plan whose weight is ``tensor``; empty for other tensors."""
         name = tensor.removesuffix(".weight")
         return name if name != tensor and name in self.layers else ""
 
@@ -99,9 +99,8 @@ class ExportJob:
     """One run of an export: the destination, the quantizer, and the callbacks.
 
     ``step`` is called once for each tensor of the model, when it is written, and ``seen`` with the name and
-    the codes of each layer. ``dtype`` and ``stored`` are those of the target. ``moved`` is called with a
-    layer whose scales move by more than rounding moves them, and with the largest move as a share of the
-    scale.
+    the codes of each layer. ``dtype`` and ``stored`` are those of the target. ``moved`` is called if a
+    layer's scales change by more than rounding changes them, with the layer and the largest relative change.
     """
 
     plan: Plan
@@ -114,7 +113,7 @@ class ExportJob:
     moved: Callable[[str, float], None] = lambda name, most: None
 
     def layer(self, name: str) -> QuantizedTensor:
-        """The codes of a layer; ``ValueError`` if they do not match the recipe."""
+        """Quantize a layer; ``ValueError`` if the codes do not match the recipe."""
         recipe, weight = self.plan.layers[name], self.plan.model.read(f"{name}.weight")
         q = self.quantized(name, weight, recipe)
         if q.shape != tuple(weight.shape) or q.scheme.text != recipe.scheme.text:
@@ -137,7 +136,7 @@ class ExportJob:
 
 
 def on_cpu(q: QuantizedTensor) -> QuantizedTensor:
-    """The same codes and scales in host memory."""
+    """Copy codes and scales to host memory."""
     scales = q.scales.map_grids(Tensor.cpu)
     top = None if scales.tensor_scale is None else scales.tensor_scale.cpu()
     return dataclasses.replace(q, packed=q.packed.cpu(), scales=dataclasses.replace(scales, tensor_scale=top))
@@ -203,7 +202,7 @@ class Export:
 
     @property
     def sharded(self) -> bool:
-        """True if its tensors are in safetensors files, of which there may be several."""
+        """True if the target stores tensors in safetensors files, of which there may be several."""
         return self.suffix == SAFETENSORS
 
     def refusal(self, scheme: Scheme, shape: Shape) -> str:
@@ -211,8 +210,8 @@ class Export:
         return "" if scheme.plain_dtype is not None else self.refuses(scheme, shape)
 
     def stored_bits(self, scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
-        """Bits per weight of a layer of ``shape`` [N, K] of a model in ``dtype`` in the file, with all that
-        the layout adds to the codes."""
+        """Bits per weight of a layer of ``shape`` [N, K] of a model in ``dtype``, as stored in the file with
+        all that the layout adds to the codes."""
         plain = scheme.plain_dtype
         return self.bits(scheme, shape, dtype) if plain is None else 8.0 * plain.itemsize
 

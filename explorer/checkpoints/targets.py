@@ -1,4 +1,4 @@
-"""``EXPORTS``, the targets by name. Each is a file ``to_NAME.py`` of this folder with an ``EXPORT``.
+"""``EXPORTS``: the targets by name. Each is a file ``to_NAME.py`` of this folder with an ``EXPORT``.
 
 Names come from the files: targets import torch, and are imported when they are first asked for.
 """
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from explorer.schemes import Scheme
 
 _FIRST = ("compressed-tensors", "vllm", "gguf", "onnx", "onnx-nbits", "gptq", "awq", "bitsandbytes")
-"""The order of pickers; others follow by name."""
+"""Order of targets in pickers; others follow by name."""
 _PREFIX = "to_"
 OWN = "Quantization Explorer"
-"""The folder that every scheme can be written to."""
+"""Target that every scheme can be written to."""
 _SHORT = (
     ("compressed-tensors (vLLM)", ("vllm",)),
     ("compressed-tensors", ("compressed-tensors",)),
@@ -30,7 +30,7 @@ _SHORT = (
     ("bitsandbytes", ("bitsandbytes",)),
     ("ONNX", ("onnx", "onnx-nbits")),
 )
-"""Short names, and the targets of each, of which one suffices. vLLM reads compressed-tensors."""
+"""Short name -> targets, one of which suffices. vLLM reads compressed-tensors."""
 
 
 @cache

@@ -56,8 +56,10 @@ _MOST_LAYERS = 12
 
 def reader_refusal(target: str, model: ModelFolder) -> str:
     """Reason why the reader of ``target`` cannot open or run such a model with codes, in the reader's words.
-    Empty if it can, and if that is not known: no reader is installed, or no small copy can be made. Results
-    are kept by configuration in the user's cache folder."""
+
+    Empty if it can, or if that is unknown: no reader is installed, or no small copy can be made. Results are
+    kept by configuration in the user's cache folder.
+    """
     if model.settings is None or export_of(target).name not in PACKAGES:
         return ""
     packages = ("transformers", "torch", *PACKAGES)
@@ -80,7 +82,7 @@ def check_reader(target: str, model: ModelFolder) -> None:
 
 
 def note_of(place: str, revision: str | None = None) -> Iterator[str]:
-    """A sentence if the usual target cannot hold the model at ``place``, for before a survey."""
+    """Warn, before a survey, that the usual target cannot hold the model at ``place``; empty if it can."""
     paths = open_source(place, revision).paths
     with suppress(SourceError, IndexError):  # what cannot be opened, the survey refuses itself
         if paths[0].suffix == SAFETENSORS and (why := reader_refusal(USUAL, ModelFolder(paths[0].parent))):
@@ -88,7 +90,7 @@ def note_of(place: str, revision: str | None = None) -> Iterator[str]:
 
 
 def tried(target: str, model: ModelFolder) -> str:
-    """``reader_refusal`` by a copy that is made, written, opened and run now, which takes seconds."""
+    """Find ``reader_refusal`` by making, writing, opening and running a copy now, which takes seconds."""
     row = export_of(target)
     with tempfile.TemporaryDirectory() as room, redirect_stderr(StringIO()):  # of a copy, not of the model
         try:
@@ -111,7 +113,7 @@ def tried(target: str, model: ModelFolder) -> str:
 
 def tiny_copy(model: ModelFolder, out: Path) -> Path:
     """Write a model of the same kind with few and small layers of random weights into ``out``, and run it
-    once. Raises what transformers does where that fails."""
+    once. Errors are those of transformers."""
     config = shrunk(model.settings)
     network: Any = class_of(config, model.auto_class)(config).to(model.dtype).eval()
     ids = torch.arange(100, 108)[None]

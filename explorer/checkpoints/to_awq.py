@@ -39,7 +39,7 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
 
 
 def family(scheme: Scheme) -> str:
-    """All layers have one group size."""
+    """One group size for all layers."""
     return str(scheme.block[1])
 
 
@@ -52,7 +52,7 @@ def together(plan: Plan) -> str:
 
 
 def tensors(q: QuantizedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of a layer; ``dtype`` changes nothing."""
+    """Make the tensors of a layer; ``dtype`` has no effect."""
     return {
         ".qweight": _interleaved(integer_words.unsigned(q).t()),
         ".qzeros": _interleaved(integer_words.zero_codes(q).t()),
@@ -61,14 +61,14 @@ def tensors(q: QuantizedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _interleaved(codes: Tensor) -> Tensor:
-    """int32 [rows, N/8] of ``codes`` [rows, N]."""
+    """Pack ``codes`` [rows, N] into int32 [rows, N/8]."""
     mixed = codes.unflatten(1, (-1, EACH))[:, :, list(AWQ_ORDER)].flatten(1)
     return integer_words.int32_words(mixed, BITS)
 
 
 def _place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:
-    """The place of the layer in the reader's network. Readers build a plain head, which codes would leave
-    random, and transformers finds no codes of single experts."""
+    """The place of the layer in the reader's network. Readers build a plain head, whose weights would stay
+    random if it had codes; transformers finds no codes of single experts."""
     if model.is_head(layer):
         return LayerPlace("", "readers of this layout have no codes in the head")
     found, why = model.place(layer), "transformers finds no codes of experts in this layout"
@@ -76,7 +76,7 @@ def _place(model: ModelFolder, layer: str, scheme: Scheme) -> LayerPlace:
 
 
 def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
-    """Bits per weight: zero points are stored of symmetric schemes too."""
+    """Bits per weight; symmetric schemes store zero points too."""
     return BITS + (16 + BITS) * groups_in(scheme, shape) / math.prod(shape)
 
 

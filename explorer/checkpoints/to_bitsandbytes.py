@@ -53,7 +53,7 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
 
 
 def family(scheme: Scheme) -> str:
-    """All layers have one type and one kind of scales."""
+    """One type and one kind of scales for all layers."""
     return f"{scheme.format.name}, {'doubly quantized' if _nested(scheme) else 'float32'} scales"
 
 
@@ -71,7 +71,7 @@ def _nested(scheme: Scheme) -> bool:
 
 
 def tensors(q: QuantizedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of a layer, which is restored to ``dtype``."""
+    """Make the tensors of a layer, which is restored to ``dtype``."""
     kind, table = _TYPES[q.scheme.format.name]
     codes = q.codes.reshape(-1, 2)
     if kind == "fp4":
@@ -102,8 +102,8 @@ def tensors(q: QuantizedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
-    """Bits per weight: each layer has its table of values and a state in JSON, and one of two levels also the
-    table of its scales."""
+    """Bits per weight: each layer has a table of values and a state in JSON; a layer with two levels of
+    scales also has a table of scales."""
     values = 16 + (len(DYNAMIC_MAP) if _nested(scheme) else 0)
     return own_bits(scheme, shape) + (32 * values + 8 * _STATE_BYTES) / math.prod(shape)
 

@@ -42,11 +42,11 @@ VERSION = "0.20.0"
 INTEGERS = (2, 3, 4, 5, 6, 7, 8)
 TILE = 128
 _UNPACKED = ("int-quantized", "float-quantized", "mxfp8-quantized")
-"""Formats whose codes are called ``.weight``."""
+"""Formats that store codes under the name ``.weight``."""
 EXPERTS = r"re:.*\.experts\.\d+\..*"
 _WORD = 32
 _SHAPE_BITS = 128
-"""The bits of ``weight_shape``."""
+"""Size of ``weight_shape`` in bits."""
 Parts = dict[str, Tensor]
 
 
@@ -55,7 +55,7 @@ class CompressedLayout:
     """One format of compressed-tensors: its name, the config entry of the weights, and the tensors of a
     layer.
 
-    ``bfloat16``: the reader restores to bfloat16, whatever the model's dtype.
+    ``bfloat16``: True if the reader restores to bfloat16, whatever the model's dtype.
     """
 
     format: str
@@ -65,11 +65,11 @@ class CompressedLayout:
 
 
 Layouts = Callable[[Scheme], CompressedLayout | None]
-"""A scheme -> the format that holds its codes."""
+"""Scheme -> the format that holds its codes."""
 
 
 def compressed_layout(scheme: Scheme) -> CompressedLayout | None:
-    """The format that holds codes of ``scheme``; None if there is none."""
+    """The format that holds codes of ``scheme``; None without one."""
     if isinstance(scheme.format, IntegerFormat):
         if integer_refusal(_as_row(scheme), INTEGERS, 0):
             return None
@@ -89,13 +89,13 @@ def compressed_layout(scheme: Scheme) -> CompressedLayout | None:
 
 
 def _as_row(scheme: Scheme) -> Scheme:
-    """The scheme with a scale a row in place of one for the tensor, which INT8 may have too."""
+    """Replace the tensor's scale by a scale for each row, which INT8 may have too."""
     whole = scheme.block == (None, None) and scheme.format.bits == 8
     return replace(scheme, block=(1, None)) if whole else scheme
 
 
 def packed_layout(scheme: Scheme) -> CompressedLayout:
-    """The format of integers in words."""
+    """The format of integers packed into words."""
     if scheme.block[1] is not None:
         strategy: dict[str, Any] = {"strategy": "group", "group_size": scheme.block[1]}
     else:
@@ -161,9 +161,12 @@ def _scales(q: QuantizedTensor, dtype: torch.dtype) -> Tensor:
 
 
 def stored(q: QuantizedTensor, dtype: torch.dtype) -> QuantizedTensor:
-    """The codes with scales that ``dtype`` holds, which moves weights by up to 2⁻⁹ of their size, and by more
-    where scales are subnormal numbers of float16. Scales of two levels, and powers of two, stay.
-    ``ValueError`` for one beyond the largest number of ``dtype``."""
+    """Round the scales to ``dtype``. This moves weights by up to 2⁻⁹ of their size, and by more if scales are
+    subnormal numbers of float16.
+
+    Scales of two levels, and powers of two, are unchanged. ``ValueError`` for one beyond the largest number
+    of ``dtype``.
+    """
     layout, scale = compressed_layout(q.scheme), q.scales.stored
     if layout is None or layout.bfloat16 or q.scales.tensor_scale is not None:
         return q
@@ -247,8 +250,8 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
 
 
 def family(scheme: Scheme) -> str:
-    """A scheme with packed zero points stands alone: transformers loads those with ``dequantize=True`` only,
-    which in turn decodes every layer by the first group."""
+    """Schemes that can be mixed. A scheme with packed zero points stands alone: transformers loads it with
+    ``dequantize=True`` only, which in turn decodes every layer by the first group."""
     return scheme.text if _format(scheme) == "pack-quantized" and is_asymmetric(scheme) else ""
 
 
@@ -330,9 +333,11 @@ BF16 = float_format("bfloat16")
 
 
 def _as_read(inputs: Scheme, dtype: torch.dtype) -> Scheme:
-    """The scheme by which compressed-tensors rounds inputs. INT8 with scales found at run time spans 127.5
-    steps on each side; scales of NVFP4, and in a bfloat16 model of all such inputs, are computed in bfloat16,
-    with x / scale."""
+    """The scheme by which compressed-tensors rounds inputs.
+
+    INT8 with scales found at run time spans 127.5 steps on each side. Scales of NVFP4 inputs are computed in
+    bfloat16, with x / scale; in a bfloat16 model all scales found at run time are.
+    """
     if inputs.block == (1, 16):
         return SCHEMES["nvfp4_vllm"]
     if isinstance(inputs.format, IntegerFormat) and not is_fixed(inputs):
@@ -347,8 +352,8 @@ def settings(
     plan: Plan,
     layout: Callable[[Scheme, bool], CompressedLayout | None] = lambda scheme, _: compressed_layout(scheme),
 ) -> dict[str, Any]:
-    """``quantization_config``: one group for each scheme and way of quantizing inputs, with its layers by
-    name; all others are ignored. ``layout`` takes a scheme, and True for quantized inputs."""
+    """``quantization_config``: a group for each scheme and quantization of inputs, with its layers by name;
+    all others are ignored. ``layout`` takes a scheme, and True for quantized inputs."""
     groups = {}
     for number, ((scheme, inputs), names) in enumerate(plan.groups.items()):
         found = layout(scheme, inputs is not None)
@@ -405,7 +410,7 @@ def load(plan: Plan) -> str:
 
 
 def layer(q: QuantizedTensor, dtype: torch.dtype, layout: Layouts = compressed_layout) -> Parts:
-    """The tensors of a layer, by the suffix of its name."""
+    """Make the tensors of a layer, by the suffix of its name."""
     found = layout(q.scheme)
     assert found is not None
     return found.tensors(q, dtype)

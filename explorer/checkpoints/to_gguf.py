@@ -30,7 +30,7 @@ _INPUTS = "its reader decides how inputs are quantized"
 FILE = "model.gguf"
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 GUESSED = 1024
-"""llama.cpp's file type of a file with a type for each tensor."""
+"""llama.cpp's file type for a file whose tensors have several types."""
 
 
 def refuses(scheme: Scheme, shape: Shape) -> str:
@@ -122,7 +122,7 @@ def _padded(size: int) -> int:
 
 
 def _begun(plan: Plan, places: Mapping[str, str], factors: Tensor | None, path: Path) -> Any:
-    """A writer whose file has everything before the tensors' data."""
+    """Return a writer whose file has everything before the tensors' data."""
     gguf = needed("gguf", NAME)
     config, architecture = plan.model.config, ARCHITECTURES[plan.model.type]
     writer = gguf.GGUFWriter(path, architecture.name)
@@ -190,7 +190,7 @@ def announce(writer: Any, name: str, shape: tuple[int, ...], kind: str) -> None:
 
 
 def _data(job: ExportJob, tensor: str, architecture: Architecture) -> Tensor:
-    """uint8 [rows, bytes of a row]: one tensor as it is stored."""
+    """Encode one tensor: uint8 [rows, bytes of a row]."""
     plan = job.plan
     if layer := plan.layer_of(tensor):
         raw = row_bytes(job.layer(layer))

@@ -47,7 +47,7 @@ def refuses(scheme: Scheme, shape: Shape) -> str:
 
 
 def family(scheme: Scheme) -> str:
-    """All layers have one scheme."""
+    """One scheme for all layers."""
     return scheme.text
 
 
@@ -67,7 +67,7 @@ def together(plan: Plan) -> str:
 
 
 def tensors(q: QuantizedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of a layer; ``dtype`` changes nothing."""
+    """Make the tensors of a layer; ``dtype`` has no effect."""
     bits, columns = q.scheme.format.bits, q.shape[1]
     zeros = integer_words.zero_codes(q).to(torch.int16) - (0 if is_asymmetric(q.scheme) else 1)
     return {
@@ -79,7 +79,7 @@ def tensors(q: QuantizedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def stored_bits(scheme: Scheme, shape: Shape, dtype: torch.dtype) -> float:
-    """Bits per weight: zero points are stored of symmetric schemes too, and each input's group in 32 bits."""
+    """Bits per weight; symmetric schemes store zero points too, and each input's group takes 32 bits."""
     groups = groups_in(scheme, shape)
     return scheme.format.bits + ((16 + scheme.format.bits) * groups + _WORD * shape[1]) / math.prod(shape)
 

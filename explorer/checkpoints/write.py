@@ -40,7 +40,7 @@ class Written:
 
     @classmethod
     def of(cls, folder: Path, layers: int, verified: Verified | None, notes: tuple[str, ...] = ()) -> Self:
-        """The result whose files are all those of ``folder``."""
+        """Describe a written folder with all its files."""
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
         sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
         return cls(Path(folder), sizes, layers, verified, notes)
@@ -51,8 +51,8 @@ class Written:
 
 
 def rounded(name: str, weight: Tensor, recipe: Recipe, importance: Tensor | None = None) -> QuantizedTensor:
-    """``weight`` [N, K] rounded to nearest (``quantize_weight``);
-    ``ValueError`` for a recipe with a method, which needs inputs."""
+    """Round ``weight`` [N, K] to nearest (``quantize_weight``); ``ValueError`` for a recipe with a method,
+    which needs inputs."""
     if recipe.method:
         raise ValueError(f"{name}: {label_of(recipe.method)} needs the layer's inputs; none are given here")
     return quantize_weight(weight, recipe.scheme, importance)
@@ -60,14 +60,14 @@ def rounded(name: str, weight: Tensor, recipe: Recipe, importance: Tensor | None
 
 @dataclass(frozen=True)
 class Request:
-    """The parameters of an export.
+    """Parameters of an export.
 
     target     a name of ``EXPORTS``
     plan       the model and the recipes of its layers; other tensors stay as they are
     out        the folder to write, which must not exist
     quantized  returns the codes of one layer. Afterwards only scales are rounded, to the dtype of the files.
                ``rounded`` gives layers that engines join one tensor scale
-    card       Markdown for the model card: how the model measured
+    card       Markdown for the model card: the measured loss
     verified   True: the folder is opened by the code on its card, compared and run before it is put in place
                (``verify``). None: only if its reader is installed and the model fits into memory
     beside     name of a further file -> its text
@@ -133,7 +133,7 @@ def export(request: Request, progress: Progress | None = None) -> Written:
 
 
 def _moved_words(dtype: torch.dtype, moved: Mapping[str, float]) -> Iterator[str]:
-    """A sentence on scales that are too small for the files' dtype."""
+    """Warn of scales that are too small for the files' dtype."""
     if moved:
         name = max(moved, key=lambda one: moved[one])
         yield (
@@ -143,7 +143,7 @@ def _moved_words(dtype: torch.dtype, moved: Mapping[str, float]) -> Iterator[str
 
 
 def check_verifiable(row: Export, plan: Plan, verified: bool | None) -> bool:
-    """True if the folder will be verified; ``ValueError`` if that is asked for and not possible here."""
+    """True if the folder will be verified; ``ValueError`` if that is required and not possible here."""
     against = obstacle(row, plan) if verified is not False else ""
     if verified and against:
         raise ValueError(f"{row.label} cannot be verified here: {against}. Leave --verify out")
@@ -151,8 +151,7 @@ def check_verifiable(row: Export, plan: Plan, verified: bool | None) -> bool:
 
 
 def _unjoined_words(row: Export, plan: Plan) -> Iterator[str]:
-    """A sentence on layers that engines join and that share no tensor scale. A ``fused`` target refuses
-    those."""
+    """Warn of layers that engines join and that share no tensor scale. A ``fused`` target refuses those."""
     if not row.joined or row.fused:
         return
     alike = set(sharing(plan.layers))
@@ -167,7 +166,7 @@ def _unjoined_words(row: Export, plan: Plan) -> Iterator[str]:
 
 
 def check_shards(export: Export, shard_bytes: float | None) -> None:
-    """``ValueError`` for a size of files that is not positive, or of a target with its tensors in one
+    """``ValueError`` for a file size that is not positive, and for a target that keeps its tensors in one
     file."""
     if shard_bytes is None:
         return
@@ -179,7 +178,7 @@ def check_shards(export: Export, shard_bytes: float | None) -> None:
 
 
 def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:
-    """The target of this name; ``ValueError`` if there is none, or it cannot hold the plan."""
+    """Return the target of this name; ``ValueError`` if there is none, or if it cannot hold the plan."""
     export = export_of(target)
     check_shards(export, plan.shard_bytes)
     if not plan.layers:
@@ -221,7 +220,8 @@ def check_schemes(export: Export, plan: Plan) -> None:
 
 
 def write_one(target: str, q: QuantizedTensor, path: Path, name: str = "weight") -> Path:
-    """Write one tensor in a target's layout, its parts called ``name``.…; the path with the target's suffix.
+    """Write one tensor in a target's layout, its parts called ``name``.…; returns the path with the target's
+    suffix.
 
     ``ValueError`` if the target cannot hold it, ``OSError`` if the path cannot be written.
     """

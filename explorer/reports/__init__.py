@@ -1,5 +1,5 @@
-"""Reports: what the page shows of a tensor, a model's survey, matrix products or a training, as files that
-leave it. One piece builds them for the page and for the command line."""
+"""Reports as files: everything that the page shows of a tensor, a model's survey, matrix products or a
+training. The page and the command line build them by the same code."""
 
 from explorer.reports.content import Content, Table, command_of
 from explorer.reports.speed import speed_report

@@ -1,4 +1,4 @@
-"""Content of all reports, and their metadata: the command, versions, the machine."""
+"""Content that all reports share, and their metadata: the command, versions, the machine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from explorer.recordings.machine import this_machine
 from explorer.version import __version__
 
 TENSOR, SURVEY, SPEED, TRAINING = "tensor", "survey", "speed", "training"
-"""Kinds of reports: what the command calls them, and ``recipe["kind"]``."""
+"""Kinds of reports: names of subcommands, and values of ``recipe["kind"]``."""
 NO_OPTION = ("kind", "file", "measured")
-"""Keys of a recipe that are no options of the command."""
+"""Keys of a recipe that are not options of the command."""
 TIMINGS = "YOUR_TIMINGS.json"
 """Placeholder in the command for the downloaded file of timings measured on the page."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the report: its name (also its file's), columns, and rows of numbers and texts."""
+    """Table of a report: its name (also its file's), columns, and rows of numbers and texts."""
 
     name: str
     columns: tuple[str, ...]
@@ -33,8 +33,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Part:
-    """A section: heading, paragraphs before its tables and figures; a figure comes with its name and how to
-    read it."""
+    """Section of a report: heading, paragraphs, then tables and figures. A figure comes with its name and an
+    explanation."""
 
     title: str
     paragraphs: tuple[str, ...] = ()
@@ -44,8 +44,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Content:
-    """A whole report, with its ``numbers``; ``recipe`` builds it again: the kind, and the command's options.
-    ``sha256`` is of its subject: the tensor, the survey's file, the timings."""
+    """Whole report, with its ``numbers``.
+
+    ``recipe``: the kind and the command's options, which build it again. ``sha256`` of its subject: the
+    tensor, the survey's file, the timings.
+    """
 
     title: str
     lead: tuple[str, ...]
@@ -72,7 +75,7 @@ def content(
     recipe: Mapping[str, Any],
     sha256: str,
 ) -> Content:
-    """Return a report with its appendix: ``method`` in paragraphs, and the provenance (``about``, the
+    """Complete a report by its appendix: ``method`` in paragraphs, and the provenance (``about``, the
     command, versions, the machine). ``numbers`` that are not finite are left out."""
     machine = this_machine(work_device(), ("numpy", "plotly"))
     versions = {
@@ -99,7 +102,7 @@ def content(
 
 
 def command_of(recipe: Mapping[str, Any], out: str = "report.html") -> str:
-    """Return the command that rebuilds the report: the keys of a recipe are the options, with its values."""
+    """Return the command that rebuilds the report; keys and values of a recipe are its options."""
     kind = recipe.get("kind", TENSOR)
     command = ["python", "-m", "explorer", "report", *([] if kind == TENSOR else [kind])]
     command += [str(recipe["file"])] if recipe.get("file") else []

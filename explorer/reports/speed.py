@@ -35,8 +35,9 @@ def speed_report(
 ) -> Content:
     """Return the report of the products at ``shape`` (M, N, K), by ``timings`` or the shipped recordings.
 
-    Products that take the weights of ``recipes`` (A, B) are marked. Without a shape it is one token, if that
-    was recorded, else the first shape. ``ValueError`` if nothing was timed there, with the shapes there are.
+    Products that take the weights of ``recipes`` (A, B) are marked. The default shape is one token, if that
+    was recorded, else the first shape. ``ValueError`` for a shape that was not timed; it lists those that
+    were.
     """
     if len(recipes) > 2:
         raise ValueError(f"a report marks one or two schemes, A and B, not {len(recipes)}")
@@ -81,12 +82,13 @@ def speed_report(
 
 
 def as_measured(timings: Recording[GemmTiming] | None) -> dict[str, Any] | None:
-    """Return timings as a report keeps them, so that it can be checked without their file; None of none."""
+    """Return timings as a report stores them, so that it can be checked without their file; None without
+    timings."""
     return recording_json(timings.machine, timings.rows) if timings else None
 
 
 def timing_table(name: str, timings: Sequence[GemmTiming]) -> Table:
-    """Return a line for each timing, with its shape if there are several."""
+    """Make a table with a row for each timing, and the shapes if there are several."""
     rows = [_line(timing) for timing in timings]
     if len({timing.shape for timing in timings}) < 2:
         return Table(name, COLUMNS, tuple(rows))
@@ -157,7 +159,7 @@ def _products(here: Sequence[GemmTiming], marked: dict[str, str], recipes: Seque
 def _limits(
     recording: Recording[GemmTiming], here: Sequence[GemmTiming], marked: dict[str, str], at: Shape
 ) -> list[Part]:
-    """Draw time over tokens and the limits of the chip, as far as they were measured."""
+    """Draw time over tokens, and the limits of the chip that were measured."""
     figures = []
     over_m = swept(recording.rows, at)
     if len({timing.shape[0] for timing in over_m}) > 2:

@@ -1,4 +1,4 @@
-"""The report of a model's survey: which layers suffer, what a budget of bits buys, and its recipe."""
+"""Report of a model's survey: the sensitive layers, the loss within a budget of bits, and its recipe."""
 
 from __future__ import annotations
 
@@ -33,17 +33,19 @@ from explorer.survey.sentences import about, kept_words, texts_run, truth, what_
 from explorer.survey.times import recorded_times
 
 RUN = "check"
-"""The table of models that were run, and how the names of its numbers begin."""
+"""Name of the table of models that were run, and prefix of its numbers' names."""
 USUAL_BITS = 4.5
 BUDGETS = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)
-"""Bits per weight that the table of budgets has, as far as the frontier reaches."""
+"""Bits per weight in the table of budgets, within the frontier."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Request for a recipe from a survey: the options of `explorer recipe`. ``bits`` are limited to the
-    frontier's ends. With a ``batch`` it is a budget of ``seconds`` instead, limited alike (None: the middle),
-    by the recorded times of a step of so many tokens."""
+    """Request for a recipe from a survey, with the options of `explorer recipe`.
+
+    ``bits`` are limited to the frontier's ends. With a ``batch`` the budget is ``seconds`` instead, also
+    limited (None: the middle of the frontier), by the recorded times of a step of so many tokens.
+    """
 
     bits: float = USUAL_BITS
     target: str = ""
@@ -55,7 +57,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Bought:
-    """A survey, what was asked of it, the frontier, the choice, and its recipe."""
+    """Survey, request, frontier, choice, and recipe."""
 
     survey: Survey
     asked: Asked
@@ -65,8 +67,8 @@ class Bought:
 
 
 def bought(found: Survey, asked: Asked) -> Bought:
-    """Return the recipe for a budget, limited to the frontier's ends. ``ValueError`` for entries missing
-    in the survey."""
+    """Make the recipe for a budget, limited to the frontier's ends. ``ValueError`` for names that the survey
+    lacks."""
     constraints = Constraints(
         target=target_of(asked.target),
         keep=asked.keep,
@@ -86,7 +88,7 @@ def bought(found: Survey, asked: Asked) -> Bought:
 
 
 def find_survey(where: str) -> Survey:
-    """The survey in a file, or the recorded one of that name; ``ValueError`` names those there are."""
+    """Load the survey in a file, or the recorded one of that name; ``ValueError`` lists the recorded ones."""
     path, shipped = Path(where), SURVEYS / f"{where}.jsonl"
     if not path.is_file() and shipped.parent == SURVEYS and shipped.is_file():
         return load_survey(shipped)
@@ -97,8 +99,11 @@ def find_survey(where: str) -> Survey:
 
 
 def survey_report(place: str, one: Bought, check: Check | None = None, model: str | None = None) -> Content:
-    """The report of what a budget buys by a survey. ``place``: where the command finds the survey; ``check``:
-    what `explorer check` measured of the recipe, with the ``model`` at another place than the survey's."""
+    """Make the report of a survey and of the recipe within a budget.
+
+    ``place``: path of the survey for the command; ``check``: measurements of the recipe by `explorer check`,
+    with the ``model`` at another place than the survey's.
+    """
     found, asked, front, choice = one.survey, one.asked, one.front, one.choice
     numbers = _numbers(one)
     parts = [_sizes(one), _layers(one), _recipe_part(one), _budgets(one)]
@@ -182,7 +187,7 @@ _REST_IN_FILES = "the rest of the files: other tensors, headers and padding"
 
 
 def _sizes(one: Bought) -> Part:
-    """The choice beside the single schemes that are as small."""
+    """Compare the choice with the single schemes that are as small."""
     choice, front = one.choice, one.front
     loss = cost_label(one.survey, front.signal)
     kept = front.kept_bytes
@@ -204,7 +209,7 @@ def _sizes(one: Bought) -> Part:
 
 
 def _layers(one: Bought) -> Part:
-    """Sensitivity of layers to schemes, and the choice for each layer, the costliest first."""
+    """List the sensitivity of layers to schemes, and the choice for each layer, the costliest first."""
     found, choice, signal = one.survey, one.choice, one.front.signal
     rows = []
     for name, scheme in choice.schemes.items():
@@ -293,7 +298,7 @@ def _budgets(one: Bought) -> Part:
 
 
 def _checked(check: Check) -> Part:
-    """Loss of the assembled model, measured on the machine that made the report."""
+    """Report the loss of the assembled model, measured on the machine that made the report."""
     loss = check.rows[0].loss
     unit = "nats of KL a token" if loss.kind == "next token" else "mean of 1 − cosine of embeddings"
     which = "the built-in held-out texts" if check.built_in_texts else "custom texts"

@@ -43,7 +43,7 @@ from explorer.sources.tensors import Matrix
 
 LETTERS = "AB"
 METHODS = "methods"
-"""The table of the methods' results, and how the names of its numbers begin."""
+"""Name of the table of the methods' results, and prefix of its numbers' names."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Methods:
 class More:
     """Optional content of a tensor's report.
 
-    element     (row, column) to look into; by default that of A's largest error
-    own         a range of the reader's, as a share (0 ... 1) of min-max, beside the calibrators'
+    element     (row, column) to inspect; None: the element of A's largest error
+    own         a custom range, as a share (0 ... 1) of min-max, compared with the calibrators'
     inputs      [tokens, K] of the layer whose weight the tensor is: for methods; the first ``MOST_TOKENS``
     methods     methods to compare on those
-    timings     products that were timed on a machine of the reader's
+    timings     products that were timed on the reader's machine
     analyses    the tensor's analyses under the schemes, if known already
     """
 
@@ -84,9 +84,12 @@ def tensor_report(
     more: More | None = None,
     progress: Progress | None = None,
 ) -> Content:
-    """Return the report of ``matrix`` under one or two recipes. ``source`` names its origin (``file``,
-    ``tensor``, ``revision``, ``inputs``, ``inputs_tensor``), for the command that repeats this.
-    ``ValueError`` for other counts of recipes, an element outside, and methods without inputs."""
+    """Make the report of ``matrix`` under one or two recipes.
+
+    ``source``: origin of the matrix (``file``, ``tensor``, ``revision``, ``inputs``, ``inputs_tensor``), for
+    the command that rebuilds the report. ``ValueError`` for other counts of recipes, an element outside, and
+    methods without inputs.
+    """
     more = more or More()
     if more.inputs is not None:
         more = dataclasses.replace(more, inputs=more.inputs[:MOST_TOKENS])
@@ -140,7 +143,7 @@ def _recipe(
     more: More,
     measured: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the options that build the report again; the source's inputs only if they were needed."""
+    """Return the options that rebuild the report; the source's inputs only if they were needed."""
     needed = more.methods is not None or any(recipe.method for recipe in recipes)
     kept = ("file", "tensor", "revision", *(("inputs", "inputs_tensor") if needed else ()))
     recipe: dict[str, Any] = {"kind": TENSOR, **{key: source.get(key) for key in kept}}
@@ -189,7 +192,7 @@ QUANTITIES = (
     ("clipped: beyond the codes (%)", "clipped", 100),
     ("blocks that became zero", "zero_blocks", 1),
 )
-"""Rows of the table of key numbers: in words, a report's attribute, and the factor of its unit."""
+"""Rows of the table of key numbers: label, attribute of a report, factor of the unit."""
 
 
 def _numbers_of(analyses: Sequence[Analysis]) -> dict[str, float]:
@@ -352,7 +355,7 @@ def _methods(values: Tensor, more: More, numbers: dict[str, float]) -> list[Part
 def _run(
     names: Sequence[str], schemes: Sequence[Scheme], w: Tensor, x: Tensor, of_inputs: Scheme | None
 ) -> Iterator[Outcome]:
-    """Run every method under every scheme; the layers themselves are dropped as they come."""
+    """Run every method under every scheme; each quantized layer is freed at once."""
     for outcome in evaluate_all(names, schemes, w, x, of_inputs):
         checkpoint()
         yield dataclasses.replace(outcome, layer=None)

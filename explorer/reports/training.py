@@ -23,12 +23,12 @@ from explorer.training.digits import (
 )
 
 ACCURACY = "accuracy"
-"""The table of accuracies, and how the names of the numbers begin."""
+"""Name of the table of accuracies, and prefix of its numbers' names."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of `explorer train`."""
+    """Options of `explorer train`."""
 
     widths: tuple[str, ...]
     seeds: int = 3
@@ -50,8 +50,8 @@ def trained(settings: Settings, progress: Progress | None = None) -> list[Traine
 
 
 def training_report(settings: Settings, results: Sequence[Trained]) -> Content:
-    """Return the report of the networks of ``settings``. ``ValueError`` if some are missing, as their mean
-    would be over other seeds than stated."""
+    """Make the report of the networks of ``settings``. ``ValueError`` if some are missing, as means would
+    then be over other seeds than stated."""
     total = count(settings.widths, settings.seeds)
     if len(results) != total:
         raise ValueError(f"{len(results)} of {total} networks are trained: a report is of a whole run")

@@ -1,6 +1,6 @@
 """Files of a report: HTML, PDF, figures as SVG, PDF and PNG, tables as CSV, JSON and LaTeX.
 
-The HTML file is interactive, has script and fonts inside, and asks no network.
+The HTML file is interactive; it contains its script and fonts, and needs no network.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from explorer.progress import Progress, checkpoint
 from explorer.reports.content import Content
 
 Page = Any
-"""playwright's, which is not needed for the HTML file."""
+"""Page of playwright, which the HTML file does not need."""
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 NUMBERS_ID = "explorer-report"
-"""The element that holds the report's numbers and how it was made."""
+"""Id of the element that holds the report's numbers and recipe."""
 PNG_SCALE, WIDTH = 2, 860
-"""Pixels of a PNG for one of the figure's, and of the figure's width."""
+"""Pixels of a PNG per pixel of the figure, and the figure's width in pixels."""
 
 
 def as_html(content: Content) -> str:
@@ -49,7 +49,7 @@ def as_html(content: Content) -> str:
 
 
 def _safe(text: str) -> str:
-    """Return JSON in which no text ends the script element around it."""
+    """Encode JSON so that no text ends the script element around it."""
     return text.replace("<", "\\u003c")
 
 
@@ -71,9 +71,12 @@ def write(
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Write the report to ``out`` and, if asked for, its print to ``pdf`` and its figures and tables to
-    ``folder``; return the files. Print and figures need the extra ``report`` and Chromium; ``ValueError``
-    without them, before anything is written."""
+    """Write the report to ``out``, and if requested its print to ``pdf`` and its figures and tables to
+    ``folder``; return the files.
+
+    Print and figures need the extra ``report`` and Chromium; ``ValueError`` without them, before anything is
+    written.
+    """
     if pdf or folder:
         check_printer()
     figures = sum(len(part.figures) for part in content.parts)
@@ -124,7 +127,7 @@ def _replace(path: Path, data: bytes) -> Path:
 
 @contextmanager
 def _opened(text: str) -> Iterator[Page]:
-    """Open the report in a headless Chromium, its figures drawn."""
+    """Open the report in a headless Chromium, and wait until its figures are drawn."""
     from explorer.browser import chromium
 
     with chromium() as browser:

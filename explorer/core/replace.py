@@ -34,7 +34,7 @@ def replace_layers(
     """
     names = list(names)
     shared = {name: group for group in names_of_modules(network) for name in group}
-    replaced = list[str]()
+    replaced = dict[str, None]()
     for index, name in enumerate(names):
         if name not in replaced:
             old = network.get_submodule(name)
@@ -43,7 +43,7 @@ def replace_layers(
             for known in shared[name]:
                 parent, _, last = known.rpartition(".")
                 setattr(network.get_submodule(parent), last, new)
-            replaced += shared[name]
+            replaced |= dict.fromkeys(shared[name])
         if progress is not None:
             progress(index + 1, len(names))
-    return replaced
+    return list(replaced)

@@ -1,7 +1,8 @@
-"""Benchmarks of the command line: their checked input, the number of rows to expect, and a table's lines.
+"""Benchmarks of the command line: validated input, the expected number of rows, and a table's lines.
 
-Every function checks its input and gives a ``Benchmark``; its rows come one by one, so that a caller can show
-progress and stop."""
+Every function validates its input and returns a ``Benchmark``; its rows come one by one, so that a caller can
+show progress and stop.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +77,8 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Benchmark(Generic[Row]):
-    """A benchmark under way. ``rows`` come as they are measured, about ``total`` of them; ``line`` makes a
-    table's line of a row; ``name`` is that of its recording, for GPUs alone if ``of_gpu``."""
+    """Benchmark that is running. ``rows`` come as they are measured, about ``total`` of them; ``line`` makes
+    a table's line of a row; ``name``: its recording, of GPUs alone if ``of_gpu``."""
 
     name: str
     machine: Machine
@@ -89,14 +90,14 @@ class Benchmark(Generic[Row]):
     """Sentences after the rows: kernels that could not be timed, and conclusions."""
 
     def check_recordable(self) -> None:
-        """``ValueError`` unless this is a checkout, and what is measured, a GPU where it has to be."""
+        """``ValueError`` outside of a checkout, and without a GPU for a benchmark of GPUs."""
         checkout()
         if self.of_gpu and not self.machine.gpu:
             raise ValueError(f"only measurements of a GPU are recorded: {gpu_status().reason}")
 
     def record(self, rows: Iterable[Row], to: Path | None = None) -> Path:
-        """Write the rows to ``assets/measurements/``, ``ValueError`` where ``check_recordable`` raises it; or
-        to the file ``to``, of whatever machine."""
+        """Write the rows to ``assets/measurements/`` (``ValueError`` as in ``check_recordable``), or to the
+        file ``to``, from any machine."""
         recording = Recording(self.machine, tuple(rows))
         if to is not None:
             return record_to(to, recording)
@@ -110,8 +111,9 @@ class Benchmark(Generic[Row]):
 
 
 def place_of(name: str, machine: Machine) -> str:
-    """Name under which the recording ``name`` of ``machine`` is written: among the machines where it is of
-    products or quantizers of another GPU than that of ``gemm.json``, which budgets of time are based on."""
+    """Name under which the recording ``name`` of ``machine`` is written. Products and quantizers of another
+    GPU than that of ``gemm.json``, on which budgets of time are based, belong to the recordings by machine.
+    """
     gpu = recorded_gemms().machine.gpu
     if name in (GEMM, QUANTIZE) and machine.gpu and gpu not in ("", machine.gpu):
         return machine_name(name, machine)
@@ -121,7 +123,7 @@ def place_of(name: str, machine: Machine) -> str:
 def bench_cpu(
     schemes: Sequence[Scheme] | None, shapes: Shapes | None = None, repeats: int = 3
 ) -> Benchmark[CpuTiming]:
-    """The CPU reference: quantize, dequantize, report."""
+    """Benchmark the CPU reference: quantize, dequantize, report."""
     every, sizes = list(schemes or SCHEMES.values()), matrices(shapes or [(4096, 4096)])
     rows = chain.from_iterable(time_schemes(every, shape, repeats) for shape in sizes)
     return Benchmark("cpu", this_machine(CPU), rows, len(every) * len(sizes), as_json)
@@ -134,7 +136,7 @@ def bench_model(
     repeats: int = 3,
     prompt: str | None = None,
 ) -> Benchmark[RunTiming]:
-    """A model that writes, as it is and by each scheme, by each engine that can run it."""
+    """Benchmark a model that writes, as it is and by each scheme, in each engine that can run it."""
     chosen = tuple(schemes or RUN_SCHEMES)
     for text in chosen:
         Recipe.parse(text)
@@ -150,8 +152,8 @@ def bench_quantize(
     dtypes: Sequence[str] = ("float32", "bfloat16"),
     baselines: bool = True,
 ) -> Benchmark[QuantizeTiming]:
-    """The quantize and dequantize kernels; ``ValueError`` without a GPU. torch.compile and calls from Python
-    are timed at the first shape."""
+    """Benchmark the quantize and dequantize kernels; ``ValueError`` without a GPU. torch.compile and calls
+    from Python are timed at the first shape."""
     if unknown := [d for d in dtypes if d not in DTYPES]:
         raise ValueError(f"no input type {unknown[0]!r}; there are {', '.join(DTYPES)}")
     require_gpu()
@@ -178,8 +180,9 @@ def bench_gemm(
     seconds: float | None = None,
     layers: bool = False,
 ) -> Benchmark[GemmTiming]:
-    """Products on the GPU; without one, on the CPU (``bench_cpu_gemm``). ``everything_recorded``: what ships
-    as ``assets/measurements/gemm.json``; ``layers``: what ships as ``gemm-layers.json``."""
+    """Benchmark products on the GPU, or without one on the CPU (``bench_cpu_gemm``). ``everything_recorded``:
+    the products and shapes of ``assets/measurements/gemm.json``; ``layers``: those of ``gemm-layers.json``.
+    """
     if gpu_device() is None:
         if layers:
             raise ValueError("layers of models are timed on a GPU: leave --layers out, or name a --shape")
@@ -215,8 +218,9 @@ def bench_cpu_gemm(
     tokens: Sequence[int] | None = None,
     seconds: float | None = None,
 ) -> Benchmark[GemmTiming]:
-    """Products on this CPU, by every library that is installed, or by the kernels whose names begin with
-    ``variants``. Without ``shapes`` those of decoding and of prefill; ``tokens``: each N and K at so many."""
+    """Benchmark products on this CPU, by every installed library, or by the kernels whose names begin with
+    ``variants``. The default ``shapes`` are those of decoding and prefill; ``tokens``: numbers of tokens for
+    each N and K."""
     every = [_triple(shape) for shape in shapes or (DECODE_ON_CPU, PREFILL_ON_CPU)]
     every = list(dict.fromkeys((m, n, k) for first, n, k in every for m in tokens or (first,)))
     if min(map(min, every)) < 1:
@@ -240,8 +244,8 @@ def bench_cpu_gemm(
 def _timed_on_cpu(
     jobs: Sequence[CpuJob], limits: MachineLimits | None, notes: list[str], seconds: float | None
 ) -> Iterator[GemmTiming]:
-    """Every timing, stopped after ``seconds``. ``notes`` is added to: what was not timed, and what low bits
-    buy here."""
+    """Yield every timing, and stop after ``seconds``. Appends to ``notes``: kernels that were not timed, and
+    the gain of low bits here."""
     end, rows = time.monotonic() + seconds if seconds else math.inf, []
     for row in time_on_cpu(jobs, limits):
         if isinstance(row, NotTimed):
@@ -258,7 +262,8 @@ def _timed_on_cpu(
 def bench_grouped(
     names: Sequence[str] | None = None, cases: Sequence[str] | None = None
 ) -> Benchmark[GroupedTiming]:
-    """Grouped products (mixture of experts); ``ValueError`` without a GPU, or for names there are not."""
+    """Benchmark grouped products (mixture of experts); ``ValueError`` without a GPU, and for unknown
+    names."""
     for what, asked, known in (("grouped product", names, GROUPED), ("case", cases, CASES)):
         if unknown := [name for name in asked or () if name not in known]:
             raise ValueError(f"no {what} {unknown[0]!r}; there are {', '.join(known)}")
@@ -278,8 +283,8 @@ def bench_steps(
     batches: Sequence[int] | None = None,
     head: Scheme | None = None,
 ) -> Benchmark[StepTiming]:
-    """Steps of models' shapes with random weights; ``ValueError`` without a GPU, or for names there are
-    not."""
+    """Benchmark steps of models' shapes with random weights; ``ValueError`` without a GPU, and for unknown
+    names."""
     require_gpu()
     if unknown := [name for name in shapes or () if name not in SHAPES]:
         raise ValueError(f"no shape {unknown[0]!r}; there are {', '.join(SHAPES)}")
@@ -296,7 +301,7 @@ def bench_steps(
 
 
 def matrices(shapes: Shapes) -> list[tuple[int, int]]:
-    """``shapes`` as rows and columns; ``ValueError`` for any other number of axes."""
+    """Read ``shapes`` as rows and columns; ``ValueError`` for any other number of axes."""
     for shape in shapes:
         if len(shape) != 2:
             raise ValueError(f"expected a shape of rows x columns, got {'x'.join(map(str, shape))}")
@@ -313,7 +318,7 @@ def _triple(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def run_line(timing: RunTiming) -> Line:
-    """One model by one engine."""
+    """Make the line of one model in one engine."""
     return {
         "scheme": timing.scheme or "original",
         "engine": timing.engine,
@@ -327,7 +332,7 @@ def run_line(timing: RunTiming) -> Line:
 
 
 def gemm_line(timing: GemmTiming) -> Line:
-    """One kernel of one product."""
+    """Make the line of one kernel of one product."""
     return {
         "product": timing.gemm,
         "kernel": timing.variant,
@@ -343,7 +348,7 @@ def gemm_line(timing: GemmTiming) -> Line:
 
 
 def cpu_gemm_line(timing: GemmTiming) -> Line:
-    """One kernel of one product on a CPU."""
+    """Make the line of one kernel of one product on a CPU."""
     spread = timing.graph
     return {
         "product": timing.gemm,
@@ -360,7 +365,7 @@ def cpu_gemm_line(timing: GemmTiming) -> Line:
 
 
 def grouped_line(timing: GroupedTiming) -> Line:
-    """One kernel of one grouped product."""
+    """Make the line of one kernel of one grouped product."""
     return {
         "product": timing.product,
         "case": timing.case,
@@ -378,7 +383,7 @@ def grouped_line(timing: GroupedTiming) -> Line:
 
 
 def step_line(timing: StepTiming) -> Line:
-    """One model at one batch size."""
+    """Make the line of one model at one batch size."""
     parts = timing.parts
     inputs = f" × {timing.inputs}" if timing.inputs else ""
     return {
@@ -401,7 +406,7 @@ def step_line(timing: StepTiming) -> Line:
 
 
 def quantize_line(timing: QuantizeTiming) -> Line:
-    """One quantize or dequantize kernel, and the call from Python."""
+    """Make the line of one quantize or dequantize kernel, and of the call from Python."""
     call, small = timing.call, timing.small_call
     return {
         "scheme": timing.scheme,

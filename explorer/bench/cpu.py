@@ -17,8 +17,8 @@ from explorer.schemes import Scheme
 
 @dataclass(frozen=True)
 class CpuTiming:
-    """Seconds, median of the repeats, measured on this machine; ``peak_ratio``: the process's peak memory
-    above its start, in multiples of the float32 tensor (None where the system does not tell)."""
+    """Median seconds of the repeats, measured on this machine. ``peak_ratio``: the process's peak memory
+    above its start, in multiples of the float32 tensor (None if the system does not report it)."""
 
     scheme: str
     shape: tuple[int, int]

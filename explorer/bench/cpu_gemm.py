@@ -1,9 +1,10 @@
 """Timing of matrix products on this CPU, by the kernels of ``explorer.cpu``.
 
-Every kernel is timed beside torch's float32 product, call by call in turns, so that other work of the machine
-meets both. Before each call a copy of many megabytes takes the place of W in the caches, as the layers of a
-model do. Numbers of threads are tried for each kernel and shape, and the fastest is taken. The limits, a copy
-and products in float32, bfloat16 and INT8, are measured in the same run."""
+Every kernel is timed in turns with torch's float32 product, call by call, so that other work of the machine
+affects both. Before each call a copy of many megabytes replaces W in the caches, as the layers of a model do.
+For each kernel and shape, the fastest number of threads is found by trial. The limits, a copy and products in
+float32, bfloat16 and INT8, are measured in the same run.
+"""
 
 from __future__ import annotations
 
@@ -45,29 +46,30 @@ from explorer.recordings.machine import MachineLimits
 DECODE_ON_CPU: Shape = (1, 4096, 4096)
 PREFILL_ON_CPU: Shape = (256, 4096, 4096)
 RECORDED_TOKENS = (1, 16, 64, 256)
-"""M of what ships as the recording of a CPU, at N = K = 4096."""
+"""Values of M in a CPU's shipped recording, at N = K = 4096."""
 REPEATS, FEWEST, MOST = 9, 3, 5
-"""Calls of each kernel; the fewest, where they are long; how many times as many are made at most, where other
-work takes a CPU from them."""
+"""Number of calls of each kernel; the fewest, if calls are long; and the largest multiple of the number that
+is made if other work takes a CPU from them."""
 LONG_S = 1.2
-"""Seconds after which no more than the fewest calls are made; after three times as many, none."""
+"""Seconds after which only the fewest calls are made; after three times as many, none."""
 FLUSH_BYTES, COPY_BYTES = 64 << 20, 256 << 20
-"""Bytes that are copied before each call; bytes of the copy that is timed."""
+"""Bytes copied before each call, and bytes of the copy that is timed."""
 RATE_SIDES, LIMIT_CALLS = (192, 384, 768, 1536), 10
-"""Sides of the products by which the CPU's rates are measured, and the calls of which the best counts."""
+"""Sides of the products that measure the CPU's rates, and the number of calls of which the best counts."""
 ENOUGH_S = 0.05
-"""Seconds of a product by which a rate is measured: a CPU without instructions for bfloat16 takes 8 s for
+"""Least seconds of a product that measures a rate: a CPU without instructions for bfloat16 takes 8 s for
 sides of 1,536."""
 _PROBES, SHORT_S = (7, 3), 0.02
-"""Calls that count when threads are chosen: of short calls and of longer ones."""
+"""Number of calls that choose the number of threads, of short and of longer calls; and the longest short
+call."""
 _REFUSED = (RuntimeError, ValueError, AttributeError, ImportError, OSError)
-"""Errors by which libraries refuse a shape, a CPU or a version; the message takes the time's place."""
+"""Errors by which libraries refuse a shape, a CPU or a version; the message replaces the time."""
 _LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
 @dataclass(frozen=True)
 class NotTimed:
-    """A kernel without a time, and why: what to install, or the library's own words."""
+    """Kernel without a time, and the reason: the missing package, or the library's own words."""
 
     product: str
     label: str
@@ -77,7 +79,7 @@ class NotTimed:
 
 @dataclass(frozen=True)
 class CpuJob:
-    """One product with those of its kernels that are timed, at some shapes with the same N and K."""
+    """One product with the kernels to time, at some shapes with the same N and K."""
 
     product: CpuProduct
     kernels: tuple[CpuKernel, ...]
@@ -87,8 +89,8 @@ class CpuJob:
 def plan_on_cpu(
     names: Sequence[str] | None, shapes: Sequence[Shape], kernel: str = "", known: bool = True
 ) -> list[CpuJob]:
-    """Every kernel of the products, or those whose name begins with ``kernel``, product by product in the
-    order of ``in_order``; ``known``: only those whose library is installed."""
+    """Plan every kernel of the products, or those whose names begin with ``kernel``, product by product in
+    the order of ``in_order``; ``known``: only kernels whose library is installed."""
     jobs = []
     by_sides = groupby(sorted(shapes, key=lambda s: s[1:]), key=lambda s: s[1:])
     for _, group in by_sides:
@@ -104,7 +106,7 @@ def plan_on_cpu(
 
 
 def not_installed(names: Iterable[str] | None = None) -> list[NotTimed]:
-    """The kernels whose libraries are not installed here, with what installs them."""
+    """List the kernels whose libraries are not installed here, with the way to install them."""
     return [
         NotTimed(row.name, row.label, kernel.name, kernel.library.missing)
         for row in map(CPU_PRODUCTS.__getitem__, names or CPU_PRODUCTS)
@@ -116,8 +118,8 @@ def not_installed(names: Iterable[str] | None = None) -> list[NotTimed]:
 def time_on_cpu(
     jobs: Sequence[CpuJob], limits: MachineLimits | None = None, repeats: int = REPEATS
 ) -> Iterator[GemmTiming | NotTimed]:
-    """Time each kernel of the plan on random data; what a library refuses is said, and the rest goes on. A
-    generator, to be stopped between two calls."""
+    """Time each kernel of the plan on random data; a refusal by a library is reported, and the others go on.
+    A generator, so that it can be stopped between two calls."""
     benches: dict[tuple[int, int], _Bench] = {}
     for job in jobs:
         sides = job.shapes[0][1:]
@@ -130,7 +132,7 @@ def time_on_cpu(
 
 @dataclass(frozen=True, eq=False)
 class _Contestant:
-    """A call, and the threads of torch that it runs with."""
+    """Call to time, and the number of torch's threads for it."""
 
     call: Call
     threads: int
@@ -139,7 +141,7 @@ class _Contestant:
         return self.timed()[0]
 
     def timed(self) -> tuple[float, bool]:
-        """Seconds of a call, and whether the system took a CPU away from it meanwhile."""
+        """Time a call; second, True if the system took a CPU away from it meanwhile."""
         with torch_threads(self.threads):
             before, start = preemptions(), time.perf_counter()
             self.call()
@@ -148,7 +150,8 @@ class _Contestant:
 
 
 class _Bench:
-    """W, and for each M the X, the exact product and the baseline with its threads; what flushes caches."""
+    """Data of one N and K: W; for each M the X, the exact product and the baseline with its threads; and a
+    buffer that flushes caches."""
 
     def __init__(self, w: Tensor, baseline: Held, flush: tuple[np.ndarray, np.ndarray]) -> None:
         self.w, self._held, self._flush = w, baseline, flush
@@ -163,11 +166,11 @@ class _Bench:
         return cls(w, torch_kernels.FLOAT32.hold(w, CPU_PRODUCTS["fp32"].w), flush)
 
     def flush(self) -> None:
-        """Other data into the caches, by this thread alone: no library's threads are left spinning."""
+        """Fill the caches with other data, by this thread alone: no library's threads are left spinning."""
         np.copyto(self._flush[1], self._flush[0])
 
     def at(self, m: int) -> tuple[Tensor, Tensor, _Contestant]:
-        """X [M, K], the float64 product, and the baseline."""
+        """Return X [M, K], the float64 product, and the baseline."""
         if m not in self._at:
             x = torch.randn(m, self.w.shape[1], generator=torch.Generator().manual_seed(1))
             exact = x.double() @ self.w.double().t()
@@ -176,9 +179,11 @@ class _Bench:
 
 
 def fastest_threads(bind: Callable[[int], Call], flush: Callable[[], None]) -> _Contestant:
-    """The product with the number of threads of the least median time. Each is tried a few times, in turns
-    and with a copy between: what else the machine does for some milliseconds then meets no number alone.
-    Where all take longer than ``LONG_S`` they are called once."""
+    """Find the number of threads with the least median time of a product.
+
+    Each number is tried a few times, in turns and with a copy between, so that a short burst of other work
+    does not hit one number alone. If all take longer than ``LONG_S``, each is called once.
+    """
     contestants = [_Contestant(bind(threads), threads) for threads in thread_counts()]
     first = {contestant: contestant.seconds() for contestant in contestants}
     if min(first.values()) > LONG_S:
@@ -268,7 +273,7 @@ def _timing(
 def _in_turns(
     bench: _Bench, baseline: _Contestant, ours: _Contestant, repeats: int
 ) -> tuple[list[float], list[float]]:
-    """Seconds of calls of either, in turns: ``repeats`` of each, fewer where they take long. Calls from which
+    """Time calls of two contestants in turns: ``repeats`` of each, fewer if they take long. Calls from which
     the system took a CPU are left out, if at least ``FEWEST`` others of each were made."""
     every: tuple[list[float], list[float]] = ([], [])
     alone: tuple[list[float], list[float]] = ([], [])
@@ -288,7 +293,7 @@ def _in_turns(
 
 
 def preemptions() -> int:
-    """Number of times the system took a CPU from this process so far; 0 where it does not tell."""
+    """Number of times that the system took a CPU from this process so far; 0 if it does not report it."""
     try:
         import resource
     except ImportError:  # Windows has no resource module
@@ -297,9 +302,12 @@ def preemptions() -> int:
 
 
 def measure_cpu_limits(copied: int = COPY_BYTES, sides: Sequence[int] = RATE_SIDES) -> MachineLimits:
-    """The copy of ``copied`` bytes, read and written, and the operations a second of torch's square products
-    in float32, bfloat16 and INT8: the best of a few runs with the fastest number of threads, of the first of
-    ``sides`` that takes ``ENOUGH_S``, else of the last."""
+    """Measure the speed of a copy of ``copied`` bytes (read and written), and torch's operations a second in
+    square products of float32, bfloat16 and INT8.
+
+    The best of a few runs with the fastest number of threads counts, at the first of ``sides`` that takes
+    ``ENOUGH_S``, else at the last.
+    """
     source, target = torch.ones(copied // 4), torch.empty(copied // 4)
     copy = 2 * source.nbytes / _best(lambda _: partial(target.copy_, source))
 
@@ -319,8 +327,8 @@ def measure_cpu_limits(copied: int = COPY_BYTES, sides: Sequence[int] = RATE_SID
 
 
 def rate(product: Callable[[int], Call], sides: Sequence[int]) -> float:
-    """Operations a second of square products, ``product(side)`` a call of each, by the side that
-    ``measure_cpu_limits`` names."""
+    """Measure operations a second of square products, at the side that ``measure_cpu_limits`` describes;
+    ``product(side)`` returns a call."""
     for side in sides:
         call = product(side)
         call()  # what a library prepares at its first call
@@ -343,8 +351,8 @@ def _best(bind: Callable[[int], Call]) -> float:
 
 
 def conditions() -> dict[str, str]:
-    """Conditions that times on this CPU depend on: usable CPUs, size of the last cache, and load (processes
-    that ran or waited, mean of a minute)."""
+    """Describe conditions that affect times on this CPU: usable CPUs, size of the last cache, and load (mean
+    number of running or waiting processes over a minute)."""
     cache = _LAST_CACHE.read_text(encoding="utf-8").strip() if _LAST_CACHE.exists() else ""
     load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     known = {"CPUs": str(usable_threads()), "last cache": cache, "load": load}

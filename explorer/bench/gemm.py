@@ -1,10 +1,11 @@
 """Timing of each product on a GPU, compared with the usual library call (baseline) and the chip's limits; of
-grouped products also with a dense one and with one launch per group.
+grouped products also with a dense product and with one launch per group.
 
 Kernel and baseline get the same random data and are interleaved, replay by replay. Two timings: *graph*,
 CUDA-graph replay over buffers that together exceed twice the L2 cache, back to back on a warm chip; *flush*,
-one launch at a time with the L2 cache overwritten before it (a few µs of launch are in it). Limits come from
-kernels of our own in the same run."""
+one launch at a time with the L2 cache overwritten before it (it includes a few µs of launch). This project's
+own kernels measure the limits in the same run.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ from explorer.recordings.machine import MachineLimits
 from explorer.recordings.times import DeviceState, TimeSpread
 
 SLOW_S = 0.02
-"""A call that takes longer is timed twice by itself, its inputs wherever they are."""
+"""Seconds of a call beyond which it is timed only twice, by itself, whether or not its inputs are in the L2
+cache."""
 IDLE_CYCLES = 1_000_000
 MOST_SETS = 48
 WARM_UP = 2
@@ -52,8 +54,8 @@ WARM_UP = 2
 
 @dataclass(frozen=True, eq=False)
 class _Bench:
-    """One product at one shape: operands as served (one a buffer set), the unquantized product, the
-    baseline."""
+    """One product at one shape: operands as layers receive them (one per buffer set), the unquantized
+    product, the baseline."""
 
     gemm: Gemm
     sets: list[Operands]
@@ -67,7 +69,7 @@ class _Bench:
 
 @dataclass(frozen=True)
 class Times:
-    """A kernel and its baseline, by graph and flushed."""
+    """Times of a kernel and its baseline, by graph and flushed."""
 
     graph: TimeSpread
     flush: TimeSpread | None = None
@@ -85,10 +87,10 @@ def time_gemm(
     inputs: tuple[Tensor, Tensor] | None = None,
     repeats: int = 10,
 ) -> Iterator[GemmTiming]:
-    """Time some kernels of a product at one shape, on random data or on X [M, K] and W [N, K] given; a
-    generator, to be stopped.
+    """Time some kernels of a product at one shape, on random data or on given X [M, K] and W [N, K]; a
+    generator, so that it can be stopped.
 
-    ``ValueError`` where there is no GPU to run on; ``explorer.bench.cpu_gemm`` times a CPU.
+    ``ValueError`` without a GPU; ``explorer.bench.cpu_gemm`` times a CPU.
     """
     require_gpu()
     with torch.cuda.device(device):
@@ -147,7 +149,7 @@ def _operand_sets(
 
 
 def _quantize_x(operands: Operands) -> Call:
-    """The kernels of quantizing X alone."""
+    """Return the kernels that quantize X alone."""
     q = operands.x.q
     return partial(quantize_kernel, operands.x.values, config_of(q.scheme), layout_of(q.shape, q.scheme))
 
@@ -158,7 +160,7 @@ Subject = TypeVar("Subject")
 def baseline_calls(
     prepare: Callable[[Subject], Call], sets: Sequence[Subject]
 ) -> tuple[list[Call] | None, str]:
-    """The baseline on each set, or None and the operator's own error message."""
+    """Prepare the baseline on each set; if the operator fails, None and its own error message."""
     try:
         calls: list[Call] = [prepare(ops) for ops in sets]
         calls[0]()
@@ -174,8 +176,8 @@ def baseline_calls(
 def time_both(
     ours: Sequence[Call], baseline: Sequence[Call] | None, captured: bool, repeats: int, flush: bool
 ) -> Times:
-    """Kernel and baseline interleaved. A baseline that cannot be ``captured`` is launched one call after
-    another."""
+    """Time kernel and baseline, interleaved. A baseline that cannot be ``captured`` is launched one call
+    after another."""
     replay = (graph_of(baseline, False) if captured else loop_of(baseline)) if baseline else None
     if _seconds_when_warm(ours[0]) > SLOW_S:
         twice = spread([event_seconds(ours[0]) for _ in range(2)])
@@ -193,7 +195,7 @@ def _seconds_when_warm(call: Call) -> float:
 
 
 def _interleaved(replays: Sequence[Replay | None], repeats: int) -> list[TimeSpread | None]:
-    """Each replay's spread, one timed after the other in every round, so that clocks drift for all alike."""
+    """Time several replays, one after the other in every round, so that drifting clocks affect all alike."""
     times: list[list[float]] = [[] for _ in replays]
     for _ in range(repeats + WARM_UP):
         for replay, seconds in zip(replays, times, strict=True):
@@ -203,7 +205,7 @@ def _interleaved(replays: Sequence[Replay | None], repeats: int) -> list[TimeSpr
 
 
 def _flushed(contestants: Sequence[Sequence[Call] | None], repeats: int) -> list[TimeSpread | None]:
-    """Single launches, each after the L2 cache was overwritten."""
+    """Time single launches, each after the L2 cache was overwritten."""
     device = require_gpu()
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     junk = torch.empty(2 * cache // 4, device=device)
@@ -260,8 +262,8 @@ def _timing(
 def time_grouped(
     row: Grouped, case: Case, device: torch.device, limits: MachineLimits, repeats: int = 10
 ) -> Iterator[GroupedTiming]:
-    """Every kernel of a grouped product on random data; a generator, to be stopped. ``ValueError`` without a
-    Hopper GPU."""
+    """Time every kernel of a grouped product on random data; a generator, so that it can be stopped.
+    ``ValueError`` without a Hopper GPU."""
     require_gpu()
     if torch.cuda.get_device_capability(device)[0] != HOPPER:
         raise ValueError("grouped products have kernels for sm_90a alone")
@@ -314,7 +316,7 @@ def _dense_seconds(gemm: Gemm, case: Case, device: torch.device, repeats: int) -
 def run_cases(
     rows: Sequence[Grouped], cases: Sequence[Case], device: torch.device, limits: MachineLimits
 ) -> Iterator[GroupedTiming]:
-    """Every product at every case."""
+    """Time every product at every case."""
     for case in cases:
         for row in rows:
             yield from time_grouped(row, case, device, limits)

@@ -1,5 +1,5 @@
-"""Times of a model's linear layers on this machine's GPU, by scheme, as ``explorer.linear`` multiplies them:
-each product in a CUDA graph, over weights that the L2 cache does not hold."""
+"""Times of a model's linear layers on this machine's GPU by scheme, as ``explorer.linear`` multiplies them:
+each product in a CUDA graph, over weights that are not in the L2 cache."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ _DEVIATION = 0.02
 
 
 def times_here(batch: int, restored: bool = False) -> StepTimes:
-    """Times of products with ``batch`` tokens on this machine's GPU, each measured when it is asked for.
+    """Return times of products with ``batch`` tokens on this machine's GPU; each is measured when it is first
+    needed.
 
-    A scheme that no kernel takes here has no time; with ``restored`` it has that of dequantizing it and of
-    torch's product. ``ValueError`` without a GPU, and for a batch below 1.
+    A scheme that no kernel supports here has no time; with ``restored`` its time is that of dequantizing and
+    of torch's product. ``ValueError`` without a GPU, and for a batch below 1.
     """
     device = require_gpu()
     if batch < 1:
@@ -47,9 +48,8 @@ def times_here(batch: int, restored: bool = False) -> StepTimes:
 
 
 def checked_time(recipe: ModelRecipe, model: Model) -> CheckedTime | None:
-    """The time that ``recipe`` predicts beside what its layers take on this machine's GPU, at the shapes that
-    they have in ``model``; without a GPU, why it was not measured. None for a recipe that predicts no time.
-    """
+    """Measure the layers of ``recipe`` on this machine's GPU at their shapes in ``model``, and compare with
+    the predicted time. Without a GPU the result has the reason; None for a recipe that predicts no time."""
     predicted = recipe.predicted_time
     if predicted is None:
         return None
@@ -88,7 +88,7 @@ def _measured(
 
 
 def _call(x: Tensor, held: list[Tensor], form: str) -> Callable[[], Tensor]:
-    """Y of one layer: by torch where it is not quantized."""
+    """Return a call that computes Y of one layer; torch's if it is not quantized."""
     if not form:
         return partial(torch.nn.functional.linear, x, held[0])
     return partial(apply_linear, x, held, None, form)

@@ -34,14 +34,14 @@ SWEPT = (
     "w_mxfp4", "w_nvfp4", "w_fp6_e3m2",
     "w4a8_int", "w4a8_fp8", "ternary", "binary",
 )  # fmt: skip
-"""Products that are recorded over M."""
+"""Products that are recorded over a sweep of M."""
 SMALL_ROWS = (
     "bf16", "w4a16_group128_asym", "w_nvfp4", "w_mxfp4", "w4a16_group128", "nf4", "w8a16", "w_fp8",
     "fp8_e4m3_row", "int8", "w3a16", "w2a16",
 )  # fmt: skip
 """Products that are recorded at the shapes of small layers."""
 MODEL_ROWS, MODEL_TOKENS = ("bf16", "w4a16_group128", "w_nvfp4", "w8a16", "w_fp8"), (1, 4, 16, 64)
-"""Products that are recorded at the shapes of the models whose steps are timed, and their M."""
+"""Products that are recorded at the shapes of the models whose steps are timed, and their values of M."""
 LAYER_ROWS = (
     "bf16", "fp8_e4m3_row", "fp8_blockwise", "int8", "w8a16", "w4a16_group128", "w2a16", "w_nvfp4",
     "w4a8_int", "binary",
@@ -62,16 +62,16 @@ class TimingJob:
 def plan(
     names: Sequence[str] | None, shapes: Sequence[tuple[int, ...]], which: str, sweep_m: bool
 ) -> list[TimingJob]:
-    """The products asked for (all of them by default) at the shapes asked for; ``sweep_m``: at each N and K
-    over M."""
+    """Plan the requested products (all by default) at the requested shapes; ``sweep_m``: a sweep of M at each
+    N and K."""
     tokens = TOKENS if sweep_m else None
     wanted: list[Shape] = [(m, n, k) for first, n, k in shapes for m in tokens or (first,)]
     return _jobs(names or GEMMS, wanted, which)
 
 
 def plan_of_records(names: Sequence[str] | None = None) -> list[TimingJob]:
-    """Everything that ships as ``assets/measurements/gemm.json``, of all products or of some. Few
-    tokens and several weights of the other products come last."""
+    """Plan all timings of ``assets/measurements/gemm.json``, for all or some products. Few tokens and several
+    weights of the other products come last."""
     rows = list(names or GEMMS)
     swept, layers = ([n for n in some if n in rows] for some in (SWEPT, LAYER_ROWS))
     jobs = [
@@ -88,7 +88,7 @@ def plan_of_records(names: Sequence[str] | None = None) -> list[TimingJob]:
 
 
 def _each_once(jobs: Iterable[TimingJob]) -> list[TimingJob]:
-    """A layer's shape may be one that is measured already: the first stays."""
+    """Drop repeated jobs, as a layer's shape may be planned already: the first stays."""
     once: dict[tuple[str, Shape], TimingJob] = {}
     for job in jobs:
         once.setdefault((job.gemm.name, job.shape), job)
@@ -96,8 +96,8 @@ def _each_once(jobs: Iterable[TimingJob]) -> list[TimingJob]:
 
 
 def plan_of_layers(names: Sequence[str] | None = None) -> list[TimingJob]:
-    """Everything that ships as ``assets/measurements/gemm-layers.json``: the products of the models whose
-    steps are timed, and small layers; each product at one of them before any at the next."""
+    """Plan all timings of ``assets/measurements/gemm-layers.json``: products of the models whose steps are
+    timed, and small layers; all products at one shape before the next shape."""
     of_models, small = ([n for n in rows if n in (names or GEMMS)] for rows in (MODEL_ROWS, SMALL_ROWS))
     sides = dict.fromkeys(side for shape in SHAPES for side in products_of(shape).values())
     served = [(m, n, k) for n, k in sides for m in MODEL_TOKENS]
@@ -107,8 +107,8 @@ def plan_of_layers(names: Sequence[str] | None = None) -> list[TimingJob]:
 
 
 def _other_jobs(rows: Sequence[str]) -> list[TimingJob]:
-    """Few tokens of products that are recorded with many only, and more sizes of W of the
-    products that are swept at one."""
+    """Plan few tokens for products that are recorded with many only, and more sizes of W for products that
+    are swept at one."""
     swept, few, all_m = [name for name in SWEPT if name in rows], (1, SERVED), (1, SERVED, 4096)
     others = [name for name in rows if name not in SWEPT and LATEST.keys() & _kernels(name)]
     one_size = [name for name in swept if name not in LAYER_ROWS]
@@ -136,8 +136,8 @@ def _jobs(names: Iterable[str], shapes: Iterable[Shape], which: str, flush: bool
 def run_jobs(
     jobs: Sequence[TimingJob], device: torch.device, limits: MachineLimits, seconds: float | None = None
 ) -> Iterator[GemmTiming]:
-    """Every timing of the plan, stopped after ``seconds``; what fails is named on standard error, and the
-    rest goes on."""
+    """Yield every timing of the plan, and stop after ``seconds``. Failures are reported on standard error,
+    and the rest goes on."""
     end = time.monotonic() + seconds if seconds else math.inf
     for job in jobs:
         if time.monotonic() > end:

@@ -34,7 +34,7 @@ from explorer.schemes import SCHEMES, Scheme
 Function = Callable[[Tensor], object]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CALLS, SMALL_CALLS = 20, 200
-"""Calls of one timing, of a large matrix and of a small one."""
+"""Number of calls in one timing, of a large matrix and of a small one."""
 
 
 def time_quantize(
@@ -45,10 +45,10 @@ def time_quantize(
     baselines: bool = True,
     first: bool = True,
 ) -> Iterator[QuantizeTiming]:
-    """Time quantize and dequantize of each scheme for each dtype; a generator, so it can be stopped.
+    """Time quantize and dequantize of each scheme for each dtype; a generator, so that it can be stopped.
 
-    baselines  torch's cast, too, and torch.compile where ``first``
-    first      calls from Python, too
+    baselines  True: time torch's cast too, and torch.compile if ``first``
+    first      True: time calls from Python too
     """
     require_gpu()
     for dtype in dtypes:
@@ -62,7 +62,7 @@ def time_quantize(
 def builds_of(
     schemes: Iterable[Scheme], shapes: Sequence[tuple[int, int]], dtypes: Iterable[str]
 ) -> list[Build]:
-    """The compilations of the kernels that ``time_quantize`` runs."""
+    """List the compilations of the kernels that ``time_quantize`` runs."""
     found: dict[Build, None] = {}
     for dtype in dtypes:
         for scheme in schemes:
@@ -74,8 +74,8 @@ def builds_of(
 
 
 def time_one(x: Tensor, scheme: Scheme) -> QuantizeTiming:
-    """Quantize of one CUDA matrix, as a visitor's own tensor runs: the same buffer again and again, so a
-    small one is found in the L2 cache."""
+    """Time the quantization of one CUDA matrix, such as a visitor's tensor. It uses the same buffer again and
+    again, so that a small matrix is found in the L2 cache."""
     return next(_time_scheme(scheme, [x], copy_speed([x, x.clone()]), baselines=False, first=False))
 
 
@@ -100,7 +100,7 @@ class _Subject:
         call: CallTimes | None = None,
         small_call: CallTimes | None = None,
     ) -> QuantizeTiming:
-        """A row of ``launches``, in order; registers and occupancy are the last one's."""
+        """Make the row of ``launches``, in order; registers and occupancy are the last one's."""
         last = launches[-1]
         arch = runtime.arch_of(self.inputs[0].device)
         x = self.inputs[0]
@@ -154,7 +154,7 @@ def _quantize_timing(
 
 
 def _call_times(scheme: Scheme, inputs: Sequence[Tensor], count: int) -> CallTimes:
-    """About ``count`` calls over ``inputs``, each result freed by the next."""
+    """Time about ``count`` calls over ``inputs``; the next call frees each result."""
     device, rounds = inputs[0].device, max(1, count // len(inputs))
     checked, unchecked = (
         time_calls([partial(quantize_call, x, scheme, check=check) for x in inputs], device, rounds)
@@ -195,7 +195,7 @@ CASTS: dict[str, Function] = {
 
 
 def torch_compiled(scheme: Scheme) -> Function | None:
-    """The scheme's computation by torch.compile, for the schemes in ``COMPILED``; None for others."""
+    """Compile the scheme's computation by torch.compile, for the schemes in ``COMPILED``; None for others."""
     function = COMPILED.get(scheme.name)
     return None if function is None else torch.compile(function, dynamic=False)
 
@@ -219,8 +219,8 @@ def _int4_group128(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales by the OCP rule from the exponent's bits; codes by adding and taking off a power of two that
-    leaves one mantissa bit, rounded to nearest even by the addition itself."""
+    """Quantize to MXFP4: scales by the OCP rule from the exponent's bits; codes by adding and subtracting a
+    power of two that leaves one mantissa bit, so that the addition itself rounds to nearest even."""
     blocks = x.float().unflatten(1, (-1, 32))
     largest_exponent = blocks.abs().amax(2, keepdim=True).view(torch.int32) >> 23
     exponent = (largest_exponent - 2).clamp(0, 254)
@@ -232,7 +232,7 @@ def _mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nibbles(codes: Tensor) -> Tensor:
-    """Two codes a byte, the first in the low bits."""
+    """Pack two codes into a byte, the first in the low bits."""
     return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
@@ -242,4 +242,4 @@ COMPILED: dict[str, Function] = {
     SCHEMES["int4_group128"].name: _int4_group128,
     SCHEMES["mxfp4"].name: _mxfp4,
 }
-"""Schemes that are also timed as torch.compile makes them."""
+"""Schemes that are also timed in torch.compile's version."""

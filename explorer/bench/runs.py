@@ -1,4 +1,4 @@
-"""Timing of whole models: a prompt read and a text written, by each engine and scheme."""
+"""Timing of whole models: reading a prompt and writing a text, by each engine and scheme."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS = 64
 
 
 def usual_prompt() -> str:
-    """The first built-in held-out text."""
+    """Return the first built-in held-out text."""
     text = texts_of(held_out_texts(causal=True)).documents[0]
     assert isinstance(text, str)
     return text
@@ -36,10 +36,10 @@ def time_runs(
     tokens: int = TOKENS,
     prompt: str | None = None,
 ) -> Iterator[RunTiming]:
-    """The original and the model under each of ``schemes``, by each engine that can run it. ``prompt``:
-    ``usual_prompt`` where it is None.
+    """Time the original, and the model under each of ``schemes``, in each engine that can run it. ``prompt``
+    None: ``usual_prompt``.
 
-    ``SourceError`` and ``ValueError`` as ``subject_of`` and ``open_engine`` raise them.
+    ``SourceError`` and ``ValueError`` as in ``subject_of`` and ``open_engine``.
     """
     prompt = usual_prompt() if prompt is None else prompt
     reference = _reference(subject_of(model), device)
@@ -82,6 +82,6 @@ def _reference(original: Subject, device: torch.device) -> LossReference:
 
 
 def _fastest(values: Iterator[float | None]) -> float | None:
-    """Fastest of the repeats: other work on the machine only makes a run slower."""
+    """Choose the fastest of the repeats: other work on the machine only makes a run slower."""
     found = [value for value in values if value is not None]
     return max(found) if found else None

@@ -1,6 +1,6 @@
 """Timing of a model's steps: prefill and decoding of networks with the shapes of known models and random
-weights, by schemes, beside bfloat16 run the same way (compiled blocks, one CUDA graph, layers of one input
-joined)."""
+weights, by scheme, compared with bfloat16 run the same way (compiled blocks, one CUDA graph, layers of one
+input joined)."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 keys are left out."""
 BATCHES, CONTEXT, SPARE = (1, 8, 16, 32, 64), 512, 256
 DEFAULT = ("int4_group128", "nvfp4", "int8_row", "fp8_e4m3_row", "fp8_e4m3_row+fp8_e4m3_row")
-"""Schemes of weights, and after a plus sign of inputs."""
+"""Schemes of weights; a plus sign precedes a scheme of inputs."""
 REPEATS, IN_A_ROW = 9, 16
-"""Runs of steps that are timed, and the steps of each, one after another as a text is written."""
+"""Number of timed runs, and of consecutive steps in each, as when a text is written."""
 _LINEAR = ("gemm", "nvjet", "cutlass", "splitkreduce", "unpack", "quantize", "ranges", "encode", "settle")
 _ATTENTION = ("attend", "flex_attention", "sdpa", "flash", "fmha", "attention", "lean_reduction")
 
@@ -67,8 +67,9 @@ def time_steps(
     batches: Sequence[int] = BATCHES,
     head: Scheme | None = None,
 ) -> Iterator[StepTiming]:
-    """Each scheme at each batch size, bfloat16 first; a generator, to be stopped. ``head``: what the output
-    head of the quantized models is stored as. ``ValueError`` without a GPU or for an unknown shape."""
+    """Time each scheme at each batch size, bfloat16 first; a generator, so that it can be stopped. ``head``:
+    scheme of the output head of the quantized models. ``ValueError`` without a GPU or for an unknown shape.
+    """
     device = require_gpu()
     if shape not in SHAPES:
         raise ValueError(f"no shape {shape!r}; there are {', '.join(SHAPES)}")
@@ -123,7 +124,7 @@ def time_steps(
 
 
 def quantize_by_torchao(network: Any) -> None:
-    """All linear layers but the head, in place. ``ValueError`` without torchao."""
+    """Quantize all linear layers but the head by torchao, in place. ``ValueError`` without torchao."""
     try:
         from torchao.quantization import Int4WeightOnlyConfig, quantize_
     except ImportError as error:
@@ -141,12 +142,12 @@ def quantize_by_torchao(network: Any) -> None:
 
 
 def schemes_here() -> list[str]:
-    """The default, with torchao's where it is installed."""
+    """Return the default schemes, with torchao's if it is installed."""
     return [*DEFAULT, *([TORCHAO] if find_spec("torchao") else [])]
 
 
 def random_network(sizes: dict[str, Any], device: torch.device) -> Any:
-    """A Llama of these sizes in bfloat16 with seeded normal weights of deviation 0.02."""
+    """Make a Llama of these sizes in bfloat16, with seeded normal weights of deviation 0.02."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(max_position_embeddings=8192, **sizes)
@@ -184,7 +185,7 @@ def _measured(
 
 
 def _steps_in_a_row(graphed: GraphedNetwork) -> float:
-    """Seconds of one step."""
+    """Time consecutive steps: seconds of one step."""
     graphed.back_to(CONTEXT)
 
     def run() -> None:
@@ -195,8 +196,8 @@ def _steps_in_a_row(graphed: GraphedNetwork) -> float:
 
 
 def _parts(graphed: GraphedNetwork, step_s: float) -> StepParts:
-    """Kernels of one replay by their names. Kernels that are launched early overlap: each counts from the end
-    of the one before it."""
+    """Profile the kernels of one replay by their names. Kernels that are launched early overlap: each counts
+    from the end of the one before it."""
     from torch.profiler import ProfilerActivity, profile
 
     graphed.back_to(CONTEXT)
@@ -213,7 +214,8 @@ def _parts(graphed: GraphedNetwork, step_s: float) -> StepParts:
 
 
 def parts_of(kernels: Iterable[tuple[float, float, str]]) -> tuple[float, float, float]:
-    """Seconds of products, of attention and of the rest, of kernels by end and start in µs, and name."""
+    """Sum the seconds of products, attention and the rest, from each kernel's end and start in µs, and its
+    name."""
     linear = attention = rest = 0.0
     before = float("-inf")
     for end, start, name in sorted(kernels):
@@ -229,20 +231,20 @@ def parts_of(kernels: Iterable[tuple[float, float, str]]) -> tuple[float, float,
 
 
 def bytes_of(network: nn.Module) -> int:
-    """Bytes of all parameters and layouts of codes; shared ones count once."""
+    """Count the bytes of all parameters and layouts of codes; shared ones count once."""
     tensors = {t.data_ptr(): t for whole in (*network.parameters(), *network.buffers()) for t in _held(whole)}
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 def _held(tensor: Any) -> list[Tensor]:
-    """The tensors that a tensor of a subclass, as torchao has them, consists of."""
+    """Return the tensors inside a tensor of a subclass, such as torchao's."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return [tensor]
     return [part for name in tensor.__tensor_flatten__()[0] for part in _held(getattr(tensor, name))]
 
 
 def read_bytes(network: Any) -> int:
-    """Bytes of the weights that a step reads: all but the embedding's rows of other tokens."""
+    """Count the bytes of weights that a step reads: all but the embeddings of other tokens."""
     embedding = network.get_input_embeddings().weight
     tied = embedding.data_ptr() == getattr(network.lm_head, "weight", embedding).data_ptr()
     spared = 0 if tied and not isinstance(network.lm_head, QuantizedLinear) else embedding.numel() * 2
@@ -250,7 +252,7 @@ def read_bytes(network: Any) -> int:
 
 
 def cache_bytes(sizes: dict[str, Any], batch: int, tokens: int) -> int:
-    """Keys and values in bfloat16 of so many tokens a text."""
+    """Count the bytes of keys and values in bfloat16, for so many tokens a text."""
     head = sizes.get("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
     return 2 * 2 * sizes["num_hidden_layers"] * sizes["num_key_value_heads"] * head * batch * tokens
 
@@ -261,8 +263,7 @@ def _collect() -> None:
 
 
 def products_of(shape: str) -> dict[str, tuple[int, int]]:
-    """N and K of a block's products, by their words: each layer, and layers of one input multiplied as
-    one."""
+    """N and K of a block's products, by label: each layer, and layers of one input multiplied as one."""
     sizes = SHAPES[shape]
     hidden, between = sizes["hidden_size"], sizes["intermediate_size"]
     head = sizes.get("head_dim", hidden // sizes["num_attention_heads"])

@@ -28,11 +28,11 @@ HOPPER = (9, 0)
 TENSOR_CORE_KINDS = ("bf16", "f16", "tf32", "e4m3", "e5m2", "s8", "b1")
 WORD_KINDS = ("dp4a", "popc")
 COPIED_ELEMENTS = 1 << 28
-"""float32 values of the copy that is timed, 1 GiB; less where memory is small."""
+"""Number of float32 values of the copy that is timed, 1 GiB; fewer if memory is small."""
 
 
 def spread(times: Sequence[float]) -> TimeSpread:
-    """Median and 10th to 90th percentile of some times."""
+    """Return the median and the 10th and 90th percentile of some times."""
     ordered = sorted(times)
     tenth = len(ordered) // 10
     return TimeSpread(statistics.median(ordered), ordered[tenth], ordered[-1 - tenth])
@@ -40,21 +40,24 @@ def spread(times: Sequence[float]) -> TimeSpread:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """``run`` launches ``count`` calls at once; ``outputs`` are kept alive with it."""
+    """Calls that can be repeated: ``run`` launches ``count`` of them at once; ``outputs`` are kept alive with
+    it."""
 
     run: Call
     count: int
     outputs: tuple[object, ...] = ()
 
     def seconds(self) -> float:
-        """One timed replay, for each call."""
+        """Time one replay; seconds of each call."""
         return event_seconds(self.run) / self.count
 
 
 def graph_of(calls: Sequence[Call], separate_outputs: bool = True) -> Replay:
-    """All ``calls`` in one CUDA graph. ``separate_outputs``: no two calls write to the same memory, so that
-    outputs cannot stay in the L2 cache; without it they may share memory, as the activations of a model's
-    layers do."""
+    """Capture all ``calls`` in one CUDA graph.
+
+    ``separate_outputs``: no two calls write to the same memory, so that outputs cannot stay in the L2 cache;
+    without it they may share memory, as the activations of a model's layers do.
+    """
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -72,7 +75,7 @@ def graph_of(calls: Sequence[Call], separate_outputs: bool = True) -> Replay:
 
 
 def loop_of(calls: Sequence[Call]) -> Replay:
-    """All ``calls`` launched back to back, for those that a graph cannot hold."""
+    """Launch all ``calls`` back to back, for calls that a graph cannot hold."""
 
     def run() -> None:
         for call in calls:
@@ -82,22 +85,22 @@ def loop_of(calls: Sequence[Call]) -> Replay:
 
 
 def time_graph(calls: Sequence[Call], repeats: int = 20) -> TimeSpread:
-    """Time of one call: all ``calls`` (one a buffer set) replayed from a CUDA graph."""
+    """Time one call: all ``calls`` (one per buffer set) are replayed from a CUDA graph."""
     return time_replay(graph_of(calls), repeats, WARM_UP)
 
 
 def time_events(calls: Sequence[Call], repeats: int = 20) -> TimeSpread:
-    """Time of one call: all ``calls`` launched back to back between two events, without a graph."""
+    """Time one call: all ``calls`` are launched back to back between two events, without a graph."""
     return time_replay(loop_of(calls), repeats, WARM_UP)
 
 
 def time_replay(replay: Replay, repeats: int, warm_up: int = 0) -> TimeSpread:
-    """The spread of ``repeats`` replays, after some that are not counted."""
+    """Time ``repeats`` replays, after some that are not counted."""
     return spread([replay.seconds() for _ in range(repeats + warm_up)][warm_up:])
 
 
 def event_seconds(call: Call) -> float:
-    """Seconds on the GPU between an event before and one after ``call``."""
+    """Time ``call`` on the GPU, between an event before and one after it."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     call()
@@ -107,8 +110,8 @@ def event_seconds(call: Call) -> float:
 
 
 def wall_seconds(call: Call, device: torch.device, repeats: int, warm_up: int = 1) -> TimeSpread:
-    """Seconds on the clock until the answer is there: median, least and most of the repeats, after some not
-    counted."""
+    """Time calls on the clock until the answer is there: median, least and most of the repeats, after some
+    that are not counted."""
     seconds = []
     for _ in range(repeats + warm_up):
         synchronize(device)
@@ -121,8 +124,8 @@ def wall_seconds(call: Call, device: torch.device, repeats: int, warm_up: int = 
 
 
 def time_calls(calls: Sequence[Call], device: torch.device, rounds: int, repeats: int = 10) -> TimeSpread:
-    """Seconds on the clock of one call: ``calls`` one after another, ``rounds`` times, until the last of them
-    has ended on the GPU; the spread of the repeats."""
+    """Time one call on the clock: ``calls`` one after another, ``rounds`` times, until the last has ended on
+    the GPU; the spread of the repeats."""
 
     def run() -> None:
         for _ in range(rounds):
@@ -135,7 +138,7 @@ def time_calls(calls: Sequence[Call], device: torch.device, rounds: int, repeats
 
 
 def buffer_sets(bytes_each: int, device: torch.device) -> int:
-    """Number of buffer sets that exceed twice the L2 cache; at least 2."""
+    """Number of buffer sets that together exceed twice the L2 cache; at least 2."""
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     return max(2, -(-2 * cache // max(bytes_each, 1)) + 1)
 
@@ -144,7 +147,7 @@ def buffer_sets(bytes_each: int, device: torch.device) -> int:
 
 
 def copy_speed(inputs: Sequence[Tensor]) -> float:
-    """Bytes per second of a device-to-device copy of the same buffers, reads and writes counted.
+    """Measure the bytes per second of a device-to-device copy of the same buffers, reads and writes counted.
 
     The faster of torch's copy (launched one by one) and an elementwise kernel replayed from a graph: in a
     graph a plain copy becomes a memory node that leaves a third of the bandwidth unused.
@@ -157,7 +160,7 @@ def copy_speed(inputs: Sequence[Tensor]) -> float:
 
 
 def measure_limits(device: torch.device, kinds: Iterable[str] = TENSOR_CORE_KINDS) -> MachineLimits:
-    """The copy of 1 GiB and, on Hopper, each tensor-core type; dp4a and popc everywhere."""
+    """Measure the copy of 1 GiB and, on Hopper, each tensor-core type; dp4a and popc everywhere."""
     size = min(COPIED_ELEMENTS, free_bytes(device) // 16)
     copy = copy_speed([torch.randn(size, device=device) for _ in range(2)])
     rates = {}
@@ -174,7 +177,7 @@ def _rate(call: Call, operations: float) -> float:
 
 
 def device_state(device: torch.device) -> DeviceState | None:
-    """The GPU's state now; None where nvidia-smi does not tell."""
+    """Read the GPU's state now; None if nvidia-smi does not report it."""
     query = (
         "nvidia-smi",
         "--query-gpu=clocks.sm,power.draw,temperature.gpu",

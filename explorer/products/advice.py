@@ -20,9 +20,9 @@ from explorer.recordings.gemm import GemmTiming, Shape
 from explorer.schemes import SCHEMES, Scheme
 
 ENOUGH_DB, MARGIN_DB = 20.0, 0.5
-"""Output error of a tenth of the signal: what one layer can usually afford; the advice takes the fastest that
-has it. A product that lacks less than the margin is taken too, and that is said: the error on other weights
-differs by as much."""
+"""SQNR that is enough: an error of a tenth of the signal, which one layer can usually afford. The advice
+takes the fastest product that has it, and says so if it takes one that lacks less than the margin: the error
+on other weights differs by as much."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Point:
 
 
 def at_shape(timings: Iterable[GemmTiming], shape: Sequence[int]) -> list[GemmTiming]:
-    """Timings at the shape (M, N, K), the first of each kernel."""
+    """Select the timings at the shape (M, N, K), the first of each kernel."""
     first: dict[tuple[str, str], GemmTiming] = {}
     for timing in timings:
         if timing.shape == tuple(shape):
@@ -50,7 +50,7 @@ def at_shape(timings: Iterable[GemmTiming], shape: Sequence[int]) -> list[GemmTi
 
 
 def fastest(timings: Iterable[GemmTiming]) -> list[GemmTiming]:
-    """Timing of each product's fastest kernel, in the table's order; unknown products last."""
+    """Select the timing of each product's fastest kernel, in the table's order; unknown products last."""
     best: dict[str, GemmTiming] = {}
     for timing in timings:
         if timing.gemm not in best or timing.seconds < best[timing.gemm].seconds:
@@ -59,15 +59,17 @@ def fastest(timings: Iterable[GemmTiming]) -> list[GemmTiming]:
 
 
 def usual_of(timings: Iterable[GemmTiming]) -> tuple[str, str]:
-    """Name of the product that others are compared with, and its label: BF16 on a GPU, float32 on a CPU."""
+    """Name and label of the product that others are compared with: BF16 on a GPU, float32 on a CPU."""
     on_cpu = any(timing.on_cpu for timing in timings)
     return ("fp32", "torch's float32") if on_cpu else ("bf16", "torch's BF16")
 
 
 def points(timings: Iterable[GemmTiming], errors: Mapping[str, float] | None = None) -> list[Point]:
-    """Time against error of the fastest kernels, those marked that no other beats in both. ``errors`` gives
-    SQNRs of a layer in place of the measured run's own, as ``output_errors`` does; products without one are
-    left out."""
+    """Make a point of time and error for each product's fastest kernel; the Pareto frontier is marked.
+
+    ``errors`` gives SQNRs of a layer in place of the measured run's own, as ``output_errors`` does; products
+    without one are left out.
+    """
     every = []
     for t in fastest(timings):
         sqnr = t.sqnr_db if errors is None else errors.get(of_kernel(t.gemm, t.variant), errors.get(t.gemm))
@@ -78,7 +80,8 @@ def points(timings: Iterable[GemmTiming], errors: Mapping[str, float] | None = N
 
 
 def choice(every: Sequence[Point]) -> Point | None:
-    """The fastest point with enough SQNR or less than ``MARGIN_DB`` below; the most exact if none has."""
+    """Choose the fastest point whose SQNR is enough, or lacks less than ``MARGIN_DB``; without any, the most
+    exact."""
     enough = [p for p in every if p.sqnr_db > ENOUGH_DB - MARGIN_DB]
     if enough:
         return min(enough, key=lambda p: p.seconds)
@@ -86,7 +89,7 @@ def choice(every: Sequence[Point]) -> Point | None:
 
 
 def summary(every: Sequence[Point], timings: Sequence[GemmTiming], what: str) -> str:
-    """One sentence with the choice at a shape, its speed against the usual product, and the reason."""
+    """State in one sentence the choice at a shape, its speed against the usual product, and the reason."""
     chosen = choice(every)
     if chosen is None:
         return f"Nothing was measured for {what}."
@@ -111,9 +114,11 @@ def _why(chosen: Point) -> str:
 
 @dataclass(frozen=True)
 class Advice:
-    """The product to take at one shape. ``faster``: its speed over the usual product's (``usual_of``);
-    ``smaller``: the usual product's bytes of W over its own; None where that was not timed. ``why``: how its
-    SQNR compares with ``ENOUGH_DB``."""
+    """The product to take at one shape.
+
+    ``faster``: its speed over the usual product's (``usual_of``); ``smaller``: the usual product's bytes of W
+    over its own; None if the usual product was not timed. ``why``: comparison of its SQNR with ``ENOUGH_DB``.
+    """
 
     what: str
     shape: str
@@ -124,7 +129,7 @@ class Advice:
 
 
 def advise(every: Sequence[Point], timings: Sequence[GemmTiming], what: str, shape: str) -> Advice | None:
-    """``choice`` compared with the usual product; None without points."""
+    """Compare the ``choice`` with the usual product; None without points."""
     chosen = choice(every)
     if chosen is None:
         return None
@@ -132,9 +137,11 @@ def advise(every: Sequence[Point], timings: Sequence[GemmTiming], what: str, sha
 
 
 def _against_usual(chosen: Point, timings: Sequence[GemmTiming]) -> tuple[float | None, float | None]:
-    """Seconds of the usual product by torch over the chosen one's, and the same of the bytes of W; None where
-    they are not known. Where the usual product was not timed, as in a run that was stopped, its time is that
-    of the baseline timed in turns with the chosen kernel, if that is the same product."""
+    """Ratios of the usual product by torch to the chosen one: seconds, and bytes of W; None if unknown.
+
+    If the usual product was not timed, as in a run that was stopped, its time is that of the chosen kernel's
+    baseline, if that is the same product.
+    """
     usual, _ = usual_of(timings)
     base = next((t for t in timings if t.gemm == usual), None)
     if base is not None:
@@ -151,8 +158,8 @@ def _against_usual(chosen: Point, timings: Sequence[GemmTiming]) -> tuple[float 
 
 
 def products_of(scheme: Scheme, table: Iterable[Product] = GEMMS.values()) -> list[str]:
-    """The products of a table that take weights stored as ``scheme`` stores them, by name; empty where none
-    does. Calibration and rounding do not matter: neither changes the layout."""
+    """Name the products of a table whose weights are stored as by ``scheme``; empty without any. Calibration
+    and rounding do not matter: neither changes the layout."""
     return [row.name for row in table if stored_as(row.w) == stored_as(scheme)]
 
 
@@ -162,13 +169,12 @@ def stored_as(scheme: Scheme) -> tuple[object, ...]:
 
 
 def nearest(shapes: Iterable[Shape], wanted: Shape) -> Shape | None:
-    """The first shape of ``by_distance``; None without shapes."""
+    """Return the first shape of ``by_distance``; None without shapes."""
     return next(iter(by_distance(shapes, wanted)), None)
 
 
 def by_distance(shapes: Iterable[Shape], wanted: Shape) -> list[Shape]:
-    """The shapes with the nearest M first, of those with the same M the ones whose other sides differ least
-    from ``wanted`` in proportion."""
+    """Sort shapes by the distance of their M from ``wanted``, then by the ratios of the other sides."""
 
     def distance(shape: Shape) -> tuple[float, float]:
         m, n, k = (abs(math.log(side / other)) for side, other in zip(shape, wanted, strict=True))
@@ -183,8 +189,8 @@ FEWEST_OF_A_CURVE = 4
 
 
 def swept(timings: Iterable[GemmTiming], shape: Shape) -> list[GemmTiming]:
-    """The timings at one N and K over M: the shape's own, or those measured at the most M
-    where the shape's own are few."""
+    """Select timings at one N and K over M: those of the shape, or, if they are few, of the N and K measured
+    at the most M."""
     by_sides: dict[tuple[int, int], list[GemmTiming]] = {}
     for timing in timings:
         by_sides.setdefault(timing.shape[1:], []).append(timing)
@@ -198,14 +204,17 @@ def _count_of_m(timings: Iterable[GemmTiming]) -> int:
 
 
 def of_kernel(gemm: str, variant: str) -> str:
-    """The name under which ``output_errors`` has a kernel with an error of its own."""
+    """Name in ``output_errors`` of a kernel with an error of its own."""
     return f"{gemm}, {variant}"
 
 
 def output_errors(x: Tensor, w: Tensor, gemms: Iterable[Product]) -> dict[str, float]:
-    """SQNR in dB of each product's output X·Wᵀ against float64 of the unquantized X [M, K] and W [N, K], on
-    their device; under ``of_kernel`` that of kernels that round W once more. Products without error are left
-    out, and those whose blocks do not fit W."""
+    """Measure the SQNR in dB of each product's output X·Wᵀ against float64 of the unquantized X [M, K] and W
+    [N, K], on their device.
+
+    Kernels that round W once more have a separate entry under ``of_kernel``. Products without error, and
+    those whose blocks do not fit W, are left out.
+    """
     truth, errors = x.double() @ w.double().t(), {}
     for gemm in gemms:
         out = gemm.out if isinstance(gemm, Gemm) else torch.float32
@@ -225,5 +234,5 @@ def output_errors(x: Tensor, w: Tensor, gemms: Iterable[Product]) -> dict[str, f
 
 
 def tokens_for(k: int, count: int = 128) -> Tensor:
-    """Seeded normal activations [count, k] for a layer that came without any."""
+    """Draw seeded normal activations [count, k] for a layer that has none."""
     return torch.randn(count, k, generator=torch.Generator().manual_seed(0))

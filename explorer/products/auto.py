@@ -1,4 +1,4 @@
-"""*auto*: the kernel of a product that was fastest where it was recorded, at the nearest shape."""
+"""The kernel choice *auto*: the kernel of a product that was the fastest at the nearest recorded shape."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from explorer.products.variants import Variant
 from explorer.recordings.gemm import GemmTiming, Shape, newest_gemms
 
 TUNED_ON, TUNED_CAPABILITY = "NVIDIA H200", (9, 0)
-"""The GPU on which ``LATEST`` and ``EARLIEST`` were found and the recording was made, and its compute
-capability."""
+"""GPU, and its compute capability, on which ``LATEST`` and ``EARLIEST`` were found and the recording was
+made."""
 LATEST = {"registers": 8, "swap A/B": 512, "quantize + swap A/B": 512}
 EARLIEST = {
     "swap A/B, scaled weights": 256,
@@ -26,8 +26,11 @@ EARLIEST = {
 
 
 def variants_for(gemm: Gemm, shape: Shape, capability: tuple[int, int], which: str) -> tuple[Variant, ...]:
-    """``all`` kernels the chip can run, the one called ``which``, those that may be the ``fastest`` for so
-    many tokens, or ``auto``: the one of them that was, at the nearest shape of the recording."""
+    """Select kernels of a product that the chip can run.
+
+    ``which``: ``all``, the name of one kernel, ``fastest`` (those that may be the fastest for so many
+    tokens), or ``auto`` (the one of them that was the fastest at the nearest recorded shape).
+    """
     variants = gemm.variants_on(capability)
     if which == "all" or not variants:
         return variants
@@ -40,12 +43,13 @@ def variants_for(gemm: Gemm, shape: Shape, capability: tuple[int, int], which: s
 
 
 def tuned_elsewhere(gpu: str, capability: tuple[int, int], every: str) -> str:
-    """Warn that *auto* and *fastest* choose on ``gpu`` by times on another GPU, and that ``every`` times each
-    kernel; "" on the GPU that they were tuned on, and on its like.
+    """Warn that *auto* and *fastest* choose on ``gpu`` by times of another GPU, and that ``every`` times each
+    kernel; "" on the GPU that they were tuned on, and on GPUs of the same compute capability.
 
-    Its like are GPUs of the same compute capability. An H100 and an H200 (9.0) have the same tensor cores,
-    instructions and shared memory, and differ in the speed and size of their memory: the choice is taken to
-    hold on both. A GPU of another capability has other tensor cores, and lacks some of the kernels."""
+    An H100 and an H200 (9.0) have the same tensor cores, instructions and shared memory, and differ in the
+    speed and size of their memory: the choice is taken to hold on both. A GPU of another capability has other
+    tensor cores, and lacks some of the kernels.
+    """
     if capability == TUNED_CAPABILITY:
         return ""
     return (
@@ -55,7 +59,8 @@ def tuned_elsewhere(gpu: str, capability: tuple[int, int], every: str) -> str:
 
 
 def _likely(variants: Sequence[Variant], m: int) -> tuple[Variant, ...]:
-    """Kernels that can be the fastest for M tokens; of products without a kernel for few tokens the last."""
+    """Select kernels that can be the fastest for M tokens; for products without a kernel for few tokens, the
+    last one."""
     names = {v.name for v in variants}
     if not names & set(LATEST):
         return (variants[-1],)
@@ -67,10 +72,12 @@ def _likely(variants: Sequence[Variant], m: int) -> tuple[Variant, ...]:
 
 
 def _recorded_fastest(gemm: Gemm, shape: Shape, likely: Sequence[Variant]) -> Variant | None:
-    """The kernel with the least recorded time at the nearest to ``shape`` of the shapes at which all of
-    ``likely`` were timed, within twice or half its M; of a product that was not recorded there, the one that
-    won for its nearest relative (the same tensor cores and kernels, W of about as many bits). None if there
-    is none."""
+    """Find the fastest recorded kernel of a product near ``shape``; None without one.
+
+    The nearest shape counts at which all of ``likely`` were timed, within twice or half its M. For a product
+    that was not recorded there, its nearest relative decides (the same tensor cores and kernels, W of about
+    as many bits).
+    """
     by_name = {v.name: v for v in likely}
     relatives = [
         other

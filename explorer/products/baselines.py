@@ -22,8 +22,8 @@ E4M3_MAX, INT8_MAX = 448.0, 127
 
 @dataclass(frozen=True)
 class Baseline:
-    """An operator by the name a user knows. ``captured`` False: it synchronizes with the host within the
-    call, so that no CUDA graph can hold it, and is launched one call after another."""
+    """Operator of torch, by the name that users know. ``captured`` False: it synchronizes with the host
+    within the call, so that no CUDA graph can hold it, and is launched one call after another."""
 
     label: str
     prepare: Prepare
@@ -32,7 +32,8 @@ class Baseline:
 
 @contextmanager
 def tf32_allowed(allowed: bool) -> Iterator[None]:
-    """Float32 products with TF32 inputs allowed or not; the global flag is as before afterwards."""
+    """Allow or forbid TF32 inputs of float32 products inside this context; the global flag is restored
+    afterwards."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = allowed
     try:
@@ -55,8 +56,8 @@ def _matmul(dtype: torch.dtype, tf32: bool = False) -> Prepare:
 
 
 def _scaled_mm(ops: Operands) -> Call:
-    """Both sides as E4M3 with one scale each, or one a token and a channel, with fast accumulation as in our
-    kernels."""
+    """Multiply both sides as E4M3, with one scale each or one per token and channel, and with fast
+    accumulation as in this project's kernels."""
     e4m3, per_row = torch.float8_e4m3fn, ops.x.scheme.block[0] == 1
 
     def scale(v: Tensor) -> Tensor:
@@ -84,8 +85,8 @@ def _scaled_blocks(ops: Operands) -> Call:
 
 
 def _int8_sides(ops: Operands) -> tuple[Tensor, Tensor]:
-    """X and W as int8 of the same shape; in place of narrower codes random ones, as time depends on the shape
-    alone."""
+    """Return X and W as int8 of the same shape; narrower codes are replaced by random ones, as time depends
+    on the shape alone."""
     x, w = ops.x.q.packed, ops.w.q.packed
     if x.shape == ops.x.values.shape and w.shape == ops.w.values.shape:
         return x.view(torch.int8), w.view(torch.int8)
@@ -117,8 +118,8 @@ def _quantize_int_mm(ops: Operands) -> Call:
 
 
 def _tinygemm(ops: Operands) -> Call:
-    """torch's int4 weight-only product, group 128: unsigned codes with a scale and a zero a group, in its own
-    layout."""
+    """Multiply by torch's int4 weight-only product, group 128: unsigned codes with a scale and a zero per
+    group, in its own layout."""
     group = ops.w.scheme.block[1]
     codes = ops.w.q.codes.to(torch.int32)
     signed = torch.where(codes > 7, codes - 16, codes)

@@ -13,12 +13,13 @@ from explorer.products.operands import Operands
 
 
 def unscaled(ops: Operands) -> Epilogue:
-    """Bias and activation alone: the operands' scales are applied elsewhere."""
+    """Make an epilogue of bias and activation alone: the operands' scales are applied elsewhere."""
     return Epilogue(ops.out, bias=ops.bias, activation=ops.activation)
 
 
 def scaled(ops: Operands) -> Epilogue:
-    """Scales that are constant along K (one, per token, per channel), zero-point terms, bias, activation."""
+    """Make an epilogue of scales that are constant along K (one, per token, per channel), zero-point terms,
+    bias and activation."""
     epilogue = dataclasses.replace(
         unscaled(ops), row_scale=scale_vector(ops.x.q), col_scale=scale_vector(ops.w.q)
     )
@@ -26,7 +27,8 @@ def scaled(ops: Operands) -> Epilogue:
 
 
 def with_zero_terms(ops: Operands, epilogue: Epilogue) -> Epilogue:
-    """The vectors of Σ(a - za)(b - zb) = Σab - za · (Σb - K·zb) - zb · Σa; as it is for symmetric schemes."""
+    """Add the vectors of Σ(a - za)(b - zb) = Σab - za · (Σb - K·zb) - zb · Σa; symmetric schemes need
+    none."""
     if not (ops.x.scheme.asymmetric or ops.w.scheme.asymmetric):
         return epilogue
     za, zb = zero_points(ops.x.q), zero_points(ops.w.q)
@@ -37,14 +39,15 @@ def with_zero_terms(ops: Operands, epilogue: Epilogue) -> Epilogue:
 
 
 def bits_xor(ops: Operands) -> Epilogue:
-    """±1 products from bits that differ: K - 2·popc(a ^ b)."""
+    """Make the epilogue that turns counts of differing bits into ±1 products: K - 2·popc(a ^ b)."""
     n, k = ops.shape[1:]
     minus_k = torch.full((n,), -k, dtype=torch.int32, device=ops.x.q.packed.device)
     return dataclasses.replace(scaled(ops), multiply=-2, col_b=minus_k)
 
 
 def bits_and(ops: Operands) -> Epilogue:
-    """±1 products from bits that are both set: K - 2·popc(a) - 2·popc(b) + 4·popc(a & b)."""
+    """Make the epilogue that turns counts of common set bits into ±1 products: K - 2·popc(a) - 2·popc(b) +
+    4·popc(a & b)."""
     k = ops.shape[2]
     return dataclasses.replace(
         scaled(ops),
@@ -55,8 +58,8 @@ def bits_and(ops: Operands) -> Epilogue:
 
 
 def weight_only(ops: Operands) -> Epilogue:
-    """Scales of X, and of a whole W above its blocks (NVFP4): those of W's blocks are applied in the
-    product."""
+    """Make an epilogue of the scales of X, and of a whole W above its blocks (NVFP4); scales of W's blocks
+    are applied in the product."""
     return dataclasses.replace(
         unscaled(ops), row_scale=scale_vector(ops.x.q), col_scale=tensor_scale(ops.w.q)
     )
@@ -72,7 +75,7 @@ def tiled(ops: Operands, tiles: Tiles) -> Epilogue:
 
 
 def tensor_scales(ops: Operands) -> Epilogue:
-    """The scales of whole tensors, which ``dequantized_rows`` leaves out."""
+    """Return the scales of whole tensors, which ``dequantized_rows`` leaves out."""
     return dataclasses.replace(
         unscaled(ops), row_scale=tensor_scale(ops.x.q), col_scale=tensor_scale(ops.w.q)
     )

@@ -46,11 +46,11 @@ from explorer.schemes import SCHEMES, Scheme
 
 @dataclass(frozen=True)
 class Product:
-    """A product of X and W, whatever computes it: a GPU's kernels (``Gemm``) or a CPU's (``explorer.cpu``).
+    """Product of X and W, computed by a GPU's kernels (``Gemm``) or a CPU's (``explorer.cpu``).
 
     x, w          schemes of X [M, K] and W [N, K]
-    scales        where scales are applied, in words
-    accumulator   what sums are held in, in words
+    scales        place where scales are applied, in words
+    accumulator   type of the sums, in words
     """
 
     name: str
@@ -63,13 +63,13 @@ class Product:
 
 @dataclass(frozen=True)
 class Gemm(Product):
-    """One product on a GPU.
+    """Product on a GPU.
 
-    variants      kernels, the plainest first
+    variants      kernels, the simplest first
     core          the tensor-core type that bounds it ("": none)
-    native        what ``gpu.native_formats`` calls X and W where the chip takes them as they are
+    native        the formats of X and W in ``gpu.native_formats``, if chips can take them as they are
                   ("": every chip does; None: none does)
-    dynamic       X is quantized within the call
+    dynamic       True if X is quantized within the call
     """
 
     variants: tuple[Variant, ...]
@@ -82,15 +82,15 @@ class Gemm(Product):
     def operands(
         self, x: Tensor, w: Tensor, bias: Tensor | None = None, activation: str = "none"
     ) -> Operands:
-        """X [M, K] and W [N, K] quantized for this product."""
+        """Quantize X [M, K] and W [N, K] for this product."""
         return Operands.of(x, w, (self.x, self.w), self.out, bias, activation)
 
     def variants_on(self, capability: tuple[int, int]) -> tuple[Variant, ...]:
-        """The kernels that the chip can run, plainest first."""
+        """The kernels that the chip can run, the simplest first."""
         return tuple(v for v in self.variants if v.runs_on(capability))
 
     def variant(self, name: str) -> Variant:
-        """The kernel called ``name``; ``ValueError`` with the names there are."""
+        """Return the kernel called ``name``; ``ValueError`` lists the names."""
         for variant in self.variants:
             if variant.name == name:
                 return variant
@@ -125,7 +125,7 @@ def _dense(kind: str) -> tuple[Variant, ...]:
 
 
 def _narrow(*last: Variant, fp8_accumulate_k: int = 0) -> tuple[Variant, ...]:
-    """4- and 2-bit weights with 8-bit inputs."""
+    """Make a product of 4- or 2-bit weights with 8-bit inputs."""
     return (NAIVE, TILED, in_registers(), swap_ab(fp8_accumulate_k=fp8_accumulate_k), *last)
 
 
@@ -134,7 +134,7 @@ def _fp6(name: str) -> Scheme:
 
 
 def _fp8(kind: str, unit: str, title: str) -> Gemm:
-    """FP8 on both sides: one scale a tensor, or one a token and a channel."""
+    """Make a product with FP8 on both sides: one scale per tensor, or one per token and channel."""
     scheme = S[f"fp8_{kind}_{'tensor' if unit == 'tensor' else 'row'}"]
     few = (in_registers(),) if kind == "e4m3" else ()
     variants = (NAIVE, TILED, *few, mma(kind), swap_ab_dense(kind), wgmma(kind))
@@ -146,8 +146,11 @@ def _fp8(kind: str, unit: str, title: str) -> Gemm:
 def _weight_only(
     name: str, label: str, w: Scheme, baseline: Baseline = baselines.BF16, exact: bool = True
 ) -> Gemm:
-    """W in codes, X in bfloat16. Dequantizing rounds W to bfloat16 unless its scales are powers of two or
-    E4M3; ``exact`` False: so does decoding in registers."""
+    """Make a product of W in codes and X in bfloat16.
+
+    Dequantizing rounds W to bfloat16 unless its scales are powers of two or E4M3. ``exact`` False: decoding
+    in registers rounds W too.
+    """
     tiles_of(w, OperandType.BF16)  # raises here for a format that no kernel decodes
     scaled_sums = not has_byte_scales(w) and (w.block[1] is not None or w.asymmetric)
     variants = (
@@ -173,8 +176,8 @@ def _w4a16(size: str) -> list[Gemm]:
 
 
 def _both(name: str, label: str, scheme: Scheme, exact: bool, native: str) -> Gemm:
-    """A narrow floating-point scheme on both sides; ``exact``: bfloat16 holds what it dequantizes
-    to."""
+    """Make a product with a narrow floating-point scheme on both sides; ``exact``: bfloat16 holds the
+    dequantized values."""
     own = (block_scaled(name),) if name in list(BlockScaledFormat) else ()
     variants = (NAIVE, TILED, dequantize_then_wgmma(True, 0.0 if exact else 2 * BF16_HALF_ULP), *own)
     return Gemm(name, label, scheme, scheme, BEFORE, "float32", variants, baselines.BF16, "bf16", native)
@@ -247,7 +250,7 @@ GEMMS: dict[str, Gemm] = {row.name: row for row in ROWS}
 
 
 def find(name: str) -> Gemm:
-    """Return the row called ``name``; ``ValueError`` with the names there are."""
+    """Return the row called ``name``; ``ValueError`` lists the names."""
     if name not in GEMMS:
         raise ValueError(f"no product {name!r}; there are {', '.join(GEMMS)}")
     return GEMMS[name]

@@ -1,7 +1,8 @@
-"""Grouped products, as a mixture of experts needs them: each row of X times the W of its group.
+"""Grouped products for a mixture of experts: each row of X is multiplied by the W of its group.
 
-``GROUPED`` has a row for each format and layout of X; each has kernels from a launch a group to one launch
-for all of them. The product of a group is the plain one of ``GEMMS``."""
+``GROUPED`` has a row for each format and layout of X. Its kernels range from one launch per group to one
+launch for all groups. The product of one group is the plain one of ``GEMMS``.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from explorer.products.variants import HOPPER
 from explorer.recordings.grouped import GroupedTiming
 
 Call = Callable[[], object]
-"""A product of all groups, or the products of each."""
+"""Call that returns the product of all groups, or the products of each."""
 CONTIGUOUS, MASKED = "contiguous", "masked"
 LAYOUTS = {
     CONTIGUOUS: "the groups' rows one after another, as in prefill and training",
@@ -34,7 +35,7 @@ BLOCK_ROWS = 128
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of each group, N and K."""
+    """Shape of a grouped product: rows of each group, N and K."""
 
     name: str
     counts: tuple[int, ...]
@@ -50,12 +51,12 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """Total of all groups."""
+        """Total number of rows of all groups."""
         return sum(self.counts)
 
     @property
     def operations(self) -> int:
-        """Multiplications and additions."""
+        """Number of multiplications and additions."""
         return 2 * self.rows * self.n * self.k
 
 
@@ -74,8 +75,8 @@ CASES = {
 
 @dataclass(frozen=True, eq=False)
 class GroupedOperands:
-    """The operands of a plain product for each group. ``ends`` int32 [groups] and ``capacity`` are those of
-    ``gemm_grouped``; ``rows`` int64: where in the output the groups' rows lie."""
+    """Operands of a plain product for each group. ``ends`` int32 [groups] and ``capacity`` are those of
+    ``gemm_grouped``; ``rows`` int64: places of the groups' rows in the output."""
 
     case: Case
     groups: tuple[Operands, ...]
@@ -85,7 +86,7 @@ class GroupedOperands:
     def draw(
         cls, gemm: Gemm, case: Case, layout: str, device: torch.device, seed: int = 0
     ) -> GroupedOperands:
-        """Random data, normal, W divided by √K; ``ValueError`` where N is no whole number of blocks."""
+        """Draw random normal data, W divided by √K; ``ValueError`` unless N is a whole number of blocks."""
         if gemm.w.block[0] not in (None, 1) and case.n % BLOCK_ROWS:
             raise ValueError(f"N must be a multiple of {BLOCK_ROWS} for {gemm.label}, got {case.n}")
         generator = torch.Generator(device=device).manual_seed(seed)
@@ -106,7 +107,7 @@ class GroupedOperands:
 
     @property
     def counted(self) -> list[tuple[Operands, int]]:
-        """Each group's operands and how many rows it has; where it has none, the operands have one."""
+        """Each group's operands with its number of rows; the operands of an empty group have one row."""
         return [*zip(self.groups, self.case.counts, strict=True)]
 
     @property
@@ -127,7 +128,7 @@ class GroupedOperands:
         return torch.cat(first).to(self.device)
 
     def of_x(self, part: Callable[[Operands], Tensor]) -> Tensor:
-        """A part of every group's X along rows, in the layout's places; zeros between them."""
+        """Join a part of every group's X along rows, in the layout's places, with zeros between them."""
         parts = [part(ops)[:count] for ops, count in self.counted]
         if not self.capacity:
             return torch.cat(parts)
@@ -137,12 +138,12 @@ class GroupedOperands:
         return spread
 
     def exact(self) -> tuple[Tensor, Tensor]:
-        """float64 [rows of groups, N]: the products of the dequantized operands, and Σ|x·w|."""
+        """Compute in float64 the products of the dequantized operands, [rows of groups, N], and Σ|x·w|."""
         pairs = [tuple(part[:count] for part in ops.exact()) for ops, count in self.counted]
         return torch.cat([p for p, _ in pairs]), torch.cat([size for _, size in pairs])
 
     def unquantized_product(self) -> Tensor:
-        """float64 [rows of groups, N], before any quantization to less than BF16."""
+        """Compute the product before quantization to less than BF16: float64 [rows of groups, N]."""
         return torch.cat([ops.unquantized_product()[:count] for ops, count in self.counted])
 
     @property
@@ -155,14 +156,14 @@ class GroupedOperands:
 
 @dataclass(frozen=True)
 class GroupedVariant:
-    """One way to multiply: ``prepare`` gives a call whose output has the layout's rows; ``tile`` None is a
-    launch a group."""
+    """Kernel of a grouped product. ``prepare`` returns a call whose output has the layout's rows; ``tile``
+    None: one launch per group."""
 
     name: str
     tile: kernel.WgmmaTile | None
 
     def prepare(self, gemm: Gemm, ops: GroupedOperands) -> Call:
-        """The layouts of X and W made once, as an engine does."""
+        """Make the layouts of X and W once, as an engine does, and return the call."""
         return _grouped(gemm, ops, self.tile) if self.tile else _one_by_one(gemm, ops)
 
 
@@ -186,7 +187,7 @@ def _grouped(gemm: Gemm, ops: GroupedOperands, tile: kernel.WgmmaTile) -> Call:
 
 
 def _one_by_one(gemm: Gemm, ops: GroupedOperands) -> Call:
-    """The kernel of a plain product, a launch a group: the host has to know how many rows each has."""
+    """Launch a plain product's kernel once per group: the host has to know each group's number of rows."""
     variant = gemm.variant("wgmma")
     calls = [variant.prepare(one) for one in ops.used]
     return lambda: torch.cat([call() for call in calls])
@@ -194,8 +195,8 @@ def _one_by_one(gemm: Gemm, ops: GroupedOperands) -> Call:
 
 @dataclass(frozen=True)
 class Grouped:
-    """A product of ``GEMMS`` with groups, its kernels from the plainest to the fastest, and what a user would
-    call instead."""
+    """A product of ``GEMMS`` with groups: its kernels from the simplest to the fastest, and the usual library
+    call."""
 
     name: str
     label: str
@@ -232,14 +233,15 @@ def _torch_grouped(ops: GroupedOperands) -> Call:
 
 
 def _torch_bmm(ops: GroupedOperands) -> Call:
-    """Every reserved row, used or not: torch has no masked product."""
+    """Multiply every reserved row, used or not: torch has no masked product."""
     x = ops.of_x(lambda o: o.x.values.to(torch.bfloat16)).view(len(ops.groups), ops.capacity, -1)
     w = torch.stack([o.w.values.to(torch.bfloat16) for o in ops.groups]).transpose(1, 2)
     return lambda: torch.bmm(x, w)
 
 
 def _torch_blocks(ops: GroupedOperands) -> Call:
-    """torch's grouped FP8 product takes one scale a row; in blocks it has single products alone."""
+    """Multiply group by group: torch's grouped FP8 product takes one scale per row; with scales of blocks it
+    has single products alone."""
     calls = [baselines.SCALED_BLOCKS.prepare(one) for one in ops.used]
     return lambda: [call() for call in calls]
 
@@ -262,7 +264,8 @@ GROUPED: dict[str, Grouped] = {
 
 
 def is_chosen(product: str, case: str, variant: str) -> bool:
-    """True if ``gemm_grouped`` chooses this kernel, all given by name; False for an unknown case."""
+    """True if ``gemm_grouped`` chooses this kernel; product, kernel and case are given by name. False for an
+    unknown case."""
     row, known = GROUPED.get(product), CASES.get(case)
     return row is not None and known is not None and row.chosen(known).name == variant
 
@@ -281,7 +284,7 @@ GROUPED_HEADERS = [
 
 
 def grouped_rows(timings: Sequence[GroupedTiming]) -> list[list[str]]:
-    """The kernel that is taken for each grouped product at each case, in the order of ``GROUPED_HEADERS``."""
+    """List the kernel that each grouped product takes at each case, in the order of ``GROUPED_HEADERS``."""
     return [
         [
             CASES[t.case].short,
@@ -301,7 +304,7 @@ def grouped_rows(timings: Sequence[GroupedTiming]) -> list[list[str]]:
 
 
 def _baseline_words(t: GroupedTiming) -> str:
-    """The baseline, with the beginning of its message where it refused."""
+    """Name the baseline, with the beginning of its message if it refused."""
     return t.baseline if t.baseline_graph else f"{t.baseline}: {t.baseline_note.split(' when ')[0]}"
 
 

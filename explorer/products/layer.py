@@ -17,14 +17,14 @@ from explorer.schemes import Scales, Scheme
 
 
 class QuantizedLinear(nn.Module):
-    """Y [..., N] = X [..., K] · Wᵀ + bias, as ``explorer.linear`` computes it.
+    """Linear layer Y [..., N] = X [..., K] · Wᵀ + bias that holds codes, computed by ``explorer.linear``.
 
-    W is held once, in the layout that the kernel for the device it lies on reads; ``to(device)`` lays it out
-    anew, with the same codes, and leaves them as they are where only a dtype is asked for. ``quantized``
-    gives the codes back. On a GPU the scales as they were stored stay in host memory beside the layout.
-    ``state_dict`` has the parts of an ``explorer.load`` file (``packed``, ``scale``, ...), whatever the
-    device. ``weight`` restores W, for modules that read it. ``kernels`` False: W is always restored and
-    multiplied by torch, in any dtype.
+    W is held once, in the layout that the kernel for its device reads. ``to(device)`` makes the layout of
+    another device from the same codes; a change of dtype alone leaves them as they are. ``quantized`` returns
+    the codes. On a GPU the scales as they were stored stay in host memory beside the layout. ``state_dict``
+    has the parts of an ``explorer.load`` file (``packed``, ``scale``, ...), on any device. ``weight``
+    restores W, for modules that read it. ``kernels`` False: W is always restored and multiplied by torch, in
+    any dtype.
     """
 
     bias: nn.Parameter | None
@@ -36,7 +36,7 @@ class QuantizedLinear(nn.Module):
         x_scheme: Scheme | None = None,
         kernels: bool = True,
     ) -> None:
-        """``ValueError`` for a bias that has not N values."""
+        """``ValueError`` for a bias without N values."""
         super().__init__()
         if bias is not None and tuple(bias.shape) != weight.shape[:1]:
             raise ValueError(f"expected a bias of {weight.shape[0]} values, got {list(bias.shape)}")
@@ -55,7 +55,7 @@ class QuantizedLinear(nn.Module):
         x_scheme: Scheme | None = None,
         kernels: bool = True,
     ) -> Self:
-        """``linear`` with its weight rounded to nearest by ``scheme``."""
+        """Round the weight of ``linear`` to nearest by ``scheme``."""
         layer = cls(quantize(linear.weight.detach(), scheme), linear.bias, x_scheme, kernels)
         layer.dtype = linear.weight.dtype
         return layer
@@ -70,12 +70,12 @@ class QuantizedLinear(nn.Module):
 
     @property
     def held(self) -> list[Tensor]:
-        """W as calls read it."""
+        """Tensors of W as calls read them."""
         return [getattr(self, f"held_{index}") for index in range(self._count)]
 
     @property
     def weight(self) -> Tensor:
-        """W [N, K] restored, in the dtype that the model was last given; not a parameter."""
+        """W [N, K] restored, in the model's current dtype; not a parameter."""
         return torch.ops.explorer.held_weight(self.held, self._form, self.dtype)
 
     @property
@@ -98,7 +98,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def kernel(self) -> str:
-        """Kernels that multiply by W, or the reason why none does."""
+        """Names of the kernels that multiply by W, or the reason why none does."""
         why = f" ({self._why})" if self._why else ""
         return f"{form_called(self._form).kernels()}{why}"
 
@@ -108,7 +108,8 @@ class QuantizedLinear(nn.Module):
         return f"{sizes}, bias={self.bias is not None}, {self.scheme}{inputs}: {self.kernel}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Follows a change of device by laying W out anew; a change of dtype is the bias's alone."""
+        """Convert or move the layer: another device needs W in a new layout; a change of dtype affects the
+        bias alone."""
         before = self.device
         probe = fn(torch.empty(0, device=before, dtype=self.dtype))
         after, self.dtype = probe.device, probe.dtype
@@ -134,7 +135,7 @@ class QuantizedLinear(nn.Module):
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Checked by ``_load_from_state_dict``, which has the codes too."""
+        """Do nothing: ``_load_from_state_dict``, which has the codes too, checks the state."""
 
     def _load_from_state_dict(
         self,
@@ -165,7 +166,7 @@ class QuantizedLinear(nn.Module):
             error_msgs.append(f"{prefix.rstrip('.') or 'the layer'}: {error}")
 
     def _check_about(self, about: Tensor) -> None:
-        """``ValueError`` where a state is of another scheme or shape."""
+        """``ValueError`` for a state of another scheme or shape."""
         try:
             found = json.loads(bytes(about.cpu().numpy()).decode())
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""An operand in the layouts that kernels read: pure functions of a ``QuantizedTensor``.
+"""Layouts of an operand that kernels read: pure functions of a ``QuantizedTensor``.
 
 Layouts of W are computed once, when a model is loaded; layouts of X are part of quantizing it.
 """
@@ -37,21 +37,21 @@ TYPICAL_SHAPES = ((64, 2048), (64, 4096), (64, 8192))
 """Shapes of operands that are quantized or dequantized in the call, for which kernels are compiled ahead
 of time. Other numbers of columns may need other builds, which are compiled at first use."""
 ACTIVATION_ROWS = 16
-"""Rows of activations are padded to a multiple of this: the kernels' minimum step along K."""
+"""Activations are padded to multiples of this, the kernels' smallest step along K."""
 
 
 def byte_rows(q: QuantizedTensor) -> Tensor:
-    """uint8 [rows, bytes]: packed codes, each row filled to whole reads of tensor cores."""
+    """Packed codes, uint8 [rows, bytes], each row padded to whole reads of tensor cores."""
     return padded_rows(q.packed)
 
 
 def code_sums(q: QuantizedTensor) -> Tensor:
-    """int32 [rows]: Σ of each row's int8 codes."""
+    """Sum of each row's int8 codes, int32 [rows]."""
     return q.packed.view(torch.int8).sum(1, dtype=torch.int32)
 
 
 def zero_points(q: QuantizedTensor) -> Tensor:
-    """int32 [rows], 0 where the scheme has none."""
+    """Zero points, int32 [rows]; 0 for symmetric schemes."""
     zeros, rows = q.scales.zero_points, q.shape[0]
     if zeros is None:
         return torch.zeros(rows, dtype=torch.int32, device=q.packed.device)
@@ -77,14 +77,14 @@ def codes_on_grid(q: QuantizedTensor) -> Codes:
 
 
 def scale_vector(q: QuantizedTensor) -> Tensor | None:
-    """float32 [rows] or [1]: scales that are constant along K; None for a cast."""
+    """Scales that are constant along K, float32 [rows] or [1]; None for a cast."""
     if q.scheme.scale is None:
         return None
     return q.scales.scale.reshape(-1).to(torch.float32).contiguous()
 
 
 def tensor_scale(q: QuantizedTensor) -> Tensor | None:
-    """float32 [1]: what the scales of blocks are multiplied by (NVFP4); None where there is none."""
+    """Scale above the scales of blocks (NVFP4), float32 [1]; None without one."""
     scale = q.scales.tensor_scale
     if scale is None:
         return None
@@ -93,28 +93,31 @@ def tensor_scale(q: QuantizedTensor) -> Tensor | None:
 
 
 def x_block_scales(q: QuantizedTensor) -> Tensor:
-    """float32 [K/128, M], in rows of whole 16 bytes as bulk copies read them."""
+    """Block scales of X, float32 [K/128, M], in rows of whole 16 bytes as bulk copies read them."""
     return padded_columns(q.scales.scale.t(), 4)
 
 
 def w_block_scales(q: QuantizedTensor) -> Tensor:
-    """float32 [N/128, K/128]."""
+    """Block scales of W, float32 [N/128, K/128]."""
     return q.scales.scale.contiguous()
 
 
 def w_group_scales(q: QuantizedTensor, groups: int) -> Tensor:
-    """float32 [groups, N], zeros beyond K's own groups."""
+    """Group scales of W, float32 [groups, N], zeros beyond K's own groups."""
     scales = q.scales.scale.t()
     return torch.nn.functional.pad(scales, (0, 0, 0, groups - scales.shape[0])).contiguous()
 
 
 MOST_FOLDED = {OperandType.S8: 127.0, OperandType.E4M3: 448.0}
-"""8-bit value that the largest of a row of W becomes."""
+"""Largest 8-bit value of each row of W after folding."""
 
 
 def folded_groups(q: QuantizedTensor, kind: OperandType) -> tuple[Tensor, Tensor]:
-    """Group scales as what codes are multiplied by, float32 [N, groups], so that the largest value of each
-    row becomes ``MOST_FOLDED``, and what a row's products are then multiplied by, float32 [N]."""
+    """Split the group scales into factors of the codes, float32 [N, groups], and a scale of each row, float32
+    [N].
+
+    The largest code times factor of each row is ``MOST_FOLDED``.
+    """
     (rows, columns), most = q.shape, MOST_FOLDED[kind]
     largest = q.dequantize().abs().amax(1) if columns else q.scales.scale.new_zeros(rows)
     of_row = torch.where(largest > 0, largest, 1.0).float() / most
@@ -122,8 +125,11 @@ def folded_groups(q: QuantizedTensor, kind: OperandType) -> tuple[Tensor, Tensor
 
 
 def folded_weights(q: QuantizedTensor, kind: OperandType) -> Tensor:
-    """float32 [N, K]: the values of W after its group scales were folded into bytes, on any device. Groups
-    far below the largest of their row lose steps: INT8 leaves one that is f times smaller 127 / f of them."""
+    """Values of W after its group scales were folded into bytes: float32 [N, K], on any device.
+
+    Groups far below the largest of their row lose steps: INT8 leaves 127 / f steps to a group that is f times
+    smaller.
+    """
     ratios, of_row = folded_groups(q, kind)
     each = ratios.repeat_interleave(q.scheme.block[1] or q.shape[1], 1)[:, : q.shape[1]]
     values = q.scheme.format.decode(q.codes).float() * each
@@ -132,7 +138,7 @@ def folded_weights(q: QuantizedTensor, kind: OperandType) -> Tensor:
 
 
 def scale_bytes(q: QuantizedTensor) -> Tensor:
-    """uint8 [rows, blocks]: scales in their own 8-bit format."""
+    """Scales in their own 8-bit format, uint8 [rows, blocks]."""
     return raw_scales(q.scales, q.scheme)
 
 
@@ -140,7 +146,8 @@ def scale_bytes(q: QuantizedTensor) -> Tensor:
 
 
 def weight_of(scheme: Scheme) -> Weight:
-    """Layout of W under ``scheme`` for the register kernel; ``ValueError`` for blocks it cannot."""
+    """Layout of W under ``scheme`` for the register kernel; ``ValueError`` for blocks that it does not
+    support."""
     fmt, group = scheme.format, scheme.block[1]
     two_bit = 1 if per_byte_of(fmt) else 2 if fmt.bits == 2 else 0
     scale_first = has_byte_scales(scheme)
@@ -160,34 +167,36 @@ def weight_of(scheme: Scheme) -> Weight:
 
 
 def _codes_read_at_once(bits: int, one_scale_a_row: bool) -> int:
-    """Codes of a row that a lane of the register kernel reads at once: 96 to 256 bits."""
+    """Number of codes of a row that a lane of the register kernel reads at once: 96 to 256 bits."""
     if bits >= 8:
         return 16
     return 64 if bits <= 2 and one_scale_a_row else 32
 
 
 def has_byte_scales(scheme: Scheme) -> bool:
-    """True if scales are 8-bit floats (E8M0, E4M3): weights are then multiplied by them exactly, before
-    the product."""
+    """True if scales are 8-bit floats (E8M0, E4M3): weights are then multiplied by them, exactly, before the
+    product."""
     return scheme.scale is not None and scheme.scale.format.bits == 8
 
 
 def per_byte_of(fmt: Format) -> int:
-    """Base-three digits a byte, 0 for plain bits."""
+    """Number of base-three digits in a byte; 0 for plain bits."""
     return fmt.per_byte if isinstance(fmt, CodebookFormat) else 0
 
 
 def weight_rows(q: QuantizedTensor) -> Tensor:
-    """W's packed rows filled to whole reads of a quad; ternary digits as plain 2-bit codes."""
+    """W's packed rows, padded to whole reads of a quad; ternary digits become plain 2-bit codes."""
     how = weight_of(q.scheme)
     packed = two_bit_rows(q.codes.to(torch.uint8)) if how.two_bit == 1 else q.packed
     return padded_rows(packed, how.elements * how.bits // 2)
 
 
 def tiles_of(scheme: Scheme, x_type: OperandType, on_weights: bool = False) -> Tiles:
-    """Layout of W under ``scheme`` for ``gemm_swap_ab``, with X of a type; ``ValueError`` for blocks it
-    cannot. ``on_weights``: weights times scales are rounded to bfloat16; otherwise the sums of groups are
-    scaled."""
+    """Layout of W under ``scheme`` for ``gemm_swap_ab`` with an X of this type; ``ValueError`` for blocks
+    that it does not support.
+
+    ``on_weights``: weights times scales are rounded to bfloat16; otherwise the sums of groups are scaled.
+    """
     fmt, (height, group) = scheme.format, scheme.block
     two_bit = 1 if per_byte_of(fmt) else 2 if fmt.bits == 2 else 0
     if height not in (1, None) or (height is None and group is not None):
@@ -214,8 +223,8 @@ def tiles_of(scheme: Scheme, x_type: OperandType, on_weights: bool = False) -> T
 
 
 def _decoded(fmt: Format, asymmetric: bool, x_type: OperandType) -> bool:
-    """True if fragments.cuh decodes ``fmt`` for X of a type: any format with a codec, and a code order there
-    for its bits and kind. Zero points need X in bfloat16, and fewer than 8 bits."""
+    """True if fragments.cuh decodes ``fmt`` for an X of this type: a format with a codec, and an order of
+    codes there for its bits and kind. Zero points need X in bfloat16, and fewer than 8 bits."""
     if not fmt.has_codec:
         return False
     whole = isinstance(fmt, IntegerFormat) or bool(per_byte_of(fmt))  # ternary digits are 2-bit integers
@@ -239,8 +248,8 @@ def _tile_scale_dtype(scheme: Scheme, scales: ScalePlace) -> torch.dtype:
 
 
 def tiled_weights(q: QuantizedTensor, tiles: Tiles) -> Tensor:
-    """W as ``repack`` lays it out; ternary digits as plain 2-bit codes. Codes that are no numbers are not
-    told from numbers: ``quantize`` makes none of finite weights."""
+    """Lay W out as ``repack`` does; ternary digits become plain 2-bit codes. NaN codes are treated as
+    numbers: ``quantize`` makes none of finite weights."""
     k, group = q.shape[1], q.scheme.block[1]
     packed = two_bit_rows(q.codes.to(torch.uint8)) if tiles.two_bit == 1 else q.packed
     if tiles.scales is ScalePlace.ROW:
@@ -253,7 +262,7 @@ def tiled_weights(q: QuantizedTensor, tiles: Tiles) -> Tensor:
 
 @on_device_of("x")
 def times_power(x: Tensor, exponent: Tensor) -> Tensor:
-    """``x`` · 2^``exponent``, of int32."""
+    """Multiply ``x`` by 2^``exponent``, an int32."""
     # With an integer exponent torch 2.11 launches on the current GPU, wherever the tensors lie:
     #   torch.cuda.set_device(0)
     #   x = torch.ones(4).to("cuda:1")
@@ -263,16 +272,18 @@ def times_power(x: Tensor, exponent: Tensor) -> Tensor:
 
 
 def folded_exponent(q: QuantizedTensor) -> Tensor:
-    """int32 [1]: the power of two that scales come times where weights are multiplied by them: the largest is
-    near bfloat16's largest then, as codes' bits stand for 2^(bias - 127) of their values. Scales that are
-    some 2^130 times smaller than the largest of W lose bits."""
+    """Power of two for the scales that multiply weights, int32 [1].
+
+    It brings the largest scale near bfloat16's largest number, as codes' bits stand for 2^(bias - 127) of
+    their values. Scales some 2^130 times smaller than the largest of W lose bits.
+    """
     largest = weight_scales(q).float().nan_to_num(0.0, 0.0, 0.0).amax().reshape(1)
     return (127 - torch.frexp(largest).exponent).clamp(max=200).to(torch.int32)
 
 
 def folded_scale(q: QuantizedTensor) -> Tensor:
-    """float32 [1]: the scale of a whole W (NVFP4) times what ``folded_exponent`` and the codes' bits
-    leave."""
+    """Remaining scale of a whole W, float32 [1]: its own (NVFP4), times the factor that ``folded_exponent``
+    and the codes' bits leave."""
     fmt = q.scheme.format
     assert isinstance(fmt, FloatFormat)
     whole = tensor_scale(q)
@@ -281,13 +292,13 @@ def folded_scale(q: QuantizedTensor) -> Tensor:
 
 
 def weight_scales(q: QuantizedTensor) -> Tensor:
-    """[N, groups]: scales of 16 and 32 bits as they are stored, those of 8 bits in bfloat16, which holds them
-    exactly."""
+    """Scales [N, groups]: those of 16 and 32 bits as they are stored, those of 8 bits in bfloat16, which
+    holds them exactly."""
     return q.scales.stored.to(_weight_scale_dtype(q.scheme)).expand(q.shape[0], -1).contiguous()
 
 
 def weight_zeros(q: QuantizedTensor) -> Tensor | None:
-    """int8 [N, groups]; None where the scheme is symmetric."""
+    """Zero points, int8 [N, groups]; None for symmetric schemes."""
     zeros = q.scales.zero_points
     return None if zeros is None else zeros.expand(q.shape[0], -1).contiguous()
 
@@ -299,7 +310,7 @@ def _weight_scale_dtype(scheme: Scheme) -> torch.dtype:
 
 
 def activation_rows(q: QuantizedTensor, multiple: int = ACTIVATION_ROWS) -> Tensor:
-    """X [M, K filled with zeros to ``multiple``] as the register kernel reads it: bfloat16, int8 or E4M3."""
+    """X [M, K padded with zeros to ``multiple``] for the register kernel: bfloat16, int8 or E4M3."""
     if q.scheme.format.bits == 16:
         return padded_rows(q.packed, 2 * multiple).view(torch.bfloat16)
     integer = isinstance(q.scheme.format, IntegerFormat)
@@ -310,8 +321,8 @@ def activation_rows(q: QuantizedTensor, multiple: int = ACTIVATION_ROWS) -> Tens
 
 
 def dequantized_rows(q: QuantizedTensor, one: Tensor) -> Tensor:
-    """uint8 rows in bfloat16, without the scale of the whole tensor, which is applied in the epilogue: with
-    MX and NVFP4 this is exact. ``one`` float32 [1] takes that scale's place."""
+    """Dequantize to uint8 rows of bfloat16, without the scale of the whole tensor, which the epilogue
+    applies: with MX and NVFP4 this is exact. ``one`` float32 [1] replaces that scale."""
     values = dequantize_kernel(
         q.packed,
         raw_scales(q.scales, q.scheme),
@@ -345,7 +356,7 @@ def builds_of_fake_quantizing(*schemes: Scheme) -> list[Build]:
 
 
 def fake_quantized_rows(operand: Operand) -> Tensor:
-    """uint8 rows, quantized and restored in bfloat16."""
+    """Quantize and restore in bfloat16, as uint8 rows."""
     values = operand.values.contiguous()
     scales = quantize_on_device(values, operand.scheme)[1]
     restored = fake_quantize_on_device(values, scales, operand.scheme)[0]

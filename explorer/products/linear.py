@@ -1,9 +1,10 @@
-"""Y = X · Wᵀ + bias with a quantized W: ``explorer.linear``, and the operator ``torch.ops.explorer.linear``.
+"""Linear layer Y = X · Wᵀ + bias with a quantized W: ``explorer.linear``, and the operator
+``torch.ops.explorer.linear``.
 
 The operator takes W's tensors and the text of their form (weights.py), so that it has no state: it can be
-compiled (it has a fake), captured in a CUDA graph, and called from any thread. What a call needs beside
-addresses is settled at the first one of a shape and kept. By itself it has no gradient: ``linear`` and
-layers give it one.
+compiled (it has a fake), captured in a CUDA graph, and called from any thread. The first call of a shape
+computes everything but addresses, and later calls reuse it. The operator itself has no gradient; ``linear``
+and layers give it one.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ torch.library.register_fake("explorer::held_weight", _held_weight_fake, lib=_LIB
 
 
 class _Linear(torch.autograd.Function):
-    """The operator with the gradient of X (through a quantized X unchanged) and of the bias."""
+    """Autograd function of the operator: gradients of X (through a quantized X unchanged) and of the bias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, form: str, *weight: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ class _Linear(torch.autograd.Function):
 
 
 def apply_linear(x: Tensor, weight: Sequence[Tensor], bias: Tensor | None, form: str) -> Tensor:
-    """The operator, with gradients where they are asked for."""
+    """Call the operator, with gradients if they are needed."""
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         return _Linear.apply(x, bias, form, *weight)
     return torch.ops.explorer.linear(x, list(weight), bias, form)
@@ -106,11 +107,12 @@ def apply_linear(x: Tensor, weight: Sequence[Tensor], bias: Tensor | None, form:
 # --- the library -------------------------------------------------------------------------------------
 
 _HELD = "_held_for_products"
-"""The attribute of a ``QuantizedTensor`` with its ``LoadedWeight`` by X's scheme, and whether by kernels."""
+"""Attribute of a ``QuantizedTensor`` that caches its ``LoadedWeight``, by X's scheme and by the use of
+kernels."""
 
 
 def held(w: QuantizedTensor, x_scheme: Scheme | None, kernels: bool = True) -> LoadedWeight:
-    """``w`` laid out for its products, once: the layout lives as long as ``w`` does."""
+    """Lay ``w`` out for its products, once: the layout lives as long as ``w`` does."""
     every = w.__dict__.get(_HELD)
     if every is None:
         every = {}
@@ -128,15 +130,16 @@ def held(w: QuantizedTensor, x_scheme: Scheme | None, kernels: bool = True) -> L
 def linear(
     x: Tensor, w: QuantizedTensor, bias: Tensor | None = None, x_scheme: Scheme | None = None
 ) -> Tensor:
-    """Y [..., N] = X [..., K] · Wᵀ + bias, in X's dtype, with W [N, K] as it was quantized.
+    """Compute Y [..., N] = X [..., K] · Wᵀ + bias, in X's dtype, with a quantized W [N, K].
 
     ``x_scheme`` quantizes X in the call, a row as a token (INT8 or FP8, one scale a row or a tensor, FP8 also
     1×128). On a GPU a kernel decodes W's codes as it multiplies, for X in bfloat16 or float16; float16 is
-    rounded to bfloat16 there. W is laid out for it at the first call, and that is kept with ``w``. Where no
-    kernel takes the scheme, the dtype or the device, W is restored in X's dtype and multiplied by torch:
-    ``explain`` says which it is. Sums are in float32; for more than 2,048 tokens decoded weights are rounded
-    to bfloat16 first. X and the bias have gradients, W has none. An ``x_scheme`` of one scale a tensor makes
-    each row depend on the others. ``ValueError`` where X's last axis is not K, or the bias has not N values.
+    rounded to bfloat16 there. The first call lays W out for the kernel, and the layout is kept with ``w``. If
+    no kernel supports the scheme, the dtype or the device, W is restored in X's dtype and multiplied by
+    torch; ``explain`` tells which. Sums are in float32; for more than 2,048 tokens decoded weights are
+    rounded to bfloat16 first. X and the bias have gradients, W has none. An ``x_scheme`` of one scale a
+    tensor makes each row depend on the others. ``ValueError`` unless X's last axis is K and the bias has N
+    values.
     """
     if x.device != w.device:
         raise ValueError(f"X lies on {x.device}, and W on {w.device}")

@@ -1,4 +1,4 @@
-"""Explanations of times of matrix products, for a GPU or for a CPU."""
+"""Explanations of the times of matrix products, for a GPU or for a CPU."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from explorer.recordings.gemm import GemmTiming
 
 @dataclass(frozen=True)
 class MachineWords:
-    """Words that differ by machine.
+    """Texts that differ by machine.
 
-    quantizing  when X is quantized
-    overtakes   what × marks on the curves over M
-    bounds      what bounds a product
-    times       how kernels and baselines are timed
-    limits      how a product's limit is computed, and what native and emulated mean
+    quantizing  the time at which X is quantized
+    overtakes   meaning of × on the curves over M
+    bounds      bounds of a product
+    times       timing of kernels and baselines
+    limits      computation of a product's limit, and the meaning of native and emulated
     """
 
     quantizing: str
@@ -52,5 +52,5 @@ ON_CPU = MachineWords(
 
 
 def machine_words(timings: Iterable[GemmTiming]) -> MachineWords:
-    """The words for ``timings``: a GPU's, also where there are none."""
+    """Return the texts for ``timings``; a GPU's if there are none."""
     return ON_CPU if any(timing.on_cpu for timing in timings) else ON_GPU

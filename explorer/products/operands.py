@@ -15,14 +15,14 @@ from explorer.schemes import Scheme
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """One side of a product: ``values`` [rows, K] of any float dtype, and ``q``, the same quantized."""
+    """One side of a product: ``values`` [rows, K] of any float dtype, and the quantized ``q``."""
 
     values: Tensor
     q: QuantizedTensor
 
     @classmethod
     def of(cls, values: Tensor, scheme: Scheme) -> Operand:
-        """``values`` quantized by ``scheme``."""
+        """Quantize ``values`` by ``scheme``."""
         return cls(values, quantize(values, scheme))
 
     @property
@@ -34,12 +34,12 @@ class Operand:
         return self.values.shape[0]
 
     def requantized(self) -> Operand:
-        """Quantized again on the GPU, as a layer does with X in every call; nothing waits for the host."""
+        """Quantize again on the GPU, as a layer does with X in every call, without waiting for the host."""
         packed, scales, _ = quantize_on_device(self.values, self.scheme)
         return Operand(self.values, QuantizedTensor(packed, scales, self.scheme, self.q.shape))
 
     def in_bfloat16(self) -> Operand:
-        """Same codes, with the values in bfloat16, as a layer is handed them."""
+        """Keep the codes, and convert the values to bfloat16, in which layers receive them."""
         return dataclasses.replace(self, values=self.values.to(torch.bfloat16))
 
 
@@ -63,7 +63,7 @@ class Operands:
         bias: Tensor | None = None,
         activation: str = "none",
     ) -> Operands:
-        """Both sides quantized, X by the first of ``schemes`` and W by the second; ``ValueError`` for shapes
+        """Quantize both sides, X by the first of ``schemes`` and W by the second; ``ValueError`` for shapes
         that do not fit together."""
         if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1] or not x.numel() or not w.numel():
             raise ValueError(
@@ -81,29 +81,29 @@ class Operands:
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes of X and W as stored and of Y: what memory has to carry at least."""
+        """Least memory traffic in bytes: X and W as stored, and Y."""
         m, n, _ = self.shape
         return self.x.q.nbytes + self.w.q.nbytes + m * n * self.out.itemsize
 
     def as_served(self) -> Operands:
-        """With the values a layer is handed, for quantizing X and for baselines: bfloat16, or float32 where
-        the product is FP16 or float32. Codes stay."""
+        """Keep the codes, and convert the values to the dtype that layers receive: bfloat16, or float32 for
+        products in FP16 or float32. Quantization of X and baselines start from them."""
         if self.out != torch.bfloat16:
             return self
         return dataclasses.replace(self, x=self.x.in_bfloat16(), w=self.w.in_bfloat16())
 
     def unquantized_product(self) -> Tensor:
-        """float64 [M, N]: X·Wᵀ before any quantization."""
+        """Compute X·Wᵀ before any quantization: float64 [M, N]."""
         return self.x.values.double() @ self.w.values.double().t()
 
     def exact(self, w: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """float64 [M, N]: the product of the dequantized operands before bias and activation, and Σ|x·w|;
-        with another ``w`` [N, K] in place of the dequantized one."""
+        """Compute in float64 the product of the dequantized operands before bias and activation, [M, N], and
+        Σ|x·w|. ``w`` [N, K] replaces the dequantized W."""
         x, w = self.x.q.dequantize().double(), (self.w.q.dequantize() if w is None else w).double()
         return x @ w.t(), x.abs() @ w.abs().t()
 
     def finished(self, product: Tensor) -> Tensor:
-        """Bias and activation in float64."""
+        """Apply bias and activation in float64."""
         if self.bias is not None:
             product = product + self.bias.double()
         if self.activation == "none":
@@ -113,7 +113,7 @@ class Operands:
 
 
 def reference(operands: Operands) -> Tensor:
-    """The product of the dequantized operands by torch, on any device, in float32; [M, N] in the product's
+    """Multiply the dequantized operands by torch, on any device, in float32; [M, N] in the product's
     dtype."""
     x, w = operands.x.q.dequantize(), operands.w.q.dequantize()
     return operands.finished((x @ w.t()).double()).to(operands.out)

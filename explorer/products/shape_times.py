@@ -1,8 +1,8 @@
-"""Time of a product at any shape: as it was recorded there, else as recorded at the nearest shape, by name.
+"""Time of a product, by name, at any shape: the recorded time there, else at the nearest recorded shape.
 
-No time is extrapolated. What must be comparable between shapes is the limit (``ShapeTime.limit_s``), which is
-computed and not measured. A budget of time needs a number for every layer: ``scaled`` takes the nearest
-recording's share of its limit.
+No time is extrapolated. Shapes are compared by the limit (``ShapeTime.limit_s``), which is computed and not
+measured. A budget of time needs a number for every layer: ``scaled`` takes the nearest recording's share of
+its limit.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from explorer.schemes import Scheme
 
 Kind = Literal["measured", "nearest", "scaled", "none"]
 REACH = 2
-"""A number of tokens has times if it lies within the recorded ones, or outside by at most this factor: beyond
-it other kernels are the fastest."""
+"""Largest factor by which a number of tokens may lie outside the recorded ones: beyond it other kernels are
+the fastest."""
 
 
 @dataclass(frozen=True)
 class ShapeTime:
     """Time of X [M, K] · W [N, K]ᵀ.
 
-    shape          M, N, K that were asked for
+    shape          M, N, K that were requested
     kind           "measured" at that shape, "nearest": measured at the shape ``at``, "scaled" from ``at`` to
-                   ``shape`` (``scaled``), or "none" (``reason`` says why)
+                   ``shape`` (``scaled``), or "none" (with the ``reason``)
     seconds        of the product, with ``quantize_x_s``; None for "none"
-    product        name among ``GEMMS``, "" where there is none
+    product        name among ``GEMMS``, "" if there is none
     kernel         the fastest kernel in the recording
     gpu, date      of the recording
     limit_s        least time at ``shape``: bytes over the GPU's bandwidth or operations over its peak,
-                   whichever is longer; None where the GPU's limits are not recorded
-    quantize_x_s   the part of ``seconds`` that quantizes X from bfloat16 before the product; None where X is
+                   whichever is longer; None if the GPU's limits are not recorded
+    quantize_x_s   the part of ``seconds`` that quantizes X from bfloat16 before the product; None if X is
                    not quantized, is quantized within the product, or is given quantized
     """
 
@@ -57,7 +57,7 @@ class ShapeTime:
     @property
     def how(self) -> str:
         """Source of the time: "measured", "recorded at 64×8192×8192, the nearest shape", "scaled by the limit
-        from 64×8192×8192", or why there is no time; and the part that quantizes X."""
+        from 64×8192×8192", or the reason for no time; and the part that quantizes X."""
         at = "×".join(map(str, self.at or ()))
         how = {
             "measured": "measured",
@@ -72,11 +72,12 @@ class ShapeTime:
 def shape_times(
     scheme: Scheme, n: int, k: int, tokens: Sequence[int] = TOKENS, *, quantized_inputs: bool = False
 ) -> list[ShapeTime]:
-    """Times of products with a weight [n, k] under ``scheme`` on the recorded GPU, for each number of tokens.
+    """Find times of products with a weight [n, k] under ``scheme`` on the recorded GPU, for each number of
+    tokens.
 
-    The product is one of quantized weights with unquantized X where there is one; with ``quantized_inputs``
-    one whose X is quantized too, and the time includes that. Without a product every time is "none" with a
-    reason. ``ValueError`` if a side is below 1.
+    The product has quantized weights and, if possible, unquantized X; with ``quantized_inputs`` its X is
+    quantized too, and the time includes that. Without a product every time is "none" with a reason.
+    ``ValueError`` if a side is below 1.
     """
     name, reason = product_for(scheme, quantized_inputs)
     shapes = [_checked((m, n, k)) for m in tokens]
@@ -86,9 +87,11 @@ def shape_times(
 
 
 def product_for(scheme: Scheme, quantized_inputs: bool = False) -> tuple[str, str]:
-    """The product whose time stands for weights under ``scheme``, and, if there is none (""), the reason.
-    Products with X as it is come first, or those with quantized X where that is asked for, then those with
-    the most recorded shapes."""
+    """Choose the product whose time stands for weights under ``scheme``; without one "" and the reason.
+
+    Products with unquantized X are preferred, or those with quantized X if requested; then those with the
+    most recorded shapes.
+    """
     names = products_of(scheme)
     if not names:
         return "", "no kernel here multiplies weights stored like this"
@@ -100,9 +103,11 @@ def product_for(scheme: Scheme, quantized_inputs: bool = False) -> tuple[str, st
 
 
 def product_time(name: str, shape: Shape, *, quantize_x: bool = False) -> ShapeTime:
-    """Time of one product at ``shape``, or at the nearest recorded shape; with ``quantize_x`` including the
-    quantization of X where it comes before the product. ``ValueError`` for an unknown product or a side
-    below 1."""
+    """Find the time of one product at ``shape``, or at the nearest recorded shape.
+
+    With ``quantize_x`` it includes the quantization of X before the product. ``ValueError`` for an unknown
+    product or a side below 1.
+    """
     if name not in GEMMS:
         raise ValueError(f"no product is called {name!r}; there are {', '.join(GEMMS)}")
     gemm, own = GEMMS[name], _recorded(name)
@@ -129,9 +134,12 @@ def product_time(name: str, shape: Shape, *, quantize_x: bool = False) -> ShapeT
 
 
 def scaled(time: ShapeTime) -> ShapeTime:
-    """The time of the nearest shape, scaled to the shape that was asked for: the product by the ratio of both
-    shapes' limits, quantizing X by elements, each to no less than its shortest recorded time, which is mostly
-    the launch. Nothing says how far off that is. Times of other kinds are returned as they are."""
+    """Scale the time of the nearest shape to the requested shape; times of other kinds are returned as they
+    are.
+
+    The product is scaled by the ratio of both shapes' limits, quantizing X by elements. Neither falls below
+    its shortest recorded time, which is mostly the launch. The accuracy of the result is unknown.
+    """
     if time.kind != "nearest" or time.seconds is None or time.at is None:
         return time
     gemm, x = GEMMS[time.product], time.quantize_x_s
@@ -148,22 +156,22 @@ def scaled(time: ShapeTime) -> ShapeTime:
 
 
 def limit_of(gemm: Gemm, shape: Shape) -> float | None:
-    """Least seconds of a product at ``shape`` by the recorded GPU's limits; None where its bandwidth or the
-    peak of the product's cores is not recorded."""
+    """Least seconds of a product at ``shape`` by the recorded GPU's limits; None if its bandwidth or the peak
+    of the product's cores is not recorded."""
     limits, (m, n, k) = recorded_gemms().limits, shape
     return limits.least_seconds(gemm.core, _bytes(gemm, shape), 2 * m * n * k) if limits else None
 
 
 def _bytes(gemm: Gemm, shape: Shape) -> float:
-    """Bytes of X and W as stored and of Y."""
+    """Bytes of X and W as stored, and of Y."""
     m, n, k = shape
     x, w = gemm.x.bits_per_element((m, k)).total, gemm.w.bits_per_element((n, k)).total
     return (x * m * k + w * n * k) / 8 + m * n * gemm.out.itemsize
 
 
 def _recorded(name: str) -> dict[Shape, tuple[GemmTiming, Machine]]:
-    """The fastest kernel's timing of a product at each shape, and the machine: from the recording of all
-    products, and from that of small layers if it is of the same GPU."""
+    """Find the fastest kernel's timing of a product at each shape, and the machine. The recording of small
+    layers is used too if it is of the same GPU."""
     found: dict[Shape, tuple[GemmTiming, Machine]] = {}
     for recording in (recorded_gemms(), recorded_layers()):
         if recording.machine.gpu == recorded_gemms().machine.gpu:

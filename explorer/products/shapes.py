@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 TOKENS = tuple(1 << i for i in range(14))
-"""M of a sweep: 1 … 8192."""
+"""Values of M in a sweep: 1 … 8192."""
 SQUARE, LARGE = (4096, 4096, 4096), (8192, 8192, 8192)
 SERVED = 64
-"""Tokens of a batch that a server decodes together."""
+"""Number of tokens that a server decodes together."""
 DECODE, SERVING = (1, 8192, 8192), (SERVED, 8192, 8192)
 LAYERS: dict[str, tuple[tuple[int, int], ...]] = {
     "Llama-2-7B": ((12288, 4096), (4096, 4096), (22016, 4096), (4096, 11008)),

@@ -1,8 +1,9 @@
-"""The kernels that compute a product, as ``Variant``s: their preparation, launch and builds.
+"""Kernels that compute a product, as ``Variant``s: their preparation, launch and builds.
 
-``prepare`` does once what an engine does when a model is loaded (layouts of W, vectors of the epilogue), and
-gives a call without arguments, which is what is timed. What belongs to every call (widening weights,
-quantizing X) is in the call."""
+``prepare`` does the work that an engine does once, when a model is loaded (layouts of W, vectors of the
+epilogue), and returns a call without arguments, which is timed. Work of every call (widening weights,
+quantizing X) is part of it.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +39,13 @@ class Variant:
     """One kernel for a product.
 
     capability         the least compute capability it runs on
-    only_major         the one major version it has code for (0: any from ``capability`` on)
+    only_major         the only major version that it has code for (0: any from ``capability`` on)
     rounding           relative error of operands rounded to bfloat16 on the way
-    folds              the bytes that W's group scales are folded into: its values are then
+    folds              8-bit format that W's group scales are folded into: its values are then
                        ``layouts.folded_weights``
     fp8_accumulate_k   elements of K accumulated at the tensor core's FP8 precision (13 mantissa bits) before
-                       promotion to float32; 0 where sums never have so few bits
-    tested             whether it ran where it was tested; others are compiled only, and labelled so
+                       promotion to float32; 0 if sums never have so few bits
+    tested             True if it was run in tests; others are compiled only, and labelled so
     """
 
     name: str
@@ -64,13 +65,13 @@ class Variant:
 
     @property
     def chips(self) -> str:
-        """The chips it has code for, as nvcc names them: "sm_90a", "from sm_80"."""
+        """Chips that it has code for, in nvcc's names: "sm_90a", "from sm_80"."""
         if self.only_major:
             return f"sm_{self.only_major}0a"
         return f"from sm_{self.capability[0]}{self.capability[1]}"
 
     def run(self, operands: Operands) -> Tensor:
-        """[M, N] in the product's dtype: prepared and launched once."""
+        """Prepare and launch once: [M, N] in the product's dtype."""
         return self.prepare(operands)()
 
 
@@ -103,8 +104,8 @@ def _on_rows(
     scales: Callable[[Operands], tuple[Tensor, ...]] = lambda _: (),
     **facts: Any,
 ) -> Variant:
-    """A kernel that takes the bytes of both sides as they are stored, ``launch(x, w, epilogue, *scales)``;
-    ``facts`` are further fields of the variant."""
+    """Make a kernel that takes the bytes of both sides as they are stored, ``launch(x, w, epilogue,
+    *scales)``; ``facts`` are further fields of the variant."""
 
     def prepare(ops: Operands) -> Call:
         operands = *_rows(ops), epilogue(ops), *scales(ops)
@@ -122,7 +123,7 @@ def _block_scales(ops: Operands) -> tuple[Tensor, Tensor]:
 
 
 def _words(op: kernel.WordOp, epilogue: Callable[[Operands], kernel.Epilogue]) -> Variant:
-    """32-bit words of both sides, by one instruction of the CUDA cores."""
+    """Multiply 32-bit words of both sides, by one instruction of the CUDA cores."""
     return _on_rows(
         op.value,
         "gemm_simt32.cu",
@@ -155,7 +156,7 @@ def _wgmma_builds(
 
 
 def mma(kind: str) -> Variant:
-    """mma.sync on operands of one type: from Ampere on, FP8 from Ada on."""
+    """Multiply operands of one type by mma.sync: from Ampere on, FP8 from Ada on."""
     return _on_rows(
         "mma.sync",
         "gemm_mma.cu",
@@ -167,7 +168,7 @@ def mma(kind: str) -> Variant:
 
 
 def wgmma(kind: str) -> Variant:
-    """Hopper's asynchronous tensor cores on operands of one type."""
+    """Multiply operands of one type by Hopper's asynchronous tensor cores."""
     return _on_rows(
         "wgmma",
         "gemm_wgmma.cu",
@@ -193,7 +194,7 @@ WGMMA_BLOCKWISE = _on_rows(
 
 
 def block_scaled(element: str) -> Variant:
-    """The block-scaled instruction of sm_120a: "nvfp4", "mxfp4" or "mxfp8" on both sides."""
+    """Multiply by the block-scaled instruction of sm_120a: "nvfp4", "mxfp4" or "mxfp8" on both sides."""
 
     def prepare(ops: Operands) -> Call:
         x, w, epilogue = ops.x.q.packed, ops.w.q.packed, epilogues.tensor_scales(ops)
@@ -211,7 +212,7 @@ def block_scaled(element: str) -> Variant:
 
 
 def dynamic(kind: str, inner: str) -> Variant:
-    """X is quantized in the call, then multiplied by "mma.sync", "swap A/B" or "wgmma"."""
+    """Quantize X in the call, then multiply by "mma.sync", "swap A/B" or "wgmma"."""
     variant = {"mma.sync": mma, "swap A/B": swap_ab_dense, "wgmma": wgmma}[inner](kind)
 
     def prepare(ops: Operands) -> Call:
@@ -251,7 +252,7 @@ def _x_type(x: Scheme) -> kernel.OperandType:
 
 
 def in_registers(rounding: float = 0.0) -> Variant:
-    """W is decoded in registers on its way to mma.sync: for few tokens."""
+    """Decode W in registers on its way to mma.sync: for few tokens."""
 
     def builds(x: Scheme, w: Scheme, out: torch.dtype) -> tuple[Build, ...]:
         return tuple(weight_of(w).builds(_x_type(x), out))
@@ -269,15 +270,17 @@ def _swapped(
     x_scale: Tensor | None = None,
     w_scale: Tensor | None = None,
 ) -> Call:
-    """Products that are launched early: layouts of W are in memory before the first launch."""
+    """Prepare products that are launched early: layouts of W are in memory before the first launch."""
     torch.cuda.current_stream(w.device).synchronize()
     return lambda: kernel.gemm_swap_ab(x, w, n, tiles, epilogue, x_scale, w_scale, early=True)
 
 
 def swap_ab(rounding: float = 0.0, fp8_accumulate_k: int = 0, on_weights: bool = False) -> Variant:
-    """Codes of W are decoded in registers, as the 64-row side of wgmma: for few tokens. ``on_weights``:
-    scales, and weights times scales, are rounded to bfloat16, as most engines do; else the sums of groups are
-    scaled."""
+    """Decode codes of W in registers, as the 64-row side of wgmma: for few tokens.
+
+    ``on_weights``: scales, and weights times scales, are rounded to bfloat16, as in most engines; otherwise
+    the sums of groups are scaled.
+    """
 
     def tiles_for(x: Scheme, w: Scheme) -> kernel.Tiles:
         return layouts.tiles_of(w, _x_type(x), on_weights)
@@ -304,7 +307,7 @@ def _swap_ab_rows(
     scales: Callable[[Operands], tuple[Tensor, ...]],
     fp8_accumulate_k: int,
 ) -> Variant:
-    """Both sides as they are, rows of W as the 64-row side of wgmma: for few tokens."""
+    """Multiply both sides as they are, rows of W as the 64-row side of wgmma: for few tokens."""
 
     def prepare(ops: Operands) -> Call:
         return _swapped(*_rows(ops), ops.shape[1], tiles, epilogue(ops), *scales(ops))
@@ -335,7 +338,7 @@ SWAP_AB_BLOCKWISE = _swap_ab_rows(
 
 
 def dequantize_then_wgmma(both: bool, rounding: float) -> Variant:
-    """W, or both sides, are dequantized to bfloat16 in memory and multiplied so."""
+    """Dequantize W, or both sides, to bfloat16 in memory, then multiply."""
 
     def prepare(ops: Operands) -> Call:
         one = torch.ones(1, device=ops.x.q.packed.device)
@@ -362,8 +365,10 @@ def dequantize_then_wgmma(both: bool, rounding: float) -> Variant:
 
 
 def widen_scaled_then_wgmma(kind: str) -> Variant:
-    """4-bit W times its group scales is rounded to int8 or E4M3 in memory, with one scale a row: the product
-    then has the tensor cores' whole speed, and another error (``layouts.folded_weights``)."""
+    """Round 4-bit W times its group scales to int8 or E4M3 in memory, with one scale a row, then multiply.
+
+    The product has the tensor cores' full speed, and another error (``layouts.folded_weights``).
+    """
     byte = kernel.OperandType(kind)
 
     def prepare(ops: Operands) -> Call:
@@ -378,8 +383,8 @@ def widen_scaled_then_wgmma(kind: str) -> Variant:
 
 
 def widen_then_wgmma(kind: str, grouped: bool) -> Variant:
-    """4- or 2-bit W is widened to int8 or E4M3 in memory; ``grouped``: its scales are applied every 128 of
-    K."""
+    """Widen 4- or 2-bit W to int8 or E4M3 in memory, then multiply; ``grouped``: scales are applied every 128
+    of K."""
 
     def prepare(ops: Operands) -> Call:
         x, widen, _ = _widening(ops, kind)
@@ -394,8 +399,8 @@ def widen_then_wgmma(kind: str, grouped: bool) -> Variant:
 
 
 def _widening(ops: Operands, kind: str) -> tuple[Tensor, Callable[..., Tensor], int]:
-    """X in rows as wide as W's, what widens W (its arguments: ratios of groups and their width), and the
-    columns of both."""
+    """Return X in rows as wide as W's, the function that widens W (arguments: ratios of groups and their
+    width), and the columns of both."""
     how, packed = weight_of(ops.w.scheme), layouts.weight_rows(ops.w.q)
     columns = packed.shape[1] * 8 // how.bits
     x = layouts.activation_rows(ops.x.q, columns).view(torch.uint8)

@@ -39,12 +39,12 @@ from explorer.schemes import Scales, Scheme
 
 AMPERE, HOPPER = (8, 0), (9, 0)
 MANY_TOKENS = 2048
-"""From more tokens on decoded weights are unpacked to bfloat16 first: up to so many, gemm_swap_ab is as fast
-or faster (docs/gemm-speed.md)."""
+"""Number of tokens up to which gemm_swap_ab is as fast or faster; for more, weights are first unpacked to
+bfloat16 (docs/gemm-speed.md)."""
 REGISTER_TOKENS = 32
-"""Up to so many tokens the kernel for Ampere decodes W in registers; for more W is restored."""
+"""Number of tokens up to which the kernel for Ampere decodes W in registers; for more W is restored."""
 KEPT_SHAPES = 256
-"""Numbers of tokens whose launch a form keeps."""
+"""Number of token counts whose launches a form caches."""
 OUTPUTS = (torch.bfloat16, torch.float16)
 """Types of X that kernels multiply in bfloat16, and of their Y."""
 
@@ -54,8 +54,8 @@ class WeightForm(ABC):
     """Layout of W [N, K] of scheme ``w`` in memory, and the product by it; ``x``: the scheme by which X is
     quantized in the call (None: it is not).
 
-    ``load`` and ``unload`` are inverse: what a form holds are the codes, once. The form that ``form_called``
-    returns keeps what calls need beside addresses.
+    ``load`` and ``unload`` are inverse: a form holds the codes exactly, and once. The form that
+    ``form_called`` returns caches everything that calls need but addresses.
     """
 
     name: ClassVar[str]
@@ -71,7 +71,7 @@ class WeightForm(ABC):
 
     @abstractmethod
     def load(self, q: QuantizedTensor) -> list[Tensor]:
-        """The tensors of ``q`` as calls read them, on its device."""
+        """Lay ``q`` out: the tensors that calls read, on its device."""
 
     @abstractmethod
     def unload(self, held: Sequence[Tensor], scales: Scales) -> QuantizedTensor:
@@ -79,22 +79,22 @@ class WeightForm(ABC):
 
     @abstractmethod
     def multiply(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
-        """Y [M, N] in X's dtype, of X [M, K] with M ≥ 1, W as ``load`` gave it, and a bias [N]."""
+        """Compute Y [M, N] in X's dtype from X [M, K], M ≥ 1, the tensors of ``load``, and a bias [N]."""
 
     @abstractmethod
     def weight(self, held: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """W [N, K] restored."""
+        """Restore W [N, K]."""
 
     @abstractmethod
     def kernels(self) -> str:
-        """The files of kernels/ that multiply, and up to how many tokens."""
+        """Name the files of kernels/ that multiply, with the largest number of tokens of each."""
 
     row_step: ClassVar[int] = 0
-    """W of whole multiples of so many rows can be joined with others; 0: none can."""
+    """Step of the rows of W that can be joined with others; 0: W cannot be joined."""
 
     def join(self, held: Sequence[Sequence[Tensor]], forms: Sequence[WeightForm]) -> list[Tensor]:
-        """Join weights held in ``forms`` to one in this form, of all rows: rows after rows, and a scale of a
-        whole W repeated for its rows."""
+        """Join weights held in ``forms`` to one in this form: rows after rows; a scale of a whole W is
+        repeated for its rows."""
         joined = [torch.cat([parts[0] for parts in held])]
         for at in range(1, len(held[0])):
             vectors = [
@@ -111,14 +111,14 @@ class WeightForm(ABC):
 
 
 def _filled(bias: Tensor | None) -> Tensor | None:
-    """float32 [N filled to a multiple of 8]; as it is if it is that."""
+    """Pad to float32 [N rounded up to a multiple of 8]; unchanged if N is a multiple."""
     if bias is None or (bias.dtype == torch.float32 and bias.numel() % 8 == 0 and bias.is_contiguous()):
         return bias
     return torch.nn.functional.pad(bias.float(), (0, -bias.numel() % 8))
 
 
 def _of_columns(vector: Tensor | None, n: int) -> Tensor | None:
-    """The first ``n`` values of a vector over columns; one value, which is for all, as it is."""
+    """Take the first ``n`` values of a vector over columns; a single value, shared by all, is unchanged."""
     return vector if vector is None or vector.numel() == 1 else vector[:n]
 
 
@@ -128,7 +128,7 @@ def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _unusual(w: Scheme) -> str:
-    """Reason why ``w`` is not restored by scale · (value - zero point) on a grid of blocks; "" if it is."""
+    """Reason why scale · (value - zero point) on a grid of blocks does not restore ``w``; "" if it does."""
     if w.scale is None:
         return "a cast has no codes to save bytes by"
     if w.flat:
@@ -141,7 +141,7 @@ def _unusual(w: Scheme) -> str:
 
 
 class _HopperForm(WeightForm):
-    """Products by gemm_swap_ab.cu for few tokens: launches kept by the number of tokens."""
+    """Products by gemm_swap_ab.cu for few tokens; launches are cached by the number of tokens."""
 
     @property
     @abstractmethod
@@ -164,8 +164,8 @@ class _HopperForm(WeightForm):
         terms: Sequence[Tensor | None] = (None, None, None, None),
         scales: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> Tensor:
-        """Y by gemm_swap_ab of X's rows uint8 [M, bytes]; ``vectors``: scales of rows and columns, bias;
-        ``terms``: row_a, col_a, row_b, col_b; ``scales`` along K."""
+        """Compute Y by gemm_swap_ab from X's rows uint8 [M, bytes]. ``vectors``: scales of rows and columns,
+        bias; ``terms``: row_a, col_a, row_b, col_b; ``scales`` along K."""
         m, n, device = x.shape[0], self.shape[0], x.device
         product = self._launches(m, x.shape[1], dtype, device)
         out = torch.empty((m, n), dtype=dtype, device=device)
@@ -178,8 +178,8 @@ class _HopperForm(WeightForm):
 
 
 class TilesForm(_HopperForm):
-    """[repacked tiles, the epilogue's scales of columns if there are any]; X in bfloat16 (float16 is rounded
-    to it), or quantized in the call to 8 bits."""
+    """Form whose codes are decoded in registers on Hopper: [repacked tiles, the epilogue's scales of columns
+    if there are any]. X is bfloat16 (float16 is rounded to it), or quantized in the call to 8 bits."""
 
     name = "tiles"
     row_step = 64
@@ -244,8 +244,11 @@ class TilesForm(_HopperForm):
 
 
 class RowsForm(_HopperForm):
-    """[rows of bytes, then scales of columns, then sums and zero points of columns where there are those];
-    with scales along K [rows, scales of blocks]. X is quantized in the call to the same 8-bit type."""
+    """Form whose codes are of X's 8-bit type, to which X is quantized in the call.
+
+    [rows of bytes, scales of columns, then sums and zero points of columns if there are any]; with scales
+    along K [rows, scales of blocks].
+    """
 
     name = "rows"
     row_step = 128
@@ -256,7 +259,7 @@ class RowsForm(_HopperForm):
 
     @functools.cached_property
     def blocks(self) -> bool:
-        """True if scales are those of blocks along K."""
+        """True if the scales are of blocks along K."""
         return self.w.block == (128, 128)
 
     @functools.cached_property
@@ -359,8 +362,8 @@ _TYPES = {"s8": torch.int8, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5
 
 
 class RegistersForm(WeightForm):
-    """[packed rows, scales, zero points or nothing [0], scale of the whole tensor or nothing [0], the
-    scales as they restore float32]; decoded by mma.sync. Compiled for Ampere and Ada too, and run on
+    """Form that mma.sync decodes in registers: [packed rows, scales, zero points or nothing [0], scale of the
+    whole tensor or nothing [0], scales in float32 for restoring]. Compiled for Ampere and Ada too, but run on
     Hopper alone."""
 
     name = "registers"
@@ -425,8 +428,9 @@ class RegistersForm(WeightForm):
 
 
 class RestoredForm(WeightForm):
-    """[packed codes, scales as they restore, zero points or offsets, scale of the whole tensor], as the
-    operator ``dequantize`` takes them. X is rounded too where it is quantized, and torch multiplies."""
+    """Form that is dequantized and multiplied by torch: [packed codes, scales as they restore, zero points or
+    offsets, scale of the whole tensor], as the operator ``dequantize`` takes them. A quantized X is rounded
+    too."""
 
     name = "restored"
 
@@ -456,13 +460,13 @@ FORMS: dict[str, type[WeightForm]] = {
     form.name: form for form in (TilesForm, RowsForm, RegistersForm, RestoredForm)
 }
 FIRST_CHIP = {TilesForm: HOPPER, RowsForm: HOPPER, RegistersForm: AMPERE}
-"""Forms whose kernels need a GPU: from which compute capability on. Those of Hopper have its instructions
-alone."""
+"""Forms with kernels for a GPU -> least compute capability. Hopper's forms use instructions that only Hopper
+has."""
 
 
 @functools.lru_cache(4096)
 def form_called(text: str) -> WeightForm:
-    """The form that ``WeightForm.text`` names; ``ValueError`` for any other text."""
+    """Return the form with this ``WeightForm.text``; ``ValueError`` for any other text."""
     parts = text.split("|")
     if len(parts) != 5 or parts[0] not in FORMS or not (parts[1] + parts[2]).isdigit():
         raise ValueError(f"expected form|N|K|scheme of W|scheme of X, got {text!r}")
@@ -473,7 +477,8 @@ def form_called(text: str) -> WeightForm:
 def form_of(
     w: Scheme, x: Scheme | None, shape: tuple[int, int], capability: tuple[int, int] | None
 ) -> tuple[WeightForm, str]:
-    """The form for W [N, K] on a chip (None: a CPU), and, of ``RestoredForm``, why no kernel takes it."""
+    """Choose the form for W [N, K] on a chip (None: a CPU); for ``RestoredForm`` also the reason why no
+    kernel supports W."""
     if capability is None:
         return RestoredForm(w, x, shape), "the kernels are for GPUs"
     if not all(shape):
@@ -491,7 +496,7 @@ def form_of(
 
 
 def joined_form(forms: Sequence[WeightForm]) -> WeightForm | None:
-    """The form of all rows of several W in one form; None where they cannot be joined."""
+    """Return the form of several joined W of one form; None if they cannot be joined."""
     first = forms[0]
     same = all(
         (type(f), f.w, f.x, f.shape[1]) == (type(first), first.w, first.x, first.shape[1]) for f in forms
@@ -502,8 +507,8 @@ def joined_form(forms: Sequence[WeightForm]) -> WeightForm | None:
 
 
 def x_type_of(x: Scheme | None) -> OperandType:
-    """Operand type of X under a scheme, bfloat16 without one; ``ValueError`` for types that are not
-    multiplied."""
+    """Operand type of X under a scheme, bfloat16 without one; ``ValueError`` for types that no kernel
+    multiplies."""
     if x is None:
         return OperandType.BF16
     if x.block not in ((1, None), (None, None), (1, 128)) or x.format.bits != 8:
@@ -526,22 +531,22 @@ def check_dtype(x: Tensor) -> None:
 
 
 def bfloat16_rows(x: Tensor, multiple: int = 16) -> Tensor:
-    """uint8 [M, bytes]: X [M, K] in bfloat16, in rows of whole ``multiple`` bytes; X's own memory if it lies
-    so."""
+    """Convert X [M, K] to bfloat16 in rows of whole ``multiple`` bytes, uint8 [M, bytes]; X's own memory if
+    it is laid out so."""
     if x.dtype != torch.bfloat16:
         x = x.to(torch.bfloat16)
     return kernel.padded_rows(x.contiguous().view(torch.uint8), multiple)
 
 
 def quantized(x: Tensor, scheme: Scheme) -> QuantizedTensor:
-    """X [M, K] quantized on its device, without waiting for it: NaN is not looked for."""
+    """Quantize X [M, K] on its device, without waiting for it: NaN is not checked."""
     packed, scales, _ = quantize_on_device(x, scheme)
     return QuantizedTensor(packed, scales, scheme, (x.shape[0], x.shape[1]))
 
 
 def padded_to_eight(v: Tensor) -> Tensor:
-    """A vector over columns filled to a multiple of eight, which epilogues load at once; one value as it
-    is."""
+    """Pad a vector over columns to a multiple of eight, which epilogues load at once; a single value is
+    unchanged."""
     if v.numel() == 1:
         return v.contiguous()
     return torch.nn.functional.pad(v, (0, -v.numel() % 8)).contiguous()
@@ -549,7 +554,7 @@ def padded_to_eight(v: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class LoadedWeight:
-    """W as a layer holds it. ``why``: of a W without a kernel, why."""
+    """W as a layer holds it. ``why``: the reason if no kernel supports it."""
 
     form: WeightForm
     tensors: list[Tensor]
@@ -558,7 +563,7 @@ class LoadedWeight:
     @classmethod
     @on_device_of("q")
     def of(cls, q: QuantizedTensor, x: Scheme | None, form: type[WeightForm] | None = None) -> Self:
-        """``q`` laid out on its device, in the form that is fastest there or the one given."""
+        """Lay ``q`` out on its device, in the given form or the fastest one there."""
         if form is not None:
             return cls(made := form(q.scheme, x, q.shape), made.load(q))
         capability = kernel_capability(q.device)

@@ -9,12 +9,12 @@ from explorer.analysis.cache import CachePlan, CacheShape
 from explorer.figures import style
 
 CONTEXTS = tuple(2**power for power in range(10, 18))
-"""Tokens of one text: 1,024 to 131,072."""
+"""Numbers of tokens of one text: 1,024 to 131,072."""
 
 
 def cache_figure(shape: CacheShape, plan: CachePlan, label: str, name: str) -> go.Figure:
-    """Draw the bytes of one text's cache at ``CONTEXTS`` tokens, and where a window of ``shape`` is full, in
-    16 bits and stored as ``plan``, which is called ``label``. Both axes are logarithmic."""
+    """Draw the bytes of one text's cache at ``CONTEXTS`` tokens, in 16 bits and stored as ``plan``, which is
+    labelled ``label``; and the length at which a window of ``shape`` is full. Both axes are logarithmic."""
     at = sorted({*CONTEXTS, *(window for window in shape.windows if window > CONTEXTS[0])})
     fig = style.figure("tokens of the text", "GB", name, 300)
     sizes: list[float] = []

@@ -32,7 +32,7 @@ from explorer.figures.style import (
 from explorer.schemes.calibrators import CALIBRATORS
 
 COLORS = {"minmax": "#56B4E9", "percentile": "#E69F00", "mse": "#009E73", "entropy": "#CC79A7", "own": A}
-"""A colour a method, none of them a scheme's; the range chosen by hand has scheme A's."""
+"""Method -> its colour, none of them a scheme's; the custom range has scheme A's."""
 
 HANDLES = ("low", "high")
 """Names of the two shapes that the visitor drags."""
@@ -46,11 +46,11 @@ _CURVES = (
     ("entropy", "kl", "KL divergence,<br>nats", "KL divergence in nats"),
     ("percentile", "beyond", "share of values<br>beyond", "share of values beyond the threshold"),
 )
-"""Objectives: the method that minimises or fixes each, a report's attribute, its axis title, and its name."""
+"""Objectives: the method that minimises or fixes each, attribute of a report, axis title, and name."""
 
 
 def range_figure(report: CalibrationReport, low: float, high: float, name: str) -> go.Figure:
-    """Draw the histogram of the values with a range [low, high] on it, under the ranges that the methods
+    """Draw the histogram of the values with a range [low, high] on it, below the ranges that the methods
     choose.
 
     Counts are logarithmic, so that the tails show. The range's two ends are the shapes called ``HANDLES``, in
@@ -113,9 +113,12 @@ def _add_bands(fig: go.Figure, choices: Sequence[ChosenRange], inside: int) -> N
 
 
 def objectives_figure(report: CalibrationReport, name: str) -> go.Figure:
-    """Draw the methods' objectives over the threshold, a panel each: the squared error, the KL divergence,
-    the share of values beyond the threshold. Each method's point is in the panel of its own quantity, by its
-    name; those without one (min-max, a range by hand) are in the panel of the squared error."""
+    """Draw the methods' objectives over the threshold, one panel each: the squared error, the KL divergence,
+    and the share of values beyond the threshold.
+
+    Each method's point lies in the panel of its own objective, with its name; methods without an objective
+    (min-max, a custom range) are in the panel of the squared error.
+    """
     fig = figure("threshold on |x|", "", f"{name} objectives")
     ends = [float(report.thresholds[0]), float(report.thresholds[-1])]
     room = 0.04 * (ends[1] - ends[0])

@@ -44,20 +44,20 @@ CLASSES = (
     (859, (500, 590, 700, 859)),
     (None, (860, 1000, 1200, 1440)),
 )
-"""Widest figure in pixels that one set of names is for, and the widths at which they must not meet."""
+"""Widest figure in pixels for each set of names, and the widths at which its names must not overlap."""
 NEAR = 7.0
-"""Points that lie nearer to a drawn one, in pixels of a figure ``TYPICAL`` wide, are named when the mouse is
-over that one, and not drawn."""
+"""Distance in pixels, in a figure ``TYPICAL`` wide, below which a point is not drawn beside a drawn one; the
+hover text of that one names it."""
 TYPICAL = 880
 OTHERS = {379: 0, 499: 0, 859: 5, None: 9}
-"""The most names in a class beside those that must be there: few can be read, many are a thicket."""
+"""Largest number of optional names in a class: more could not be read."""
 _MIDDLE = 2
-"""The class whose names the figure has before a browser chooses."""
+"""Class whose names the figure has until a browser chooses."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """The part of the plane that is drawn: bits per element and dB at the ends of the axes."""
+    """Part of the plane that is drawn: bits per element and dB at the ends of the axes."""
 
     bits: tuple[float, float]
     db: tuple[float, float]
@@ -79,15 +79,15 @@ class Window:
         return self.bits[0] <= bits <= self.bits[1] and self.db[0] <= db <= self.db[1]
 
     def nearest(self, row: ComparisonRow) -> tuple[float, float]:
-        """The row's point, or the nearest one on the window's edge."""
+        """The scheme's point, or the nearest one on the window's edge."""
         bits, db = _at(row)
         return min(max(bits, self.bits[0]), self.bits[1]), min(max(db, self.db[0]), self.db[1])
 
 
 @dataclass(frozen=True)
 class DrawnScheme:
-    """One drawn scheme. ``letter``: "A", "B" or none; ``listed``: of the shortlist; ``asked``: named where
-    there is room; ``hidden``: labels of schemes that lie at the same place."""
+    """One drawn scheme. ``letter``: "A", "B" or none; ``listed``: on the shortlist; ``asked``: named if there
+    is room; ``hidden``: labels of schemes at the same place."""
 
     row: ComparisonRow
     letter: str = ""
@@ -114,12 +114,12 @@ def frontier_figure(
     goal: Goal | None = None,
     shortlist: Sequence[ComparisonRow] = (),
 ) -> go.Figure:
-    """Draw bits per element against SQNR, one point a scheme, with a dotted line through the frontier.
+    """Draw bits per element against SQNR, one point a scheme, with a dotted line along the Pareto frontier.
 
     ``goal`` crops it, "everything" by default. ``a`` and ``b``, which need not be among ``rows``, are ringed,
-    and the ``shortlist`` is drawn larger; all of these are named, at the edge where they lie outside. Others
-    are small and grey, and named where there is room. A point's ``customdata`` is [label, text of the
-    scheme]. Exact schemes (infinite SQNR) cannot be drawn: ``exact_words`` names them.
+    and the ``shortlist`` is drawn larger; all of these are named, at the edge if they lie outside. Others are
+    small and grey, and named if there is room. A point's ``customdata`` is [label, text of the scheme]. Exact
+    schemes (infinite SQNR) cannot be drawn: ``exact_words`` names them.
 
     ``layout.meta["callouts"]`` holds the names for narrower and wider figures: [widest in pixels or None,
     annotations]; ``assets/figure.js`` takes the first that is wide enough.
@@ -190,7 +190,7 @@ def _points(
     goal: Goal,
     shortlist: Sequence[ComparisonRow],
 ) -> list[DrawnScheme]:
-    """Every scheme that can be drawn once, the more important first."""
+    """List each scheme that can be drawn once, the more important first."""
     letters = {row.text: letter for row, letter in reversed(chosen) if row is not None}
     listed = [r.text for r in shortlist] or list(goal.schemes)
     by_text = {r.text: r for r in (*rows, *shortlist, *(r for r, _ in chosen if r is not None))}
@@ -310,7 +310,7 @@ def _add_schemes(fig: go.Figure, points: Sequence[DrawnScheme], window: Window) 
 
 
 def _symbol(point: DrawnScheme, window: Window) -> str:
-    """A triangle that points out of the window where the scheme lies beyond its edge."""
+    """Choose a point's symbol: beyond the window's edge, a triangle that points out of it."""
     bits, db = _at(point.row)
     if bits > window.bits[1] or bits < window.bits[0]:
         return "triangle-right" if bits > window.bits[1] else "triangle-left"
@@ -347,8 +347,8 @@ def _finite(row: ComparisonRow) -> bool:
 
 
 def _short_names(rows: Sequence[ComparisonRow]) -> dict[str, str]:
-    """Map each scheme's text to its label without the part in brackets, unless another of ``rows`` would
-    have the same label; the hover text has all of it."""
+    """Map each scheme's text to its label without the part in brackets, unless another of ``rows`` would have
+    the same label; the hover text has the full label."""
     full = {row.text: row.label.replace(", asymmetric", ", asym.").removeprefix("GGUF ") for row in rows}
     short = {text: caption(label) for text, label in full.items()}
     common = Counter(short.values())

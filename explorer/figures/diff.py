@@ -29,8 +29,8 @@ _HOVER = "%{customdata[0]}<br>%{customdata[1]}: %{y:.2f} dB<br>%{customdata[2]}"
 def depth_figure(layers: Sequence[LayerDiff], name: str) -> go.Figure:
     """Draw the SQNR in dB of each changed layer by its block: a colour and symbol for each kind of layer.
 
-    Layers in no block, such as the head, stand right of the last one. Outliers are ringed. ``customdata`` of
-    a point is [name, what is stored, a remark].
+    Layers outside of blocks, such as the head, stand right of the last block. Outliers are ringed.
+    ``customdata`` of a point is [name, stored form, a remark].
     """
     changed = [layer for layer in layers if layer.changed and math.isfinite(layer.sqnr_db)]
     if not changed:

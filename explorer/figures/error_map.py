@@ -1,4 +1,5 @@
-"""Maps of one or two schemes' errors over the matrix, of their difference, and errors along the edges."""
+"""Maps of the errors of one or two schemes over the matrix, of their difference, and errors along the
+edges."""
 
 from __future__ import annotations
 
@@ -38,19 +39,19 @@ from explorer.figures.style import (
 
 COLORS = (A, B)
 LEAST_SHARE = 0.01
-"""The share of the cells whose errors may lie below a logarithmic scale: the scale is for the others."""
+"""Share of the cells whose errors may lie below a logarithmic scale."""
 SMALLEST = 1e-5
-"""The least value that a logarithmic scale of errors shows, in parts of the largest."""
+"""Least value that a logarithmic scale of errors shows, relative to the largest."""
 STEPS = 255
-"""Colours of the maps that are not read back under the mouse: one byte a cell."""
+"""Number of colours of maps without a hover text: one byte a cell."""
 EQUAL = 127
-"""The code of the difference at which both schemes err alike, of 0 … 254."""
+"""Code of the difference for equal errors of both schemes, of 0 … 254."""
 MOST_TIMES = 64.0
-"""Beyond this ratio of two errors the difference's colour is the strongest."""
+"""Ratio of two errors from which the difference's colour is the strongest."""
 DECADES = 7
-"""Values under the mouse: signed 16-bit codes over so many powers of ten below the largest."""
+"""Number of powers of ten below the largest value that the signed 16-bit codes of hover texts span."""
 POINTS = 512
-"""The most points of an edge; each is the largest RMS of its run of rows or columns."""
+"""Largest number of points of an edge; each is the largest RMS of its run of rows or columns."""
 NARROW = 760
 """Pixels of width below which the panels stand below one another."""
 MODES = ("logarithmic", "in scales of the block")
@@ -75,8 +76,8 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Traces and layout that become a figure in one piece: plotly checks a layout anew at every update, which
-    takes longer than all the rest."""
+    """Traces and layout that become a figure in one step: plotly validates a layout anew at every update,
+    which takes longer than everything else."""
 
     data: list[dict[str, Any]] = field(default_factory=list)
     layout: dict[str, Any] = field(default_factory=dict)
@@ -86,21 +87,20 @@ class _Plan:
         self.data.append({"type": kind, **trace})
 
     def lay(self, changes: Mapping[str, Any]) -> None:
-        """Add to entries of the layout, one level deep."""
+        """Merge entries into the layout, one level deep."""
         for key, value in changes.items():
             old = self.layout.get(key)
             self.layout[key] = {**old, **value} if isinstance(old, dict) else value
 
 
 def error_map_figure(x: Tensor, sides: Sequence[Side], picked: tuple[int, int], name: str) -> go.Figure:
-    """Draw |error| over the matrix ``x``: a map for each of one or two ``sides`` on one colour scale, and of
+    """Draw |error| over the matrix ``x``: a map for each of one or two ``sides`` on one colour scale, and for
     two also the map of A - B.
 
-    A cell shows its largest error; the strips along a map's edges the root mean squared error of each column
-    and row. ``picked`` (row, column) is circled, and each side's largest error marked on all maps. A switch
-    shows errors in scales of their blocks, if all sides have such. The page draws the panels below one
-    another where ``meta["narrow"]`` says so, writes the words under the mouse, and reports the part that was
-    zoomed to.
+    A cell shows its largest error; the strips along a map's edges show the root mean squared error of each
+    column and row. ``picked`` (row, column) is circled, and each side's largest error marked on all maps. A
+    switch shows errors in scales of their blocks, if all sides have scales. The page stacks the panels by
+    ``meta["narrow"]``, writes the hover texts, and reports the part that was zoomed to.
     """
     maps = error_maps(x, [side.analysis for side in sides])
     shape = (x.shape[0], x.shape[1])
@@ -125,7 +125,7 @@ def error_map_figure(x: Tensor, sides: Sequence[Side], picked: tuple[int, int], 
 
 
 def _scale(errors: Sequence[Tensor]) -> ColourScale:
-    """Return the logarithmic scale from the error that all but a few cells exceed to the largest."""
+    """Return a logarithmic scale up to the largest error, from the error that all but a few cells exceed."""
     largest = max((float(each.max()) for each in errors), default=0.0)
     positive = torch.cat([each[each > 0] for each in errors])
     least = float(positive.quantile(LEAST_SHARE)) if len(positive) else 0.0
@@ -179,14 +179,14 @@ def _axes(fig: _Plan, index: int, shape: tuple[int, int], place: _Place, *, edge
 def _heatmap(
     fig: _Plan, index: int, shape: tuple[int, int], z: np.ndarray, coloraxis: str, **options: object
 ) -> None:
-    """Add a map of codes in panel ``index``; the page writes the words under the mouse."""
+    """Add a map of codes in panel ``index``; the page writes the hover text."""
     x, y = _of_map(index)
     place = {**cells(shape), "xaxis": x, "yaxis": y, "coloraxis": coloraxis}
     fig.add("heatmap", z=z, **place, hovertemplate="row %{y}, column %{x}" + EXTRA, **options)
 
 
 def _side(fig: _Plan, index: int, each: ErrorMap, scale: ColourScale, shape: tuple[int, int]) -> None:
-    """Add the map of one side's errors; its ``meta`` has the values that the page says under the mouse."""
+    """Add the map of one side's errors; its ``meta`` has the values for the page's hover text."""
     meta = map_meta("|error|", shape, scale)
     others = [restored for i, restored in enumerate(each.restored) if i != index]
     meta |= {
@@ -201,8 +201,9 @@ def _side(fig: _Plan, index: int, each: ErrorMap, scale: ColourScale, shape: tup
 
 
 def signed_codes(values: Tensor) -> Dict:
-    """Code float values in 16 bits each: 0, or the sign and the place on ``DECADES`` powers of ten below the
-    ``largest``, which all have 32,766 steps: a value is known to 0.03 %. Smaller ones have the code 1."""
+    """Encode float values in 16 bits each: 0, or the sign and the place on ``DECADES`` powers of ten below
+    the ``largest``, which together have 32,766 steps: a value is known to 0.03 %. Smaller values have the
+    code 1."""
     finite = values.double().nan_to_num(0.0, 0.0, 0.0)
     largest = float(finite.abs().max()) if finite.numel() else 0.0
     if not largest:
@@ -235,7 +236,7 @@ def _edges(fig: _Plan, index: int, each: ErrorMap) -> None:
 
 
 def _difference(fig: _Plan, maps: Sequence[ErrorMap], shape: tuple[int, int]) -> None:
-    """Add A - B: the ratio of the largest errors, logarithmic, in A's colour where A errs more."""
+    """Add A - B: the ratio of the largest errors, logarithmic, in A's colour if A's is larger."""
     first, second = (each.error.double() for each in maps)
     ratio = (first / second).log2().nan_to_num(0.0, math.inf, -math.inf)
     finite = ratio[ratio.isfinite()].abs()
@@ -345,8 +346,8 @@ def _narrow(fig: _Plan, panels: int, sides: int, around: float) -> Dict:
 
 
 def _bars_at(panels: int, narrow: bool) -> dict[str, dict[str, float]]:
-    """Return where the colour bars lie: of the errors beside the last side's map, of the difference by its
-    own."""
+    """Return the places of the colour bars: that of the errors beside the last side's map, that of the
+    difference by its own map."""
     places = _places(panels, narrow)
     beside = places[-2] if panels > 1 and not narrow else places[0]
     errors = {"x": (0.96 if narrow else beside.right[1]) + 0.005, "y": beside.y[0]}

@@ -1,4 +1,4 @@
-"""Histograms of errors: of one or two schemes on one axis, of up to five in panels of their own."""
+"""Histograms of errors: of one or two schemes on one axis, or of up to five in separate panels."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def errors_of(sides: Sequence[Side]) -> list[Errors]:
 
 
 def error_figure(sides: Sequence[Side], name: str) -> go.Figure:
-    """Draw ``histogram_figure`` of all errors of one or two ``sides``."""
+    """Draw the errors of all elements of one or two ``sides`` by ``histogram_figure``."""
     return histogram_figure(errors_of(sides), name)
 
 
@@ -83,7 +83,7 @@ def histogram_figure(errors: Sequence[Errors], name: str, part: str = "") -> go.
 
 
 def _outline(spread: Spread, shared: Histogram, color: str) -> Dict:
-    """Return a filled outline of a histogram's shares."""
+    """Return a histogram's shares as a filled outline."""
     width = float(shared.edges[1] - shared.edges[0])
     return {
         "x0": float(shared.edges[0]) - width / 2,

@@ -1,4 +1,4 @@
-"""Placer of names beside points: none covers another name, a point or a line, or leaves the plot.
+"""Placement of names beside points: no name covers another name, a point or a line, or leaves the plot.
 
 Widths of text are estimated from classes of letters of the page's font. A plot has several widths, as the
 browser draws it wider or narrower with the page, while a name keeps its distance in pixels from its point.
@@ -18,7 +18,7 @@ import numpy as np
 from explorer.figures.style import CLEAR, FONT, MUTED
 
 WIDTHS = (220.0, 360.0, 600.0, 800.0, 1000.0)
-"""Widths of a plot in pixels, from a phone to a wide screen, at which names must not meet."""
+"""Widths of a plot in pixels, from a phone to a wide screen, at which names must not overlap."""
 _NARROW, _WIDE = "iljtfrI.,:;'|!()[] ", "mwMWGOQ@%"
 _LINE = 1.3
 """Height of a line in font sizes."""
@@ -27,10 +27,10 @@ _GAP, _EDGE = 3.0, 2.0
 _REACHES = (14.0, 26.0, 40.0, 58.0, 80.0, 110.0)
 """Pixels from a point to a name that a thin line joins with it."""
 _SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -0.6), (-1, -0.6), (1, 0.6), (-1, 0.6))
-"""Right and down of the point, in the order in which they are tried."""
+"""Directions from the point, right and down, in the order in which they are tried."""
 _LEADER_STEPS = 12
 _ATTEMPTS = 8
-"""Orders that are tried: an essential name without room comes first in the next one."""
+"""Number of orders that are tried: an essential name without room comes first in the next one."""
 
 Segment = tuple[float, float, float, float]
 """x0, y0, x1, y1 of a line that names must not cover, as shares of the axes."""
@@ -38,12 +38,12 @@ Segment = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Spot:
-    """A point as shares of the axes, 0 … 1 from the left and from below; ``radius`` of its marker in pixels.
+    """Point as shares of the axes, 0 … 1 from the left and from below; ``radius`` of its marker in pixels.
 
     name       its text; empty for a point that only must not be covered
-    short      takes the place of a name that has no room
-    essential  named wherever there is any room, over faint points if it must be
-    faint      a point that an essential name may cover, if there is no other room
+    short      a shorter name, used if the name has no room
+    essential  True: named wherever there is room, over faint points if necessary
+    faint      True: essential names may cover it if there is no other room
     """
 
     x: float
@@ -58,7 +58,8 @@ class Spot:
 
 @dataclass(frozen=True)
 class Label:
-    """The name of a point: its centre in pixels right and down of the point; ``apart``: a line joins them."""
+    """Placed name of a point: its centre in pixels right and down of the point; ``apart``: a line joins
+    them."""
 
     text: str
     right: float
@@ -68,11 +69,11 @@ class Label:
 
 @dataclass(frozen=True)
 class Canvas:
-    """A plot in any of several sizes.
+    """Plot in any of several sizes.
 
     plots  (width, height) in pixels
     size   of the font in pixels
-    far    number of ``_REACHES`` at which a name that is not essential may be from its point
+    far    number of ``_REACHES`` that an optional name may be away from its point
     """
 
     plots: tuple[tuple[float, float], ...]
@@ -86,7 +87,7 @@ class Canvas:
 
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
-    """Return the pixels that ``text`` takes at most, in Inter at ``size`` pixels."""
+    """Return an upper bound on the width of ``text`` in pixels, in Inter at ``size`` pixels."""
     ems = 0.0
     for letter in text:
         if letter in _NARROW:
@@ -119,7 +120,7 @@ def place(spots: Sequence[Spot], canvas: Canvas, lines: Sequence[Segment] = ()) 
 
 
 def annotation(spot: Spot, label: Label, at: tuple[float, Any], color: str, size: float) -> dict[str, Any]:
-    """Return ``label`` as plotly takes it; a line to the point is drawn where they are apart.
+    """Return ``label`` as an annotation of plotly, with a line to the point if they are apart.
 
     ``at`` is the point in the axes' own units, log10 on a logarithmic one; ``size`` of the font in pixels.
     """
@@ -150,8 +151,8 @@ def segments_of(corners: Sequence[tuple[float, float]]) -> list[Segment]:
 
 
 class _Taken:
-    """Areas that names must not cover, in every size of the plot: boxes [plots, n, 4]
-    (left, top, right, bottom)."""
+    """Areas that names must not cover, in every size of the plot: boxes [plots, n, 4] (left, top, right,
+    bottom)."""
 
     def __init__(self, spots: Sequence[Spot], lines: Sequence[Segment], canvas: Canvas) -> None:
         self.canvas = canvas
@@ -162,7 +163,7 @@ class _Taken:
         self.names = self.leaders = np.empty((len(self.plots), 0, 4))
 
     def add(self, spot: Spot, label: Label) -> None:
-        """Keep others off a name and its line."""
+        """Reserve the place of a name and its line."""
         boxes = np.array([[label_box(spot, label, plot, self.canvas.size)] for plot in self.canvas.plots])
         self.names = np.concatenate([self.names, boxes], 1)
         if label.apart:
@@ -173,8 +174,8 @@ class _Taken:
             self.leaders = np.concatenate([self.leaders, np.concatenate([at - 1, at + 1], 2)], 1)
 
     def room_for(self, spot: Spot) -> Label | None:
-        """Return the place of a spot's name, or of what stands for it; None without room. An essential name
-        may cover faint points, if there is no other room."""
+        """Return the place of a spot's name, or of its short name; None without room. An essential name may
+        cover faint points, if there is no other room."""
         for text in filter(None, (spot.name, spot.short)):
             found = self._first_free(spot, text, True, spot.essential)
             if found is None and spot.essential:
@@ -187,8 +188,8 @@ class _Taken:
     def _first_free(
         self, spot: Spot, text: str, clear: bool, everywhere: bool, crossing: bool = False
     ) -> Label | None:
-        """The best position that is free in every size; ``clear``: of faint points too. ``everywhere``: any
-        place of the plot will do; ``crossing``: its line may cross others'."""
+        """Return the best position that is free in every size. ``clear``: free of faint points too;
+        ``everywhere``: anywhere in the plot; ``crossing``: its line may cross others'."""
         wide = text_width(text, self.canvas.size, spot.bold)
         hard = [self.solid, self.lines, self.leaders, self.names, *([self.faint] if clear else [])]
         boxes = np.concatenate(hard, 1)
@@ -202,8 +203,8 @@ class _Taken:
     def _free(
         self, spot: Spot, offsets: np.ndarray, apart: bool, wide: float, boxes: np.ndarray, crossing: bool
     ) -> np.ndarray:
-        """bool [n]: which offsets keep the name inside of the plot and off all ``boxes``, and its line off
-        names and the points that matter."""
+        """bool [n]: True for offsets that keep the name inside of the plot and off all ``boxes``, and its
+        line off names and important points."""
         half = np.array([wide / 2, _LINE * self.canvas.size / 2])
         point = self._centre(spot)
         centre = point[:, None] + offsets[None]
@@ -225,7 +226,7 @@ class _Taken:
         return free
 
     def _centre(self, spot: Spot) -> np.ndarray:
-        """[plots, 2] of a point in pixels from the plot's left and top."""
+        """Point in pixels from the plot's left and top, [plots, 2]."""
         return self.plots * (spot.x, 1 - spot.y)
 
     def _markers(self, spots: Sequence[Spot]) -> np.ndarray:
@@ -246,7 +247,7 @@ class _Taken:
 
 
 def _around(spot: Spot, wide: float, canvas: Canvas, everywhere: bool) -> Iterator[tuple[np.ndarray, bool]]:
-    """Offsets [n, 2] of a name's centre, best first, and whether a line joins it there."""
+    """Offsets [n, 2] of a name's centre, best first, and True for those that need a line."""
     tall = _LINE * canvas.size
     beside = []
     for right, down in _SIDES:
@@ -270,7 +271,7 @@ def _grid() -> np.ndarray:
 
 
 def _meets(low: np.ndarray, high: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Find, as bool [n], which of the rectangles ``low`` … ``high`` [plots, n, 2] meet one of the boxes
+    """bool [n]: True for each rectangle ``low`` … ``high`` [plots, n, 2] that overlaps one of the boxes
     [plots, m, 4] in any size."""
     corner, far = boxes[:, None, :, :2], boxes[:, None, :, 2:]
     met = np.logical_and(low[:, :, None] < far, high[:, :, None] > corner)

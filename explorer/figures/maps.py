@@ -1,4 +1,5 @@
-"""Heat maps of a matrix's cells in 16-bit codes, which keep the page light; the browser words them."""
+"""Heat maps of a matrix's cells in 16-bit codes, which keep the page small; the browser writes the hover
+texts."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ HEIGHT = 380
 CODES = 65535
 """The largest code of a cell."""
 ZERO_BAND = 3276
-"""On a logarithmic scale zeros have the code 0, and all else the codes from this on: 1/20 of the colours."""
+"""First code of nonzero values on a logarithmic scale, whose zeros have the code 0: 1/20 of the colours."""
 
 
 @dataclass(frozen=True)
 class ColourScale:
-    """Values of the codes of maps: ``first`` for ``low``, ``CODES`` for ``high``, in equal or
-    ``logarithmic`` steps. With ``zero``, the code 0 is reserved for zero.
+    """Values of a map's codes: ``first`` for ``low``, ``CODES`` for ``high``, in equal or ``logarithmic``
+    steps. With ``zero``, the code 0 is reserved for zero.
 
     ``cut``: some cells with less than ``low`` are shown as ``low``.
     """
@@ -43,7 +44,7 @@ class ColourScale:
 
     @classmethod
     def of(cls, maps: Sequence[Tensor], logarithmic: bool, smallest: float = 0.0) -> Self:
-        """Return the scale of several maps of values ≥ 0; a logarithmic one begins at the least positive
+        """Return one scale for several maps of values ≥ 0; a logarithmic one begins at the least positive
         value, or at the share ``smallest`` of the largest."""
         positive = [reduced[(reduced > 0) & reduced.isfinite()] for reduced in maps]
         least = min((float(values.min()) for values in positive if len(values)), default=0.0)
@@ -61,7 +62,7 @@ class ColourScale:
         return np.asarray(torch.where(values == 0, 0.0, codes).numpy().astype(np.uint16))
 
     def _places(self, values: Tensor) -> Tensor:
-        """Return the codes of values, not rounded."""
+        """Return the codes of values before rounding."""
         low, high = torch.tensor([self.low, self.high], dtype=torch.float64)
         if self.logarithmic:
             values, low, high = values.log10(), low.log10(), high.log10()
@@ -69,7 +70,7 @@ class ColourScale:
 
     @property
     def ticks(self) -> tuple[list[float], list[str]]:
-        """The codes at the labels of the colours, and the labels."""
+        """Codes at the labels of the colours, and the labels."""
         steps = (_decade_steps if self.logarithmic else _round_steps)(self.low, self.high)
         codes = self._places(torch.tensor(steps, dtype=torch.float64)).tolist()
         labels = [words.number(value) for value in steps]
@@ -77,7 +78,7 @@ class ColourScale:
 
     @property
     def colours(self) -> list[list[object]]:
-        """plotly's colour scale of the codes: the colour of zero is none of the others."""
+        """Colour scale of the codes for plotly: zero has a colour of its own."""
         start = self.first / CODES
         rest = [[start + at * (1 - start), colour] for at, colour in get_colorscale(MAGNITUDE_SCALE)]
         return [[0, GRID], [start, GRID], *rest] if self.first else rest
@@ -87,8 +88,8 @@ def scale_map_figure(reduced: Tensor, shape: tuple[int, int], name: str, scale: 
     """Draw a heat map of the scales of ``shape`` blocks by their tiles' values ``reduced``, at most
     MAP_LIMIT² cells.
 
-    The map's ``meta`` has ``label`` and ``unit``, ``tall`` and ``wide``, a cell's rows and columns, and the
-    fields of ``scale``: `assets/error_map.js` makes the words of the hover of them.
+    The map's ``meta`` has ``label`` and ``unit``, a cell's rows and columns ``tall`` and ``wide``, and the
+    fields of ``scale``: `assets/error_map.js` writes the hover text from them.
     """
     fig = figure("block column", "block row", name, height=HEIGHT)
     fig.add_heatmap(
@@ -113,7 +114,7 @@ def cells(shape: tuple[int, int]) -> Dict:
 
 
 def map_meta(label: str, shape: tuple[int, int], scale: ColourScale) -> Dict:
-    """Return the facts by which the page words a cell."""
+    """Return the data from which the page describes a cell."""
     tall, wide = tile_size(shape, MAP_LIMIT)
     return {"label": label, "unit": "", "tall": tall, "wide": wide, **asdict(scale)}
 
@@ -139,8 +140,8 @@ def _round_steps(low: float, high: float) -> list[float]:
 
 
 def _decade_steps(low: float, high: float) -> list[float]:
-    """Return two to eight numbers between two positive values that read easily on a logarithmic scale: digits
-    1, 2 and 5, over more decades powers of ten."""
+    """Return two to eight round numbers between two positive values for a logarithmic scale: digits 1, 2 and
+    5, or powers of ten over more decades."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     digits = (1, 2, 5) if last - first <= 3 else (1,)
     every = max(1, math.ceil((last - first) / 7))

@@ -1,4 +1,4 @@
-"""Figures of the methods: the error that each leaves, and its course."""
+"""Figures of the methods: the remaining error of each, and its course."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOTHING = "nothing run yet"
 COLORS = (*SERIES, "#8C564B", "#5B3A8E", "#17BECF", "#BCBD22")
 SNAPSHOT_ROWS, SNAPSHOT_COLUMNS, SLIDER_STEPS = 24, 128, 13
 MAP_ROWS, MAP_CHANNELS, DARKEST = 64, 192, 256
-"""Cells of a heat map, and how many times the largest magnitude is the darkest."""
+"""Cells of a heat map, and ratio of the largest magnitude to the darkest."""
 PANEL_HEIGHT, DASHES = 190, ("solid", "dot", "dash", "dashdot")
 _SCALE = {"colorscale": MAGNITUDE_SCALE, "cmin": 0, "cmax": 255}
 
@@ -80,8 +80,8 @@ def _costs(o: Outcome) -> str:
 
 
 def objective_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
-    """Draw the objective of each method, relative to its start, with the minimum marked: one plot per x-axis
-    quantity. A method has one colour, a scheme one dash; a click on the legend hides a method.
+    """Draw the objective of each method, relative to its start, with the minimum marked: one plot for each
+    quantity of the x-axis. A method has one colour, a scheme one dash; a click on the legend hides a method.
     """
     drawn = [o for o in outcomes if objective_axis(o.method) and o.objective and o.objective[0]]
     if not drawn:
@@ -136,7 +136,7 @@ def _add_objective(fig: go.Figure, outcome: Outcome, row: int, color: str, dash:
 def snapshots_figure(outcome: Outcome | None, weight: Tensor | None, name: str) -> go.Figure:
     """Draw the distance of the first rows' weights from the originals, after each block of columns of GPTQ.
 
-    Left of the front that is their rounding error, right of it the updates that make up for it.
+    Left of the front it is their rounding error, right of it the updates that compensate for it.
     """
     snapshots = outcome.layer.snapshots if outcome and outcome.layer else None
     if snapshots is None or weight is None or snapshots.shape[2] != weight.shape[1]:
@@ -162,7 +162,8 @@ def snapshots_figure(outcome: Outcome | None, weight: Tensor | None, name: str) 
 
 
 def _tiles(values: Tensor, rows: int, columns: int) -> Tensor:
-    """Return the largest value of each tile, of at most ``rows`` × ``columns``: no outlier vanishes."""
+    """Return the largest value of each of at most ``rows`` × ``columns`` tiles, so that no outlier
+    vanishes."""
     size = (min(rows, values.shape[0]), min(columns, values.shape[1]))
     return torch.nn.functional.adaptive_max_pool2d(values[None], size)[0]
 
@@ -208,7 +209,7 @@ def channels_figure(
 ) -> go.Figure:
     """Draw the largest magnitude of each input channel, of inputs and weights, before and after a transform.
 
-    The line at 6.0 is LLM.int8()'s: columns above it are outliers.
+    The line at 6.0 is LLM.int8()'s threshold: columns above it are outliers.
     """
     if x is None or w is None:
         return empty(NOTHING, f"{name} input channels")
@@ -238,7 +239,7 @@ def before_after_figure(
     before: Tensor | None, after: Tensor | None, side: str, label: str, name: str
 ) -> go.Figure:
     """Draw two heat maps of magnitudes [rows, channels] on one logarithmic scale, ``before`` above ``after``;
-    ``label`` names the latter, ``side`` what a row is.
+    ``label`` names the latter, ``side`` the meaning of a row.
 
     The largest of each tile is shown, so that no outlier vanishes. Magnitudes below 1/256 of the largest have
     its colour.

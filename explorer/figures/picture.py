@@ -1,9 +1,10 @@
-"""A matrix as a picture, before and after schemes: whole, and a cut enlarged with square pixels and blocks.
+"""A matrix as a picture before and after quantization: whole, and a cut enlarged with square pixels and
+blocks.
 
     picture_html(original_panel(x, cut), *(panel_of(side, cut) for side in sides))
 
-The result is a piece of HTML that needs nothing else: on a page, in a notebook (``IPython.display.HTML``), on
-paper. Its text has the colour of its surroundings.
+The result is self-contained HTML for a page, a notebook (``IPython.display.HTML``), or paper. Its text has
+the colour of its surroundings.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from explorer.analysis.tensor import Side
 from explorer.core.quantize import QuantizedTensor
 
 MOST = 5
-"""Schemes beside the original: more would be too small to compare."""
+"""Largest number of schemes beside the original: more would be too small to compare."""
 CUT_ROWS, CUT_COLUMNS = 32, 48
 _STEP = 16
-"""A cut begins at multiples of this, where most blocks do: at most half of a cut."""
+"""Step of a cut's first row and column, at which most blocks begin too; at most half of a cut."""
 _SHADES = 255
 _TEMPLATE = Path(__file__).with_name("picture.html.j2")
 
 
 @dataclass(frozen=True)
 class Shades:
-    """Colours of values from ``low`` to ``high``; values beyond have the colour of the end. ``colours`` is a
+    """Colours of values from ``low`` to ``high``; values beyond have the colour of the end. ``colours``: a
     colour scale of plotly, None for grey from black to white."""
 
     low: float = 0.0
@@ -54,8 +55,8 @@ class Shades:
         return cls(-largest, largest, "RdBu_r")
 
     def paint(self, values: Tensor) -> np.ndarray:
-        """Return uint8 [rows, columns], or [rows, columns, 3] in colours; values k / 255 of a picture give
-        their k."""
+        """Colour values as uint8 [rows, columns], or [rows, columns, 3] in colours; values k / 255 of a
+        picture become k."""
         shares = (values.double().cpu() - self.low) / (self.high - self.low)
         shades = (shares.clamp(0, 1) * _SHADES).round().numpy().astype(np.uint8)
         if self.colours is None:
@@ -66,12 +67,12 @@ class Shades:
 
 
 GREY = Shades()
-"""For pictures: 0 is black, 1 is white."""
+"""Shades of pictures: 0 is black, 1 is white."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The enlarged part: its first row and column, and how many of each."""
+    """Enlarged part: its first row and column, and the number of each."""
 
     row: int
     column: int
@@ -93,7 +94,7 @@ class Cut:
         return cls(row, column, *lengths)
 
     def of(self, values: Tensor) -> Tensor:
-        """Return the part itself, [rows, columns]."""
+        """Cut the part out, [rows, columns]."""
         return values[self.row : self.row + self.rows, self.column : self.column + self.columns]
 
     @property
@@ -104,9 +105,12 @@ class Cut:
 
 @dataclass(frozen=True)
 class Panel:
-    """One column of the figure. ``source`` and ``enlarged``: the whole picture and the cut, data URIs;
-    ``shape`` in rows and columns; ``outlines``: the blocks within the cut as an SVG path in pixels of the
-    picture, empty where they have no edge in it; ``block``: one of them."""
+    """One column of the figure.
+
+    ``source`` and ``enlarged``: the whole picture and the cut, data URIs; ``shape`` in rows and columns;
+    ``outlines``: edges of blocks within the cut as an SVG path in pixels of the picture, empty without any;
+    ``block``: outline of one block.
+    """
 
     title: str
     note: str
@@ -138,7 +142,7 @@ def _panel(
 
 
 def figures_of(report: Report) -> str:
-    """Return bits per element and SQNR in words."""
+    """Describe bits per element and SQNR."""
     return f"{report.bits.total:.4g} bits, {report.sqnr_db:.1f} dB"
 
 
@@ -157,7 +161,7 @@ def picture_html(*panels: Panel) -> str:
 
 
 def picture_page(title: str, *panels: Panel) -> str:
-    """Return ``picture_html`` as a file of its own, light or dark as the browser is."""
+    """Return ``picture_html`` as a separate file, light or dark as the browser is."""
     style = "margin: 24px; font-family: Inter, system-ui, sans-serif"
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title>'
     screen = (
@@ -180,8 +184,8 @@ def outlines(q: QuantizedTensor, cut: Cut) -> str:
 
 
 def one_block(q: QuantizedTensor, cut: Cut) -> str:
-    """Return the outline of the block in the middle of the cut, as far as it lies within, as an SVG path;
-    empty where all of the cut is one block."""
+    """Return the outline of the block in the middle of the cut, cropped to the cut, as an SVG path; empty if
+    one block covers all of the cut."""
     if not outlines(q, cut):
         return ""
     rows, columns, blocks = _blocks(q, cut)

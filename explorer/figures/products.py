@@ -1,5 +1,5 @@
-"""Matrix products as points: coloured by the family of the weights' format, filled where the chip computes in
-it, open where it is emulated, ringed where they serve scheme A or B."""
+"""Matrix products as points: coloured by the family of the weights' format, filled if the chip computes in
+it, open if it is emulated, ringed if they serve scheme A or B."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from explorer.figures.style import MUTED, add_points, marker_look
 from explorer.products.gemms import GEMMS, Product
 
 LEGEND_HEIGHT = 130
-"""Pixels at most; a longer legend scrolls."""
+"""Largest height of the legend in pixels; a longer legend scrolls."""
 NOTHING = "nothing was timed at this shape"
 UNKNOWN = "not in the table any more"
 SCHEME_COLORS = {"A": style.A, "B": style.B}
@@ -24,7 +24,7 @@ Marked = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Dot:
-    """One product in a figure. ``hover``: lines that are shown under the mouse."""
+    """One product in a figure. ``hover``: lines of the hover text."""
 
     gemm: str
     label: str
@@ -50,7 +50,7 @@ def color_of(gemm: str) -> str:
 def products_figure(
     x_title: str, y_title: str, name: str, height: int, legend_height: int = LEGEND_HEIGHT
 ) -> go.Figure:
-    """Return an empty figure with its legend above the plot, where it covers no axis title on any width."""
+    """Return an empty figure with its legend above the plot, where it covers no axis title at any width."""
     figure = style.figure(x_title, y_title, name, height)
     legend = {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "font": {"size": 11}}
     legend |= {"itemsizing": "constant", "tracegroupgap": 0, "maxheight": legend_height}
@@ -90,7 +90,8 @@ def _look(color: str, native: bool) -> style.Dict:
 
 
 def tagged(gemm: str, label: str, marked: Marked) -> str:
-    """Return ``label`` after the letter of the scheme that it serves, in that scheme's colour."""
+    """Return ``label`` preceded by the letter of the scheme that the product serves, in that scheme's
+    colour."""
     scheme = marked.get(gemm)
     if scheme is None:
         return label
@@ -98,8 +99,8 @@ def tagged(gemm: str, label: str, marked: Marked) -> str:
 
 
 def row_axis(figure: go.Figure, labels: Mapping[str, str]) -> None:
-    """Make a row for each key of ``labels``, the first at the top, named by its value. Names leave the other
-    axis little room on a phone, so that its numbers are small."""
+    """Make a row for each key of ``labels``, the first at the top, with its value as the name. Names leave
+    the other axis little room on a phone, so that its numbers are small."""
     figure.update_xaxes(tickfont={"size": 10})
     figure.update_yaxes(
         type="category",

@@ -33,8 +33,8 @@ SMALL_M = 64
 """Maximum number of tokens at which a product is memory-bound, so that its rate is given in bytes per
 second."""
 TOP, ROW_HEIGHT, SLOW, LEGEND_HEIGHT = 230, 29, 4, 240
-"""Pixels of legend and axis, as many as a phone needs, and of a row; end of the axis in multiples of the
-usual product's time: slower ones are drawn there with an arrow; most pixels of the legend."""
+"""Pixels of legend and axis, enough for a phone; pixels of a row; end of the axis in multiples of the usual
+product's time, where slower ones are drawn with an arrow; most pixels of the legend."""
 RUNG, RUNG_WIDTHS = 40, (170.0, 260.0, 480.0, 880.0)
 """Pixels of a row of kernels, and widths of their plot beside the kernels' names."""
 
@@ -42,16 +42,16 @@ SHOWN_FIRST = ("bf16", "fp8_e4m3_row", "int8", "w8a16", "w4a16_group128", "w2a16
 SHOWN_ON_CPU = (
     "fp32", "bf16", "int8_dynamic", "w8_group32", "w4_group32", "w2_group128", "ternary_weights", "q4_k",
 )  # fmt: skip
-"""Curves over M that are drawn before a visitor asks for more, of a GPU and of a CPU."""
+"""Curves over M that are drawn before a visitor asks for more, on a GPU and on a CPU."""
 MORE, SWEEP_HEIGHT = "more", 560
 SYMBOLS, DASHES = ("circle", "square", "diamond", "triangle-up", "x"), ("solid", "dash", "dot", "dashdot")
-"""As many of the one as are no multiple of the other, so that 20 curves of a family differ."""
+"""Symbols and dashes of curves. Their numbers have no common factor, so that 20 curves of a family differ."""
 
 CORES_DRAWN = {"f32": "float32", "tf32": "TF32", "bf16": "BF16", "e4m3": "FP8", "s8": "INT8"}
 CORES_DRAWN |= {"b1": "1 bit", "dp4a": "dp4a"}
 """Core types -> how their ceilings are labelled."""
 ROOFLINE_HEIGHT, ALIKE = 490, 1.15
-"""Pixels; rates that differ by less are labelled together."""
+"""Height in pixels; difference of rates below which they are labelled together."""
 
 TOO_SLOW, TRADEOFF_HEIGHT, TRADEOFF_FONT = 6, 480, 10
 """Products slower than this multiple of BF16's time are named next to the plot instead of stretching it."""
@@ -59,12 +59,13 @@ TRADEOFF_PLOTS = (300, 376)
 """Pixels of the plot's height under a legend of all lines and of two."""
 
 Curve = list[tuple[int, GemmTiming]]
-"""M and the fastest timing there, by rising M."""
+"""Points of a curve: M and the fastest timing there, by rising M."""
 
 
 def speed_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None = None) -> go.Figure:
     """Draw the time of each product's fastest kernel, the fastest product first, on one logarithmic axis with
-    torch's baseline and the chip's limit: further left is faster. ``marked``: whose weights A or B has."""
+    torch's baseline and the chip's limit: further left is faster. ``marked``: products that take A's or B's
+    weights."""
     best, marked = sorted(fastest(timings), key=lambda t: t.seconds), marked or {}
     if not best:
         return style.empty(NOTHING, f"{name} speed")
@@ -116,7 +117,8 @@ def _add_marks(
     marks: Sequence[tuple[float, str, str]],
     ends: tuple[float, float],
 ) -> None:
-    """Add marks (µs, row, hover text) of one kind; those beyond an end of the axis are triangles there."""
+    """Add marks (µs, row, hover text) of one kind; a mark beyond an end of the axis becomes a triangle
+    there."""
     low, high = ends
     by_symbol = {
         symbol: [mark for mark in marks if low <= mark[0] <= high],
@@ -250,7 +252,7 @@ def _add_curve(figure: go.Figure, curve: Curve, place_in_family: int, scheme: st
 
 
 def _first_slower(curve: Curve, of_torch: dict[int, float]) -> GemmTiming | None:
-    """Return the first point above torch's own product of a curve that began below it."""
+    """Return the first point above torch's own product, of a curve that began below it."""
     below = False
     for m, timing in curve:
         if m in of_torch:
@@ -264,7 +266,8 @@ def roofline_figure(
     timings: Sequence[GemmTiming], limits: MachineLimits | None, name: str, marked: Marked | None = None
 ) -> go.Figure:
     """Draw each product by operations a byte against operations a second, under the roofs of memory and of
-    each core type; slope and ceilings meet where a byte feeds just as many operations as the cores do."""
+    each core type. Slope and ceiling meet at the operations a byte at which memory and cores take equally
+    long."""
     best = fastest(timings)
     if not best or limits is None:
         return style.empty("its roofs were not measured" if best else NOTHING, f"{name} roofline")
@@ -357,10 +360,10 @@ def _name_products(
     taken: Sequence[Segment],
 ) -> None:
     """Name A's and B's fastest product, and as space allows their others and the frontier's. Another product
-    of A or B that has no room for its name has its letter; all names are in the hover texts."""
+    of A or B without room for its name gets its letter; all names are in the hover texts."""
 
     def turn(point: Point) -> tuple[int, bool]:
-        """A's and B's by turns, the fastest of each first; then the frontier."""
+        """Order of names: A's and B's products in turns, the fastest of each first; then the frontier."""
         scheme = marked.get(point.gemm)
         if scheme is None:
             return len(points), not point.on_frontier

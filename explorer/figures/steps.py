@@ -27,8 +27,11 @@ SLOW = 2.0
 
 def steps_figure(steps: Sequence[StepTiming], name: str) -> go.Figure:
     """Draw the milliseconds of one step by scheme, the fastest first, for ``steps`` of one shape and one
-    number of texts: a bar of its parts, a diamond where its bytes would end at the speed of a copy, how many
-    times as fast as bfloat16 it is, and its tokens a second."""
+    number of texts.
+
+    A bar shows its parts, a diamond the time of its bytes at the speed of a copy; labels give the speedup
+    over bfloat16 and the tokens a second.
+    """
     rows = sorted((s for s in steps if s.parts is not None), key=lambda s: s.step.median_s)
     if not rows:
         return style.empty("not recorded yet", name)

@@ -1,4 +1,4 @@
-"""Figure of named points as SVG, as plotly would draw it, for a page whose scripts do not run yet."""
+"""A figure of named points as SVG, as plotly would draw it, for a page whose scripts have not started."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ X_PIXELS, FEWEST, MOST = 80, 4, 9
 most, as in plotly's ``autoTicks``."""
 _STEPS = (1, 2, 5, 10)
 _DASHES = {"dot": "3px 3px"}
-"""A line of 1.5 pixels in plotly's dots."""
+"""Dash pattern of a line of 1.5 pixels in plotly's dots."""
 _OF_ESTIMATE = 0.84
-"""The share of ``text_width`` that a name takes at least; its halo keeps a line out of the rest."""
+"""Least share of ``text_width`` that a name takes; its halo keeps a line out of the rest."""
 _HALO = "paint-order:stroke;stroke:var(--background-fill-primary);stroke-width:4px;stroke-linejoin:round"
-"""Keeps the line to a point out of its name."""
+"""Halo of a name, which keeps its line out of it."""
 _WAYS = {"triangle-right": 0, "triangle-down": 90, "triangle-left": 180, "triangle-up": 270}
-"""Degrees by which a triangle is turned that points to the right."""
+"""Direction of a triangle -> degrees by which one that points to the right is turned."""
 
 
 def still(figure: Mapping[str, Any]) -> str:
-    """Return ``figure``, plotly's JSON, as HTML: a box of its height and as wide as its place. Points keep
-    their share of the width, names their distance in pixels from the points.
+    """Return ``figure``, plotly's JSON, as HTML: a box of its height that fills the width. Points keep their
+    share of the width, names their distance in pixels from the points.
 
     It draws axes, markers, lines with steps, and the annotations of the set in the layout's
     ``meta["callouts"]`` that ``assets/figure.js`` takes at that width: container queries choose it. A point
@@ -54,7 +54,7 @@ def still(figure: Mapping[str, Any]) -> str:
 
 
 class _Plane:
-    """Places of values: across in percent of the plot's width, down in pixels."""
+    """Places of values in the plot: across in percent of its width, down in pixels."""
 
     def __init__(self, layout: Mapping[str, Any]) -> None:
         margin = layout["margin"]
@@ -151,7 +151,7 @@ def _column(plane: _Plane, at: float, text: str) -> str:
 
 
 def _between(name: str, narrower: float | None, widest: float | None, content: str) -> str:
-    """Show ``content`` in figures that are wider than ``narrower`` and at most ``widest``, in pixels."""
+    """Show ``content`` only in figures wider than ``narrower`` and at most ``widest`` pixels."""
     others = []
     if narrower is not None:
         others.append(f"(max-width: {narrower:g}px)")
@@ -213,7 +213,7 @@ def _markers(trace: Mapping[str, Any], plane: _Plane) -> str:
 
 
 def _of(marker: Mapping[str, Any], key: str, i: int, usual: Any) -> Any:
-    """Return the i-th point's property, which may be one for all."""
+    """Return a property of the i-th point, which may be one value for all."""
     value = marker.get(key, usual)
     return value[i] if isinstance(value, Sequence) and not isinstance(value, str) else value
 

@@ -21,10 +21,10 @@ SERIES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
 
 A, B = "#0072B2", "#D55E00"
-"""The two schemes that are compared, on every figure."""
+"""Colours of the two schemes that are compared, on every figure."""
 
 ORIGINAL = "#7A8699"
-"""The tensor before it is quantized."""
+"""Colour of the tensor before it is quantized."""
 
 FAMILY_COLORS = {
     "16 bits and wider": "#7A8699",
@@ -41,7 +41,7 @@ MAGNITUDE_SCALE = "Cividis"
 MUTED = "#98A2B3"
 TEXT = "#344054"
 RED = "#d92d20"
-"""Ring around what stands out or is inspected."""
+"""Colour of the ring around outliers and inspected points."""
 FONT = "Inter, system-ui, sans-serif"
 
 _AXIS: Dict = {
@@ -61,7 +61,7 @@ _HOVER = {
     "align": "left",
     "font": {"family": FONT, "size": 12, "color": "#ffffff"},
 }
-"""Light on dark in both themes of the page, which colours all other text by its own style sheet."""
+"""Look of hover texts: light on dark in both themes of the page, whose style sheet colours all other text."""
 
 MARGIN = {"l": 56, "r": 16, "t": 12, "b": 44}
 """Pixels around a plot; axes make more room themselves where their labels need it."""
@@ -73,13 +73,14 @@ LEGEND_HEIGHT = 30
 """Pixels under a plot for one line of its legend."""
 
 POWERS = {"exponentformat": "power", "minexponent": 4}
-"""For a linear axis of values of any size: 6×10⁵ rather than 600k. On a logarithmic one plotly garbles it."""
+"""Format for a linear axis of values of any size: 6×10⁵ rather than 600k. On a logarithmic one plotly garbles
+it."""
 
 FEW_TICKS = {"nticks": 4, "tickangle": 0}
-"""For a horizontal axis of long numbers: on a phone more of them would be turned."""
+"""Options for a horizontal axis of long numbers: a phone would turn more labels."""
 
 EXTRA = "<extra></extra>"
-"""Ends a hover text: without it plotly repeats the name of the trace."""
+"""End of a hover text: without it plotly repeats the name of the trace."""
 
 
 def axis_look(title: str) -> Dict:
@@ -118,7 +119,7 @@ def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figur
 
 
 LINE = 34
-"""Letters of a message's line that a phone's figure has room for."""
+"""Number of letters in a message's line that fit a phone's figure."""
 
 
 def empty(message: str, name: str = "figure") -> go.Figure:
@@ -165,7 +166,7 @@ def add_line(
 
 
 def _told(hover: str) -> Dict:
-    """Return the options for the text under the mouse."""
+    """Return the options of the hover text."""
     if not hover:
         return {"hoverinfo": "skip"}
     return {"hovertemplate": hover if "<extra>" in hover else hover + EXTRA}
@@ -185,7 +186,7 @@ def marker_look(color: str, size: float, symbol: str = "circle", edge: float = 0
 
 
 def note(text: str, size: int = 12, color: str = "", /, **place: Any) -> Dict:
-    """Return an annotation without an arrow; ``place``: where it stands, as plotly takes it."""
+    """Return an annotation without an arrow; ``place``: its position in plotly's terms."""
     font = {"size": size, **({"color": color} if color else {})}
     return {"text": text, "showarrow": False, "font": font, **place}
 

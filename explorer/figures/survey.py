@@ -41,7 +41,8 @@ from explorer.schemes.scheme import label_of_text
 from explorer.survey import SENSITIVITIES, Choice, Frontier, Layer, Survey
 
 ROW, MOST_ROWS = 15, 96
-"""Pixels of a layer in the map, and the most layers that have a row each: more are drawn along depth."""
+"""Pixels of a layer in the map, and the largest number of layers with a row each: more are drawn along
+depth."""
 LINE, BETWEEN = 11, 30
 """Pixels of a scheme in a panel along depth, and between two panels."""
 BESIDE = "beside the blocks"
@@ -59,7 +60,7 @@ COLOURS = ("one scale", "each scheme")
 BITS_SCALE = "Viridis"
 STRIP_HEIGHT = 190
 HATCHES = ("", "/", "x", ".", "-")
-"""Of the blocks by each method of a recipe."""
+"""Hatches of the blocks by each method of a recipe."""
 
 
 def layer_label(layer: Layer) -> str:
@@ -106,9 +107,12 @@ def heat_figure(survey: Survey, signal: str, choice: Choice | None = None) -> go
 
 @dataclass(frozen=True, eq=False)
 class _Costs:
-    """Costs of each of ``layers`` by each of ``schemes``: ``cost`` [layers, schemes], and its colours on one
-    scale (``whole``) and scheme by scheme (``column``): uint8 codes 0 … ``SHADES``, logarithmic. ``ends`` of
-    the one scale are logarithms. ``bits``: the mean of each scheme."""
+    """Costs of each of ``layers`` by each of ``schemes``.
+
+    ``cost`` [layers, schemes]; its colours on one scale (``whole``) and scheme by scheme (``column``): uint8
+    codes 0 … ``SHADES``, logarithmic. ``ends`` of the one scale are logarithms. ``bits``: the mean of each
+    scheme.
+    """
 
     layers: tuple[Layer, ...]
     schemes: tuple[str, ...]
@@ -130,7 +134,7 @@ class _Costs:
 
     @property
     def logs(self) -> np.ndarray:
-        """log10 of the costs; of none, that of the least."""
+        """log10 of the costs; a cost of 0 takes that of the least cost."""
         return np.asarray(np.log10(np.maximum(self.cost, 10 ** self.ends[0])))
 
     @property
@@ -230,9 +234,12 @@ def _add_colours(
     switches: Mapping[str, Sequence[Switch]],
     above: float,
 ) -> None:
-    """Add the colours on one scale for all schemes and on one for each, with buttons for them beside
-    ``switches`` at the figure's upper edge, ``above`` the plot in parts of its height. At most about ``most``
-    labels of the colours. Of two maps over each other the other lets it through."""
+    """Add the colours on one scale for all schemes and on one for each.
+
+    Buttons switch between them, beside ``switches`` at the figure's upper edge, ``above`` the plot in parts
+    of its height. The colours have at most about ``most`` labels. Of two maps on top of each other, the
+    hidden one is transparent.
+    """
     low, high = costs.ends
     ticks = [t for t in _decades(10**low, 10**high, min(8, most)) if low - 0.05 <= t <= high + 0.05]
     at = [SHADES * (t - low) / (high - low or 1.0) for t in ticks]
@@ -284,8 +291,8 @@ def _along_depth(costs: _Costs, chosen: Mapping[str, str], name: str, label: str
 
 
 def _panels(costs: _Costs) -> dict[str, dict[int, int]]:
-    """Return kind -> depth -> the row of ``costs``. Of several layers of a kind at one depth, as experts are,
-    it is the costliest; layers beside the blocks are counted through."""
+    """Return kind -> depth -> the row of ``costs``. Of several layers of a kind at one depth, such as
+    experts, it is the costliest; layers outside of blocks are numbered."""
     panels: dict[str, dict[int, int]] = {}
     worst = costs.logs.mean(1)
     for row, layer in enumerate(costs.layers):

@@ -19,7 +19,7 @@ from explorer.figures.style import EXTRA, A, B, empty, figure, switch_axis
 from explorer.formats import FloatFormat, float_format
 
 LINE_POINTS = 1024
-"""The most points of a line of scales; each is the largest of its run."""
+"""Largest number of points of a line of scales; each is the largest of its run."""
 
 
 def scales_figures(sides: Sequence[Side], name: str) -> list[go.Figure]:

@@ -1,4 +1,5 @@
-"""Distribution of values before and after quantization over the representable values, with tails beside."""
+"""Distribution of values before and after quantization above the representable values, with tails beside
+it."""
 
 from __future__ import annotations
 
@@ -39,11 +40,11 @@ MOST_TICKS = 512
 def values_figure(
     before: Spread, sides: Sequence[Side], levels: Sequence[np.ndarray], name: str
 ) -> go.Figure:
-    """Draw the distribution of the values before and after, by one or two sides over each other on one axis.
+    """Draw the distribution of the values before and after, for one or two sides on one axis.
 
-    ``levels`` are the values that the inspected block can represent under each side, a strip each under the
-    bars. The share of elements in each bin is drawn logarithmically; values beyond the central range are in
-    panels at the left and the right, in growing bins. A zoom is kept for one tensor only.
+    ``levels``: values that the inspected block can represent under each side, in a strip for each side under
+    the bars. The share of elements in each bin is drawn logarithmically; values beyond the central range are
+    in panels at the left and the right, in growing bins. A zoom is kept for one tensor only.
     """
     inside = ROW + TICKS * len(sides)
     fig = legend_below(figure("value", "", f"{name} values"))

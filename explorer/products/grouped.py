@@ -240,8 +240,8 @@ def _torch_bmm(ops: GroupedOperands) -> Call:
 
 
 def _torch_blocks(ops: GroupedOperands) -> Call:
-    """Multiply group by group: torch's grouped FP8 product takes one scale per row; with scales of blocks it
-    has single products alone."""
+    """Multiply group by group: torch's grouped FP8 product takes one scale per row; for scales of blocks
+    torch has only single products."""
     calls = [baselines.SCALED_BLOCKS.prepare(one) for one in ops.used]
     return lambda: [call() for call in calls]
 

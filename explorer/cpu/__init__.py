@@ -1,1 +1,1 @@
-"""Matrix products on this CPU, by kernels that are kept elsewhere: torch, ONNX Runtime, llama.cpp."""
+"""Matrix products on this CPU, by the kernels of other libraries: torch, ONNX Runtime, llama.cpp."""

@@ -17,7 +17,7 @@ from explorer.products.gemms import Product
 from explorer.schemes import Scheme
 
 Call = Callable[[], Tensor]
-"""One product: Y [M, N] of any float dtype."""
+"""Call that computes one product: Y [M, N] of any float dtype."""
 F32, BF16, S8 = "f32", "bf16", "s8"
 """Types of arithmetic, for which ``explorer.bench.cpu_gemm`` measures the CPU's rates."""
 BASELINE = "torch float32"
@@ -26,7 +26,7 @@ BASELINE = "torch float32"
 
 @dataclass(frozen=True)
 class Library:
-    """A package that multiplies. ``modules``: what it needs to be imported; ``install``: how to get them."""
+    """Package with kernels. ``modules``: needed to import it; ``install``: the way to get them."""
 
     label: str
     modules: tuple[str, ...]
@@ -34,7 +34,7 @@ class Library:
 
     @property
     def missing(self) -> str:
-        """Why its kernels cannot run here, and how they can; an empty text where they can."""
+        """Reason why the library's kernels cannot run here, with the remedy; empty if they can."""
         absent = [name for name in self.modules if importlib.util.find_spec(name) is None]
         if not absent:
             return ""
@@ -42,17 +42,17 @@ class Library:
 
     @property
     def version(self) -> str:
-        """The package that multiplies, with its version."""
+        """The package with the kernels, and its version."""
         return f"{self.modules[0]} {metadata.version(self.modules[0])}"
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """W as a kernel holds it.
+    """W in the form that a kernel holds.
 
     nbytes   bytes of W with its scales, as they are read in every product
-    bind     X [M, K] in float32 and a number of threads -> the product as a call. Threads of torch are not
-             set by the call: ``torch_threads`` holds while it runs
+    bind     X [M, K] in float32 and a number of threads -> the product as a call. The call does not set
+             torch's number of threads: ``torch_threads`` holds while it runs
     layout   the layout that the library chose for this CPU, in its own words; may be empty
     """
 
@@ -63,11 +63,11 @@ class Held:
 
 @dataclass(frozen=True)
 class CpuKernel:
-    """One way to compute a product.
+    """Kernel that computes a product.
 
-    hold    W [N, K] in float32 and its scheme -> W as it is held; ``ValueError`` or ``RuntimeError`` where
-            the library refuses the shape
-    core    what it multiplies by: float32, bfloat16 or INT8
+    hold    W [N, K] in float32 and its scheme -> W as it is held; ``ValueError`` or ``RuntimeError`` if the
+            library refuses the shape
+    core    type of its arithmetic: float32, bfloat16 or INT8
     """
 
     name: str
@@ -78,14 +78,14 @@ class CpuKernel:
 
 @dataclass(frozen=True)
 class CpuProduct(Product):
-    """One product on a CPU with its kernels, the plainest first. ``dynamic``: X is quantized in the call."""
+    """One product on a CPU with its kernels, the simplest first. ``dynamic``: X is quantized in the call."""
 
     kernels: tuple[CpuKernel, ...]
     dynamic: bool = False
 
     @property
     def native(self) -> bool:
-        """True where W is multiplied as it is held; narrower codes are widened to 8 bits or more first."""
+        """True if W is multiplied as it is held; narrower codes are widened to 8 bits or more first."""
         if self.w.format.name == "bfloat16":
             return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
         if self.w.format.name == "float16":
@@ -94,21 +94,21 @@ class CpuProduct(Product):
 
 
 def usable_threads() -> int:
-    """The CPUs that this process may use."""
+    """Number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def thread_counts() -> tuple[int, ...]:
-    """The numbers of threads that are tried: powers of two, and all usable CPUs."""
+    """Numbers of threads to try: powers of two, and all usable CPUs."""
     most = usable_threads()
     return tuple(sorted({1 << i for i in range(most.bit_length()) if 1 << i <= most} | {most}))
 
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """torch computes with ``count`` threads; as many as before afterwards."""
+    """Let torch compute with ``count`` threads inside this context; the number is restored afterwards."""
     before = torch.get_num_threads()
     if count != before:
         torch.set_num_threads(count)

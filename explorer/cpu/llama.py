@@ -33,15 +33,15 @@ TYPES = {
 """ggml's numbers of its types, which GGUF files hold (ggml/include/ggml.h)."""
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _TENSORS_BYTES, _POOL_BYTES = 1 << 20, 1 << 14
-"""Room for the descriptions of a few tensors and a graph; for ggml's parameters of a pool of threads, which
-take less."""
+"""Memory for the descriptions of a few tensors and a graph, and for ggml's parameters of a pool of threads;
+both need less."""
 _P, _I64, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t, ctypes.c_int
 _LOG = ctypes.CFUNCTYPE(None, _INT, ctypes.c_char_p, _P)
 _SILENT = _LOG(lambda _level, _text, _data: None)
 
 
 class _Room(ctypes.Structure):
-    """ggml_init_params."""
+    """Structure ggml_init_params."""
 
     _fields_ = (("mem_size", _SIZE), ("mem_buffer", _P), ("no_alloc", ctypes.c_bool))
 
@@ -109,7 +109,7 @@ class _Ggml:
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:
-        """Without the lines in which ggml says that it repacks."""
+        """Suppress ggml's messages on repacking inside this context."""
         log, data = _P(), _P()
         self.log_get(ctypes.byref(log), ctypes.byref(data))
         self.log_set(ctypes.cast(_SILENT, _P), None)
@@ -139,7 +139,7 @@ class _Tensors:
         return tensors
 
     def allocate(self, buffer_type: int) -> bool:
-        """Memory for all tensors; False where that kind of memory has none for them."""
+        """Allocate memory for all tensors; False if that kind of memory has none for them."""
         ggml = _ggml()
         self.buffer = ggml.backend_alloc_ctx_tensors_from_buft(self.context, buffer_type) or 0
         if self.buffer:
@@ -148,7 +148,7 @@ class _Tensors:
 
 
 class _Backend:
-    """The CPU with a pool of so many threads."""
+    """CPU backend with a pool of so many threads."""
 
     def __init__(self, threads: int) -> None:
         ggml = _ggml()
@@ -167,7 +167,7 @@ def _close(ggml: _Ggml, backend: int, pool: int) -> None:
 
 
 def _coded(w: Tensor, kind: str) -> Tensor:
-    """uint8: W [N, K] as a GGUF file holds it; rows are shared among the usable CPUs."""
+    """Encode W [N, K] as a GGUF file holds it, uint8; rows are shared among the usable CPUs."""
     if kind in _PLAIN:
         return w.to(_PLAIN[kind]).contiguous().view(torch.uint8)
     ggml, (n, k) = _ggml(), w.shape
@@ -239,7 +239,7 @@ FLOAT32, FLOAT16, BFLOAT16 = _kernel("F32", F32), _kernel("F16", F32), _kernel("
 BY_SCHEME: dict[str, CpuKernel] = {
     name: _kernel(name.upper()) for name in ("q8_0", "q6_k", "q5_k", "q4_k", "q4_0", "q3_k", "q2_k", "mxfp4")
 }
-"""By the names of the schemes that the types are."""
+"""Types by the names of their schemes."""
 TERNARY = tuple(
     CpuKernel(f"llama.cpp, {kind}", LLAMA, partial(_held, kind), S8) for kind in ("TQ2_0", "TQ1_0")
 )

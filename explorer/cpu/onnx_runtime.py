@@ -22,12 +22,13 @@ from explorer.schemes import SCHEMES, Scheme
 
 ONNX_RUNTIME = Library("ONNX Runtime", ("onnxruntime", "onnx"), "pip install onnxruntime onnx")
 LEVELS = {0: F32, 1: F32, 4: S8}
-"""Accuracy levels, and what each multiplies by."""
+"""Accuracy level -> the type of the product."""
 X_RANGE = 5.0
 """Range of X where it is fixed beforehand: one value of N(0, 1) in two million lies outside."""
 _ERRORS_ONLY = 3
 Build = Callable[[Graph, Tensor, Scheme], tuple[str, int]]
-"""Adds the product of "x" [M, K] and W [N, K] to a graph -> the name of its output, and bytes of W."""
+"""Function that adds the product of "x" [M, K] and W [N, K] to a graph, and returns the name of its output
+and the bytes of W."""
 
 
 def _held(build: Build, w: Tensor, scheme: Scheme) -> Held:
@@ -61,7 +62,7 @@ def _float32(graph: Graph, w: Tensor, _scheme: Scheme) -> tuple[str, int]:
 
 
 def _dynamic(graph: Graph, w: Tensor, scheme: Scheme) -> tuple[str, int]:
-    """X as uint8 with one scale and zero point, found in every call."""
+    """Quantize X to uint8 with one scale and zero point, found in every call."""
     q, put = quantize(w, scheme), graph.put
     codes, scale = q.codes.view(torch.int8).t().contiguous(), q.scales.scale.reshape(-1)
     sides = put("codes", StoredTensor.of(codes)), put("scale", StoredTensor.of(scale))
@@ -70,7 +71,7 @@ def _dynamic(graph: Graph, w: Tensor, scheme: Scheme) -> tuple[str, int]:
 
 
 def _static(graph: Graph, w: Tensor, scheme: Scheme) -> tuple[str, int]:
-    """X and W through QuantizeLinear and DequantizeLinear, which ONNX Runtime fuses with the MatMul."""
+    """Pass X and W through QuantizeLinear and DequantizeLinear, which ONNX Runtime fuses with the MatMul."""
     q, put = quantize(w, scheme), graph.put
     scale = put("x_scale", StoredTensor.of(torch.tensor(X_RANGE / 127)))
     zero = put("x_zero", StoredTensor.of(torch.tensor(128, dtype=torch.uint8)))
@@ -91,7 +92,7 @@ def _nbits(level: int, quantized: Callable[[Tensor, Scheme], QuantizedTensor] = 
 
 
 def _ternary(w: Tensor, scheme: Scheme) -> QuantizedTensor:
-    """W in ternary codes as a 2-bit code holds them: −1, 0 and 1, with the one scale in every group."""
+    """Store ternary codes −1, 0 and 1 of W in 2 bits, with the one scale in every group."""
     coarse = quantize(w, scheme)
     pairs = SCHEMES["int2_group128"]
     q = quantize(w, pairs)

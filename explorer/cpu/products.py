@@ -58,13 +58,13 @@ ROWS: tuple[CpuProduct, ...] = (
 CPU_PRODUCTS: dict[str, CpuProduct] = {row.name: row for row in ROWS}
 """Every product on a CPU by name."""
 FIRST = ("w4_group32", "ternary_weights", "w2_group128", "int8_dynamic", "fp32", "bf16", "q4_k", "w8_group32")
-"""Products that are timed first: those of the sentence about a CPU, then one of each kind."""
+"""Products that are timed first: those for the sentence about a CPU, then one of each kind."""
 FORMER = {"int8": "int8_dynamic"}
-"""Names by which rows of a CPU were asked for before it had a table of its own."""
+"""Old names of a CPU's products, from before it had a table of its own."""
 
 
 def find(name: str) -> CpuProduct:
-    """The row called ``name``; ``ValueError`` with the names there are."""
+    """Return the row called ``name``; ``ValueError`` lists the names."""
     name = FORMER.get(name, name)
     if name not in CPU_PRODUCTS:
         raise ValueError(f"no product {name!r} on a CPU; there are {', '.join(CPU_PRODUCTS)}")
@@ -72,17 +72,18 @@ def find(name: str) -> CpuProduct:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """``names`` in the order in which they are timed."""
+    """Sort ``names`` in the order in which they are timed."""
     every = list(names)
     return [*(name for name in FIRST if name in every), *(name for name in every if name not in FIRST)]
 
 
 def product_of(name: str, on_cpu: bool) -> Product | None:
-    """The row of a timing, of a CPU's table or of a GPU's; None for one that neither has any more."""
+    """Return the row of a timing, of a CPU's table or a GPU's; None for a product that is in neither any
+    more."""
     return CPU_PRODUCTS.get(name) if on_cpu else GEMMS.get(name)
 
 
 def products_for(scheme: Scheme, on_cpu: bool) -> list[str]:
-    """The products that take weights stored as ``scheme`` stores them."""
+    """Return the products whose weights are stored as by ``scheme``."""
     rows: Sequence[Product] = ROWS if on_cpu else tuple(GEMMS.values())
     return products_of(scheme, rows)

@@ -9,16 +9,16 @@ from explorer.cpu.products import CPU_PRODUCTS
 from explorer.recordings.gemm import GemmTiming
 
 FEW_TOKENS = 8
-"""Up to so many a product takes as long as reading W does."""
+"""Number of tokens up to which a product takes as long as reading W."""
 BITNET = (2.37, 6.17)
-"""Times as fast as float16 on x86 CPUs, as bitnet.cpp claims for whole models with ternary weights
+"""Speedups over float16 on x86 CPUs that bitnet.cpp claims for whole models with ternary weights
 (github.com/microsoft/BitNet, README; arXiv 2410.16144)."""
 TERNARY, LLAMA = "ternary_weights", "llama.cpp"
 
 
 def sentences(timings: Sequence[GemmTiming], of: str = "this CPU") -> list[str]:
-    """Compare 4 bits, 2 bits and ternary weights with float32 at one N and K, for the fewest tokens timed and
-    for the most; nothing for what was not timed."""
+    """Compare 4 bits, 2 bits and ternary weights with float32 at one N and K, for the fewest and the most
+    tokens timed; products that were not timed are left out."""
     rows = [t for t in timings if t.on_cpu and t.gemm in CPU_PRODUCTS and t.speedup]
     counts = sorted({t.shape[0] for t in rows})
     said = []
@@ -54,8 +54,8 @@ def _at(here: Sequence[GemmTiming], tokens: str, of: str) -> list[str]:
 
 
 def against_float16(timings: Sequence[GemmTiming]) -> float | None:
-    """llama.cpp's ternary weights at one token, times as fast as its float16, each by the float32 timed in
-    turns with it: what bitnet.cpp compares. None where either was not timed."""
+    """Speed of llama.cpp's ternary weights at one token relative to its float16, each by the float32 timed in
+    turns with it: the comparison that bitnet.cpp publishes. None if either was not timed."""
     here = [t for t in timings if t.on_cpu and t.shape[0] == 1 and t.variant.startswith(LLAMA)]
     ternary, half = _best(here, lambda t: t.gemm == TERNARY), _best(here, lambda t: t.gemm == "fp16")
     gains = [timing.speedup for timing in (ternary, half) if timing and timing.speedup]

@@ -16,11 +16,11 @@ from explorer.schemes import Scheme
 
 TORCH = Library("torch", ("torch",), "pip install torch")
 _INNER_TILES = 1
-"""An argument of the packing that the CPU's layout does not use."""
+"""Argument of the packing that the CPU's layout does not use."""
 
 
 def plain(dtype: torch.dtype, core: str) -> CpuKernel:
-    """``torch.nn.functional.linear`` with X and W in ``dtype``."""
+    """Multiply by ``torch.nn.functional.linear`` with X and W in ``dtype``."""
 
     def hold(w: Tensor, _scheme: Scheme) -> Held:
         kept = w.to(dtype)
@@ -39,8 +39,8 @@ BFLOAT16 = plain(torch.bfloat16, BF16)
 
 
 def _dynamic(w: Tensor, scheme: Scheme) -> Held:
-    """As ``torch.ao.quantization.quantize_dynamic`` does it: a scale a row of W; X as uint8 with one scale,
-    found in every call, in seven bits, so that 16-bit sums of two products cannot overflow."""
+    """Multiply like ``torch.ao.quantization.quantize_dynamic``: a scale a row of W; X as uint8 with one
+    scale, found in every call, in seven bits, so that 16-bit sums of two products cannot overflow."""
     q = quantize(w, scheme)
     codes, scale = q.codes.view(torch.int8), q.scales.scale.reshape(-1)
     rows = scale.numel()
@@ -67,7 +67,7 @@ def _int8_weights(w: Tensor, scheme: Scheme) -> Held:
 
 
 def _int4_weights(w: Tensor, scheme: Scheme) -> Held:
-    """The layout of torch's own group-wise INT4: unsigned codes around 8, a scale and an offset a group."""
+    """Lay W out as torch's own group-wise INT4: unsigned codes around 8, a scale and an offset a group."""
     q = quantize(w, scheme)
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(unsigned(q).to(torch.int32), _INNER_TILES)
     scale = q.scales.scale.to(torch.bfloat16)
@@ -81,7 +81,7 @@ def _int4_weights(w: Tensor, scheme: Scheme) -> Held:
 
 
 def _packed(name: str, operator: str, hold: Callable[[Tensor, Scheme], Held], core: str) -> CpuKernel:
-    """A kernel of an operator that some versions of torch lack."""
+    """Make a kernel of an operator that some versions of torch lack."""
 
     def checked(w: Tensor, scheme: Scheme) -> Held:
         if not hasattr(torch.ops.aten, operator):

@@ -54,7 +54,7 @@ TRIT_RUNS = ((160, 5), (80, 5), (16, 4))
 
 
 def ggml_type(scheme: Scheme) -> str | None:
-    """The name of ggml's type that holds the codes and scales of ``scheme`` as they are; None without one."""
+    """Name ggml's type that holds the codes and scales of ``scheme`` exactly; None without one."""
     fmt, rule, mapping = scheme.format, scheme.scale, scheme.mapping
     if rule is None:
         return None if scheme.plain_dtype is None else PLAIN[scheme.plain_dtype]
@@ -82,7 +82,7 @@ def ggml_type(scheme: Scheme) -> str | None:
 
 
 def row_multiple(scheme: Scheme) -> int:
-    """The number that the row length must be a multiple of."""
+    """Number that divides every row length of the type."""
     if scheme.scale is None:
         return 1
     if scheme.scale.super_bits is not None or scheme.block == (1, SUPER_BLOCK):
@@ -110,13 +110,13 @@ def row_bytes(q: QuantizedTensor) -> Tensor:
 
 
 def _float16(grid: Tensor) -> Tensor:
-    """uint8 [blocks, 2]"""
+    """Bytes of float16 numbers, uint8 [blocks, 2]."""
     return grid.to(torch.float16).reshape(-1, 1).contiguous().view(torch.uint8)
 
 
 def _folded(values: Tensor, groups: int, bits: int) -> Tensor:
-    """uint8 [blocks, bytes]: the values of each group, all below 2^bits, in 8 / bits runs, one over the other
-    from the low bits up."""
+    """Pack the values of each group, all below 2^bits, into uint8 [blocks, bytes]: in 8 / bits runs, one
+    above the other from the low bits up."""
     runs = values.unflatten(1, (groups, 8 // bits, -1))
     out = torch.zeros_like(runs[:, :, 0])
     for i in range(8 // bits):
@@ -226,8 +226,8 @@ def _q6_k(b: _SuperBlocks) -> list[Tensor]:
 
 
 def _six_bits(b: _SuperBlocks) -> list[Tensor]:
-    """Twelve bytes of eight scales and eight minimums: the first four of each with the high two bits of the
-    last four above them, then the low four bits of these, scales below minimums."""
+    """Pack eight scales and eight minimums of six bits into twelve bytes: the first four of each with the
+    high two bits of the last four above them, then the low four bits of these, scales below minimums."""
     (s, s_last), (m, m_last) = (x.unflatten(1, (2, 4)).unbind(1) for x in (b.scales, b.minimums))
     return [s | s_last >> 4 << 6, m | m_last >> 4 << 6, s_last & 15 | (m_last & 15) << 4]
 
@@ -248,19 +248,19 @@ _SUPER_TYPES: dict[tuple[str, int | None, int, bool], tuple[str, Callable[[_Supe
     ("int6", 16, 8, False): ("Q6_K", _q6_k),
     (IQ4_FORMAT, IQ4_BLOCK, 6, False): ("IQ4_XS", _iq4_xs),
 }
-"""The format of codes, the length of a block, the bits of its scale, True with minimums -> the type's name,
-and the parts of its bytes, uint8 [super-blocks, n]."""
+"""Format of codes, length of a block, bits of its scale, True with minimums -> the type's name, and the parts
+of its bytes, uint8 [super-blocks, n]."""
 
 
 def block_scales(kind: str, blocks: Tensor) -> Tensor | None:
-    """float32 [blocks, scales of each]: what multiplies the codes of ggml's type ``kind`` in ``blocks``,
-    uint8 [blocks, bytes]; None for a type whose scales are not read here."""
+    """Read the factors of the codes in ``blocks``, uint8 [blocks, bytes], of ggml's type ``kind``: float32
+    [blocks, scales of each]; None for a type whose scales are not read here."""
     read = _SCALES.get(kind)
     return None if read is None else read(blocks)
 
 
 def _as_float(raw: Tensor) -> Tensor:
-    """float32 [blocks, 1] of the bytes of a float16 in each."""
+    """Read a float16 from its bytes in each block: float32 [blocks, 1]."""
     return raw.contiguous().view(torch.float16).float()
 
 

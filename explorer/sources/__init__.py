@@ -27,11 +27,11 @@ def load_matrix(
     progress: Progress | None = None,
     codes: bool = False,
 ) -> Matrix:
-    """Load a float32 matrix from anywhere: ``sample:NAME``, a tensor file, a model folder or a Hub id.
+    """Load a float32 matrix from any source: ``sample:NAME``, a tensor file, a model folder or a Hub id.
 
     ``tensor`` names the tensor in a file or model that holds several. Of a tensor of more than
     ``max_elements`` only the first rows are read. ``codes`` loads a quantized weight's codes as the file
-    holds them. Raises ``SourceError`` with what was wrong and what is accepted.
+    holds them. ``SourceError`` names the defect and the accepted input.
     """
     if where.startswith(SAMPLE_PREFIX):
         if tensor or revision:
@@ -43,7 +43,7 @@ def load_matrix(
 
 
 def load_sample(name: str) -> Matrix:
-    """The built-in tensor called ``name``. Raises ``SourceError`` with the names there are."""
+    """Load the built-in tensor called ``name``; ``SourceError`` lists the names."""
     if name not in SAMPLES:
         raise SourceError(f"no sample {name!r}; there are {', '.join(SAMPLES)}")
     return SAMPLES[name].load()
@@ -52,7 +52,7 @@ def load_sample(name: str) -> Matrix:
 def open_source(where: str, revision: str | None = None, limits: SourceLimits = LOCAL) -> TensorSource:
     """Open a tensor file if ``where`` has one of its suffixes, else a model.
 
-    Where ``limits`` allow no folders, it is always a model.
+    If ``limits`` allow no folders, it is always a model.
     """
     if limits.folders and Path(where).suffix.lower() in SUFFIXES:
         return open_tensors(where, limits=limits)

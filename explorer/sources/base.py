@@ -22,9 +22,10 @@ from explorer.sources.source_limits import SourceLimits
 from explorer.words import plain
 
 Pieces = Callable[[Sequence[int], int], Tensor]
-"""``(starts, length)``: float32 [starts, length], these runs of a tensor's elements in row-major order."""
+"""Function ``(starts, length)`` -> float32 [starts, length]: runs of a tensor's elements in row-major
+order."""
 LONGEST_NAME = 1000
-"""Characters of a tensor's name."""
+"""Largest accepted number of characters of a tensor's name."""
 MOST_AXES = 64
 _LONGEST_MESSAGE = 600
 _MOST_ELEMENTS = 1 << 62
@@ -77,31 +78,34 @@ class TensorSource(ABC):
 
     @property
     def kept_bytes(self) -> int:
-        """About how much memory the open source takes, for memos that are bounded by bytes."""
+        """Approximate memory of the open source, for caches that are bounded by bytes."""
         return sum(500 + len(info.name) for info in self.infos)
 
     @abstractmethod
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
-        """The tensor's first ``rows`` entries along its first axis (all if None), in the file's dtype."""
+        """Read the tensor's first ``rows`` entries along its first axis (all if None), in the file's
+        dtype."""
 
     def pieces(self, name: str | None = None) -> Pieces | None:
-        """A function that reads runs of one tensor without the rest of it.
+        """Return a function that reads runs of one tensor without the rest of it.
 
-        None where that takes as long as reading all: archives, tables, pictures, tensors in column-major
+        None if that takes as long as reading all: for archives, tables, pictures, tensors in column-major
         order, and models.
         """
         return None
 
     def parts_of(self, name: str) -> tuple[TensorInfo, ...]:
-        """The stored tensors of a restored weight, its codes and its scales; none for any other tensor."""
+        """Name the stored tensors of a restored weight, its codes and its scales; empty for any other
+        tensor."""
         return ()
 
     def config(self) -> dict[str, Any]:
-        """The content of config.json; empty where there is none."""
+        """Content of config.json; empty if there is none."""
         return {}
 
     def info(self, name: str | None = None) -> TensorInfo:
-        """The entry called ``name``; without one, the only tensor there is. Raises ``SourceError``."""
+        """Return the entry called ``name``, or without a name the only tensor. ``SourceError`` if there is
+        none."""
         if name is None:
             if len(self.infos) == 1:
                 return self.infos[0]
@@ -119,9 +123,9 @@ class TensorSource(ABC):
     def read(
         self, name: str | None = None, max_elements: int | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """One tensor in its own dtype; of more than ``max_elements`` only the first rows that fit.
+        """Read one tensor in its own dtype; of more than ``max_elements`` only the first rows that fit.
 
-        Raises ``SourceError`` if a single row has more elements than that.
+        ``SourceError`` if a single row has more elements than that.
         """
         info = self.info(name)
         rows = None
@@ -139,7 +143,7 @@ class TensorSource(ABC):
     def matrix(
         self, name: str | None = None, max_elements: int | None = None, progress: Progress | None = None
     ) -> Matrix:
-        """One tensor as float32 [rows, cols] (see ``MATRIX_RULE``), cut to rows as ``read`` does."""
+        """Read one tensor as float32 [rows, cols] (see ``MATRIX_RULE``), cut to rows as ``read`` does."""
         info = self.info(name)
         if info.elements == 0:
             raise SourceError(
@@ -229,7 +233,7 @@ def check_claims(infos: Sequence[TensorInfo], origin: str, limits: SourceLimits)
 
 
 def shape_words(shape: Sequence[object]) -> str:
-    """A shape for a message, cut short: in an untrusted file it may have many axes of many digits."""
+    """Write a shape for a message, shortened: in an untrusted file it may have many axes of many digits."""
     return plain(ascii(list(shape[:8])), 80)
 
 

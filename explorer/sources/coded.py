@@ -1,4 +1,5 @@
-"""Quantized weights of a source: each listed once as what it means, and read as the values of its codes.
+"""Quantized weights of a source: each is listed once, as the restored weight, and read as the values of its
+codes.
 
 The table ``FORMS`` of ``quantized_forms`` finds the weights among the tensors of a file or model. A source
 lists such a weight as X.weight [N, K], inputs last, without its scales. Values are float32: the product of
@@ -36,7 +37,7 @@ from explorer.words import plain
 CONFIG = "config.json"
 SETTINGS = "quantization_config"
 STORED = ":codes"
-"""After the name of a weight: its codes as the file holds them."""
+"""Ending after the name of a weight that selects its codes as the file holds them."""
 _BITS = re.compile(r" · ([0-9.]+) bits$", re.ASCII)
 _CODES = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F4", "I8", "U8")
 """Dtypes of codes, which mean nothing without their scales."""
@@ -69,9 +70,9 @@ def stored_bits(dtype: str) -> float | None:
 
 @dataclass(frozen=True)
 class CodedWeight:
-    """One weight: ``info`` as it is listed, ``layer`` with the tensors that hold it.
+    """One weight: ``info``, its listed entry; ``layer`` with the tensors that hold it.
 
-    ``problem`` says why it cannot be read; empty if it can. ``form`` is None for an unknown one.
+    ``problem``: the reason why it cannot be read; empty if it can. ``form`` is None for an unknown form.
     """
 
     info: TensorInfo
@@ -81,13 +82,14 @@ class CodedWeight:
 
     @property
     def bare(self) -> TensorInfo:
-        """The codes, as they are listed beside the weight."""
+        """Entry of the codes, listed beside the weight."""
         return replace(self.layer.codes, name=f"{self.info.name}{STORED}")
 
     def restore(self, read_rows: ReadRows, rows: int | None, progress: Progress | None) -> Restored:
-        """The first ``rows`` rows of the weight, all if None; reads no more than the form needs for them.
+        """Restore the first ``rows`` rows of the weight, all if None; reads no more than the form needs for
+        them.
 
-        ``SourceError`` where the parts do not fit together.
+        ``SourceError`` if the parts do not fit together.
         """
         if self.form is None or self.problem:
             raise SourceError(self.problem)
@@ -108,10 +110,10 @@ class CodedWeight:
 
 
 class CodedSource(TensorSource):
-    """A source that lists weights stored as codes by their meaning, and reads the codes' values.
+    """Source that lists weights stored as codes in restored form, and reads the codes' values.
 
-    A subclass defines ``stored``, the tensors as the files have them, and ``read_stored``. Who opens it calls
-    ``find_codes``.
+    A subclass defines ``stored``, the tensors as the files have them, and ``read_stored``. The code that
+    opens it calls ``find_codes``.
     """
 
     stored: tuple[TensorInfo, ...]
@@ -119,16 +121,16 @@ class CodedSource(TensorSource):
 
     @abstractmethod
     def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
-        """The first ``rows`` entries of one tensor of the files, all if None, in its own dtype."""
+        """Read the first ``rows`` entries of one tensor of the files, all if None, in its own dtype."""
 
     def promised(self) -> Iterable[str]:
-        """The names of tensors that the model's index promises."""
+        """Names of tensors in the model's index."""
         return ()
 
     def find_codes(self) -> None:
         """List the tensors, with weights in place of their codes.
 
-        The configuration is read only where there may be some.
+        The configuration is read only if there may be such weights.
         """
         self.infos = self.stored
         raw = {info.name: _in_header_words(info) for info in self.stored}
@@ -163,7 +165,8 @@ class CodedSource(TensorSource):
         changes: Mapping[str, TensorInfo],
         settings: Mapping[str, Any],
     ) -> CodedWeight | None:
-        """The weight with the codes ``info``; None for a tensor that is not the codes of a known form."""
+        """Make the weight with the codes ``info``; None for a tensor that is not the codes of a known
+        form."""
         of_bytes = any(f"{info.name}.{end}" in raw for end in ("absmax", "quant_map"))  # in any dtype
         if info.dtype not in (*_CODES, "I32") and not of_bytes:
             return None
@@ -206,11 +209,12 @@ class CodedSource(TensorSource):
         return weight.bare if weight and name and name.endswith(STORED) else super().info(name)
 
     def coded(self, name: str) -> CodedWeight | None:
-        """The weight of codes that is listed as ``name``; None for any other tensor."""
+        """Return the weight of codes that is listed as ``name``; None for any other tensor."""
         return self._coded.get(name)
 
     def restore(self, name: str) -> Restored:
-        """A weight of codes with its scales and what they are; ``SourceError`` if it cannot be restored."""
+        """Restore a weight of codes, with its scales and its stored form; ``SourceError`` if it cannot be
+        restored."""
         return self._coded[name].restore(self.read_stored, None, None)
 
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
@@ -230,12 +234,12 @@ class CodedSource(TensorSource):
         return None if self.coded(info.name.removesuffix(STORED)) else self.stored_pieces(info)
 
     def stored_pieces(self, info: TensorInfo) -> Pieces | None:
-        """``pieces`` of a tensor that is stored as it is."""
+        """Return ``pieces`` of a tensor that is stored as it is."""
         return None
 
 
 def as_in_network(source: TensorSource, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    """One tensor as transformers' network holds it.
+    """Read one tensor as transformers' network holds it.
 
     A restored weight is in ``dtype``, and experts are [E, inputs, outputs]; every other tensor is as stored.
     """
@@ -253,8 +257,8 @@ def shape_in_network(source: TensorSource, info: TensorInfo) -> tuple[int, ...]:
 
 
 def weights_of(source: TensorSource) -> tuple[TensorInfo, ...]:
-    """The tensors of a source without bare codes, and without the scales of a restored layer's inputs and
-    outputs."""
+    """List the tensors of a source without bare codes, and without the scales of a restored layer's inputs
+    and outputs."""
     layers = {name.removesuffix(".weight") for name in source.restored}
     return tuple(
         info
@@ -265,7 +269,7 @@ def weights_of(source: TensorSource) -> tuple[TensorInfo, ...]:
 
 
 def stored_dtype(named: object, infos: Iterable[TensorInfo]) -> torch.dtype:
-    """The dtype that a configuration names ("bfloat16", "torch.bfloat16"), else the dtype of the first
+    """Return the dtype that a configuration names ("bfloat16", "torch.bfloat16"), else that of the first
     floating-point tensor, else float32."""
     dtype = getattr(torch, str(named or "").removeprefix("torch."), None)
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
@@ -275,7 +279,7 @@ def stored_dtype(named: object, infos: Iterable[TensorInfo]) -> torch.dtype:
 
 
 def _in_header_words(info: TensorInfo) -> TensorInfo:
-    """The entry with the dtype by its name in safetensors' headers: "U8" for "uint8"."""
+    """Rename the entry's dtype as in safetensors' headers: "U8" for "uint8"."""
     dtype = getattr(torch, info.dtype, None)
     return replace(info, dtype=NAMES[dtype]) if isinstance(dtype, torch.dtype) and dtype in NAMES else info
 
@@ -287,7 +291,7 @@ def _how_to_see(name: str) -> str:
 def _unknown(
     info: TensorInfo, scales: Mapping[str, TensorInfo], settings: Mapping[str, Any]
 ) -> CodedWeight | None:
-    """Codes beside scales in an unknown form; None for a tensor without such scales."""
+    """Describe codes beside scales in an unknown form; None for a tensor without such scales."""
     packed = info.dtype in _WORDS and _CODES_END.search(info.name)
     if info.dtype not in _CODES and not packed:
         return None

@@ -17,11 +17,11 @@ from explorer.sources.stamped import StampedFile
 from explorer.words import plain
 
 ROWS_AT_ONCE = 4096
-"""Rows parsed between two checks whether somebody still waits."""
+"""Number of rows parsed between two checks for a request to stop."""
 
 
 def open_csv(path: Path, origin: str, limits: SourceLimits) -> TensorSource:
-    """The table as one float64 matrix, called by the file's name."""
+    """Read the table as one float64 matrix, called by the file's name."""
     file = StampedFile(path, origin)
     if file.size > limits.text_bytes:
         raise SourceError(

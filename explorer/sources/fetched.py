@@ -27,12 +27,12 @@ _SMALL_FILES = (
 )  # fmt: skip
 """Files of a text model that transformers reads in addition to the weights."""
 _SMALL_BYTES = 64 << 20
-"""Of all small files of a model together."""
+"""Largest accepted size of all small files of a model together."""
 _PIECE = 32 << 20
 _CACHE = threading.Lock()
 PART = "part-"
 ABANDONED_SECONDS = 2 * 3600
-"""A fetch takes an hour at most: files of older fetches are abandoned."""
+"""Age of an abandoned fetch in seconds: a fetch takes an hour at most."""
 _under_way: dict[Path, int] = {}
 """Bytes reserved by each fetch of this process."""
 
@@ -44,9 +44,9 @@ def cache_folder() -> Path:
 
 
 def fetch_model(model: HubModel, limits: SourceLimits, progress: Progress | None = None) -> Path:
-    """The folder of ``model``'s config, tokenizer and weights, fetched if it is not in the cache.
+    """Return the folder of ``model``'s config, tokenizer and weights; fetch it if it is not in the cache.
 
-    Raises ``SourceError`` for a model of more than ``limits.fetch_bytes`` and one that takes longer than
+    ``SourceError`` for a model of more than ``limits.fetch_bytes``, and for one that takes longer than
     ``limits.visit_seconds``.
     """
     weights, most = sum(model.sizes.values()), min(limits.fetch_bytes, limits.cache_bytes) - _SMALL_BYTES
@@ -96,8 +96,7 @@ def _fetch_into(folder: Path, model: HubModel, limits: SourceLimits, progress: P
 def _make_room(cache: Path, most: int) -> None:
     """Delete folders until the others have at most ``most`` bytes.
 
-    The least recently used go first, and what was left of fetches that ended with their process. Fetches
-    under way stay.
+    The least recently used go first, and remains of fetches whose process has ended. Fetches under way stay.
     """
     oldest = time.time() - ABANDONED_SECONDS
     used = {folder: folder.stat().st_mtime for folder in cache.iterdir() if folder.is_dir()}

@@ -34,7 +34,7 @@ _PLAIN = {
 }
 """Types that torch holds as they are."""
 _AT_ONCE = 1 << 20
-"""Elements that are restored between two checks whether somebody still waits."""
+"""Number of elements restored between two checks for a request to stop."""
 
 
 class GgufFile(TensorSource):
@@ -85,7 +85,7 @@ class GgufFile(TensorSource):
 
 
 def _restored(data: np.ndarray, entry: GgufEntry, progress: Progress | None) -> np.ndarray:
-    """float32 [elements]: dequantized values of the blocks in ``data``, a part at a time."""
+    """Dequantize the blocks in ``data``, a part at a time: float32 [elements]."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -105,7 +105,7 @@ def _restored(data: np.ndarray, entry: GgufEntry, progress: Progress | None) -> 
 
 
 def block_sizes(origin: str) -> dict[str, tuple[int, int]]:
-    """Elements and bytes of a block, by the name of its type. ``SourceError`` that names ``origin`` where the
+    """Return elements and bytes of a block by the name of its type. ``SourceError`` names ``origin`` if the
     package gguf is missing."""
     return {kind.name: (kind.block, kind.size) for kind in _kinds(origin).values()}
 

@@ -23,7 +23,7 @@ from explorer.words import plain
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-"""Versions with this header; version 1 had counts of 32 bits."""
+"""Accepted versions, which have this header; version 1 had counts of 32 bits."""
 _ALIGNMENT = 32
 """Default alignment of tensor data."""
 _ALIGNMENT_KEY = b"general.alignment"
@@ -35,16 +35,16 @@ _LEAST = {**_SIZES, _STRING: 8, _ARRAY: 12}
 _LEAST_PAIR = 8 + 4 + 1
 _LEAST_TENSOR = 8 + 4 + 4 + 8
 _LONGEST_KEY = (1 << 16) - 1
-"""Bytes, by the specification."""
+"""Largest size of a key in bytes, by the specification."""
 _DEEPEST = 8
-"""Lists within lists."""
+"""Largest accepted depth of lists within lists."""
 _AT_ONCE = 4096
-"""Parts between two checks whether somebody still waits."""
+"""Number of parts read between two checks for a request to stop."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of tensors: ``block`` elements along the last axis are stored in ``size`` bytes."""
+    """Type of tensors: ``block`` elements along the last axis are stored in ``size`` bytes."""
 
     name: str
     block: int
@@ -53,7 +53,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class GgufEntry:
-    """A tensor and its bytes [start, stop) in the file. Its shape is torch's: the last axis is contiguous."""
+    """Tensor and its bytes [start, stop) in the file. Its shape is torch's: the last axis is contiguous."""
 
     info: TensorInfo
     kind: Kind
@@ -61,7 +61,7 @@ class GgufEntry:
     stop: int
 
     def first(self, rows: int | None) -> tuple[int, tuple[int, ...]]:
-        """Bytes and shape of the first ``rows`` rows, of all if None."""
+        """Return bytes and shape of the first ``rows`` rows, of all if None."""
         shape = self.info.shape if rows is None else (rows, *self.info.shape[1:])
         return math.prod(shape) // self.kind.block * self.kind.size, shape
 
@@ -136,7 +136,7 @@ class GgufHeader:
             self._refuse(f"it has a value of the unknown type {kind}")
 
     def _skip_items(self, depth: int) -> None:
-        """A list: one of numbers is passed over at once, one of texts or lists item by item."""
+        """Skip a list: one of numbers at once, one of texts or lists item by item."""
         kind, count = self._number("I", "a list's type"), self._number("Q", "a list's length")
         if kind not in _LEAST:
             self._refuse(f"it has a list of the unknown type {kind}")
@@ -157,7 +157,7 @@ class GgufHeader:
             self._skip_items(depth + 1)
 
     def _skip_texts(self, count: int) -> None:
-        """Pass over ``count`` texts. A vocabulary has hundreds of thousands: no calls in the loop."""
+        """Skip ``count`` texts. A vocabulary has hundreds of thousands: no calls in the loop."""
         read, seek, length_of = self._file.read, self._file.seek, struct.Struct(f"{self.order}Q").unpack
         at, last = self._at, self._end - 8
         for done in range(count):
@@ -174,7 +174,7 @@ class GgufHeader:
         self._at = at
 
     def _count(self, parts: int) -> None:
-        """Count keys, texts and lists; few bytes can be many."""
+        """Count keys, texts and lists against a limit: few bytes can claim many."""
         self._parts += parts
         if self._parts > self._most_parts:
             self._refuse(f"it has more than {self._most_parts:,} keys and items of lists")
@@ -231,7 +231,7 @@ class GgufHeader:
         return int(number)
 
     def _take(self, size: int, what: str) -> bytes:
-        """The next ``size`` bytes."""
+        """Read the next ``size`` bytes."""
         if size > self._end - self._at:
             self._ended(what)
         self._at += size

@@ -92,7 +92,7 @@ class HubModel(ShardedSource):
         self.gather(infos, promised, limits)
 
     def config(self) -> dict[str, Any]:
-        """``TensorSource.config``; ``SourceError`` if it is no JSON."""
+        """Read config.json (``TensorSource.config``); ``SourceError`` for invalid JSON."""
         if CONFIG not in self.files:
             return {}
         raw = self.visit().file(CONFIG, self.commit, self._limits.header_bytes)
@@ -105,11 +105,11 @@ class HubModel(ShardedSource):
         return f"{self._endpoint or constants.ENDPOINT} {self._id} {self.commit}"
 
     def visit(self) -> Visit:
-        """Begin a use of the Hub: its time is limited from now on."""
+        """Begin to use the Hub: the time is limited from now on."""
         return Visit(self._id, self.origin, self._endpoint, self._limits)
 
     def _all_entries(self, visit: Visit, names: list[str]) -> list[tuple[Entry, ...]]:
-        """The headers of all files, some at a time; the first refusal ends the rest.
+        """Read the headers of all files, some at a time; the first refusal ends the rest.
 
         Each thread runs in a copy of the caller's context, so that it sees the caller's checkpoints.
         """

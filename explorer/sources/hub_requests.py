@@ -1,4 +1,4 @@
-"""Requests to the Hub that end: each has a deadline for its answer to begin and one for its last byte.
+"""Requests to the Hub with two deadlines: for the beginning of the answer, and for its last byte.
 
 The HTTP client comes from huggingface_hub, with the proxies and certificates that its user has set. ``HfApi``
 and ``hf_hub_download`` accept an answer of any size, and their timeout starts anew with every byte that
@@ -30,7 +30,7 @@ _CODES = {
     "RevisionNotFound": ": the repository has no such revision",
     "RepoNotFound": ": no such model on the Hub, or it is private and no token is set",
 }
-"""The Hub's X-Error-Code, in our words."""
+"""Values of the Hub's X-Error-Code -> messages."""
 
 
 class Visit:
@@ -60,13 +60,13 @@ class Visit:
             raise SourceError(f"{self._origin}: the Hub's answer is not valid JSON") from error
 
     def file(self, name: str, commit: str, most: int) -> bytearray:
-        """A whole file of the repository, of at most ``most`` bytes."""
+        """Fetch a whole file of the repository, of at most ``most`` bytes."""
         return self._get(self._url(name, commit), None, most, None)
 
     def span(
         self, name: str, commit: str, start: int, stop: int, progress: Progress | None = None
     ) -> bytearray:
-        """The bytes [start, stop) of a file of the repository."""
+        """Fetch the bytes [start, stop) of a file of the repository."""
         if start == stop:
             return bytearray()
         received = self._get(self._url(name, commit), (start, stop), stop - start, progress)
@@ -102,7 +102,7 @@ class Visit:
             watch.end()
 
     def _not_here(self, why: str) -> str:
-        """A message that the Hub was needed; it mentions folders and caches only if they were searched."""
+        """Say that the Hub was needed; the message mentions folders and caches only if they were searched."""
         if not self._limits.folders:
             return f"{self._origin}: {why}"
         return f"{self._origin} is neither a folder here nor in the local cache, and {why}"
@@ -110,7 +110,7 @@ class Visit:
     def _body(
         self, url: str, span: tuple[int, int] | None, most: int, progress: Progress, watch: _Watch
     ) -> bytearray:
-        """The body of the answer to a GET, given up beyond ``most`` bytes."""
+        """Read the body of the answer to a GET; an answer beyond ``most`` bytes is refused."""
         from huggingface_hub import get_session
 
         headers = {**self._headers, "Accept-Encoding": "identity", "Connection": "close"}
@@ -176,7 +176,7 @@ class _Watch:
             self._timer.cancel()
 
     def trace(self, event: str, info: dict[str, Any]) -> None:
-        """Called by the client for each step of a request: new connections are remembered."""
+        """Remember new connections; the client calls this at each step of a request."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             with self._lock:
                 self._sockets.append(info["return_value"].get_extra_info("socket"))
@@ -193,7 +193,7 @@ class _Watch:
 
 @contextmanager
 def _slot(limits: SourceLimits, wait: float) -> Iterator[None]:
-    """One of the requests that may run at the same time."""
+    """Reserve one of the requests that may run at the same time."""
     slots = _SLOTS.setdefault(limits.requests, threading.BoundedSemaphore(limits.requests))
     if not slots.acquire(timeout=wait):
         raise SourceError("too many requests to the Hub are under way; try again in a minute")

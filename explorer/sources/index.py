@@ -31,8 +31,8 @@ class ShardedSource(CodedSource):
     ) -> None:
         """List the tensors of ``files``.
 
-        Tensors with a name that an earlier file has are left out. ``broken`` names them, and tensors that
-        the index promises and no file holds.
+        Tensors whose name an earlier file has are left out. ``broken`` names them, and tensors of the index
+        that no file holds.
         """
         self._promised, self.file_of, self.stored = promised, {}, ()
         for name, infos in files.items():
@@ -58,7 +58,8 @@ class ShardedSource(CodedSource):
 
 
 def weight_map(index: bytes | bytearray, origin: str, limits: SourceLimits) -> dict[str, str]:
-    """The file of each tensor by an index, each a plain file name: never a path out of the folder."""
+    """Read the file of each tensor from an index. Files are plain file names: never a path out of the
+    folder."""
     origin = f"{origin}: {INDEX}"
     parsed = parse_json(index, origin, "list of files", limits)
     weights = parsed.get("weight_map") if isinstance(parsed, dict) else None
@@ -73,9 +74,9 @@ def weight_map(index: bytes | bytearray, origin: str, limits: SourceLimits) -> d
 def weight_files(
     promised: Mapping[str, str], here: Iterable[str], origin: str, limits: SourceLimits
 ) -> list[str]:
-    """The files of a model to read, by its index, else of the safetensors files ``here``.
+    """Choose the files of a model to read: by its index, else among the safetensors files ``here``.
 
-    Without an index model.safetensors, or the shards; all files only where there is neither.
+    Without an index model.safetensors, or the shards; all files only if there is neither.
     """
     names = sorted(set(promised.values()) or here)
     if not promised:
@@ -101,7 +102,7 @@ def is_plain_name(name: object) -> bool:
 
 
 def local_weight_map(folder: Path, origin: str, limits: SourceLimits) -> dict[str, str]:
-    """The file of each tensor by a folder's index; empty if it has no index."""
+    """Read the file of each tensor from a folder's index; empty if it has no index."""
     index = folder / INDEX
     if not index.is_file():
         return {}

@@ -52,12 +52,12 @@ def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def as_matrix(x: Tensor) -> Tensor:
-    """``x`` of any rank as [rows, cols] by ``MATRIX_RULE``."""
+    """Reshape ``x`` of any rank to [rows, cols] by ``MATRIX_RULE``."""
     return x.reshape(matrix_shape(tuple(x.shape)))
 
 
 def to_float32(tensor: Tensor) -> Tensor:
-    """A real tensor of any dtype as float32; packed FP4 is unpacked, which doubles the last axis.
+    """Convert a real tensor of any dtype to float32; packed FP4 is unpacked, which doubles the last axis.
 
     ``ValueError`` for finite float64 values beyond float32, with the place of the first by ``MATRIX_RULE``.
     """
@@ -77,7 +77,7 @@ def to_float32(tensor: Tensor) -> Tensor:
 
 
 def unpack_fp4(tensor: Tensor) -> Tensor:
-    """float32 values of E2M1 codes, two a byte, the first in the low nibble; the last axis doubles."""
+    """Decode E2M1 codes, two a byte, the first in the low nibble, to float32; the last axis doubles."""
     data = tensor.view(torch.uint8)
     codes = torch.stack((data & 15, data >> 4), dim=-1).flatten(-2)
     return float_format("float4_e2m1fn").decode(codes)

@@ -32,9 +32,9 @@ __all__ = ["HubModel", "LocalModel", "folder_stamp", "layers", "local_folder", "
 def open_model(where: str, revision: str | None = None, limits: SourceLimits = LOCAL) -> TensorSource:
     """Open a model by the path of a folder or GGUF file, or by Hub id ("owner/name").
 
-    A folder that exists wins over an id; an id in the Hugging Face cache is read from there. With
-    ``limits.folders`` off the answer does not depend on what this machine holds. ``SourceError`` tells
-    missing, gated and offline models, and those without safetensors, apart.
+    A folder that exists is preferred to an id; an id in the Hugging Face cache is read from there. With
+    ``limits.folders`` off the answer does not depend on this machine's files. ``SourceError`` distinguishes
+    missing, gated and offline models, and those without safetensors.
     """
     where = where.strip()
     if not where:
@@ -92,7 +92,7 @@ def folder_stamp(where: str, limits: SourceLimits = LOCAL) -> Hashable:
 
 
 def layers(source: TensorSource, containing: str = "", most: int | None = None) -> tuple[TensorInfo, ...]:
-    """The tensors with ``containing`` in their names (any case); layer 2 comes before layer 10.
+    """List the tensors with ``containing`` in their names (any case); layer 2 comes before layer 10.
 
     ``SourceError`` if there are more than ``most``.
     """
@@ -139,7 +139,7 @@ class LocalModel(ShardedSource):
         self.gather({name: file.stored for name, file in self._files.items()}, promised, limits)
 
     def config(self) -> dict[str, Any]:
-        """``TensorSource.config``; ``SourceError`` if it is no JSON."""
+        """Read config.json (``TensorSource.config``); ``SourceError`` for invalid JSON."""
         return config_in(self._folder / CONFIG, self.origin, self._limits)
 
     def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:

@@ -1,9 +1,9 @@
-"""NumPy files: the rows that are asked for of an .npy file, one member of an .npz archive.
+"""NumPy files: the requested rows of an .npy file, one member of an .npz archive.
 
-A header's claimed length and shape are compared with the bytes that are there before anything of that size
-is allocated, and arrays of Python objects, which NumPy would unpickle, are refused. NumPy parses the header.
-It does not read the data: ``np.load`` maps files (a file cut short would end the process, see ``stamped``),
-and of an archive it inflates whole members.
+A header's claimed length and shape are compared with the file's size before anything of that size is
+allocated, and arrays of Python objects, which NumPy would unpickle, are refused. NumPy parses the header. It
+does not read the data: ``np.load`` maps files (a file cut short would end the process, see ``stamped``), and
+of an archive it inflates whole members.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from explorer.sources.stamped import StampedFile
 from explorer.words import plain
 
 _PREFIX = 12
-"""Bytes of a file's magic, version and length of the header at most."""
+"""Largest number of bytes of a file's magic, version and header length."""
 _LONGEST_HEADER = 10_000
-"""Bytes: what NumPy accepts from files that are not trusted."""
+"""Largest accepted header in bytes: NumPy's limit for untrusted files."""
 _PIECE = 4 << 20
 _VERSIONS = ((1, 0), (2, 0), (3, 0))
 _ACCEPTED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -132,7 +132,7 @@ class NpzFile(CodedSource):
 
 
 def _read_header(file: IO[bytes], origin: str, size: int) -> _Header:
-    """The header of an .npy stream of ``size`` bytes."""
+    """Read the header of an .npy stream of ``size`` bytes."""
     # NumPy reads a header of any claimed length before it checks the length.
     start = io.BytesIO(file.read(_PREFIX + _LONGEST_HEADER))
     with refused(f"{origin} has no valid .npy header"):
@@ -181,7 +181,7 @@ def _read_header(file: IO[bytes], origin: str, size: int) -> _Header:
 
 
 def _read_rows(file: IO[bytes], header: _Header, rows: int | None, progress: Progress | None) -> Tensor:
-    """The first ``rows`` entries along the first axis, all if None, of the array in ``file``."""
+    """Read the first ``rows`` entries along the first axis, all if None, of the array in ``file``."""
     file.seek(header.start)
     shape = header.shape if rows is None else (rows, *header.shape[1:])
     if header.fortran and shape != header.shape:
@@ -193,7 +193,7 @@ def _read_rows(file: IO[bytes], header: _Header, rows: int | None, progress: Pro
 
 
 def _first_of_columns(file: IO[bytes], header: _Header, rows: int, progress: Progress | None) -> bytearray:
-    """The first ``rows`` elements of each column of a column-major array, read several columns at a time."""
+    """Read the first ``rows`` elements of each column of a column-major array, several columns at a time."""
     column, columns = header.shape[0] * header.dtype.itemsize, math.prod(header.shape[1:])
     head, together = rows * header.dtype.itemsize, max(1, _PIECE // column)
     kept = bytearray()
@@ -208,7 +208,7 @@ def _first_of_columns(file: IO[bytes], header: _Header, rows: int, progress: Pro
 
 
 def _take(file: IO[bytes], size: int, progress: Progress | None) -> bytearray:
-    """The next ``size`` bytes."""
+    """Read the next ``size`` bytes."""
     data = bytearray()
     while len(data) < size:
         piece = file.read(min(_PIECE, size - len(data)))
@@ -221,7 +221,7 @@ def _take(file: IO[bytes], size: int, progress: Progress | None) -> bytearray:
 
 
 def _from_numpy(array: np.ndarray) -> Tensor:
-    """A copy in native byte order; long doubles become float64."""
+    """Copy in native byte order; long doubles become float64."""
     native = array.dtype.newbyteorder("=") if array.dtype.itemsize <= 8 else np.dtype(np.float64)
     if array.dtype.kind == "b":
         array = array.view(np.uint8) != 0

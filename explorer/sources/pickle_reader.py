@@ -42,11 +42,11 @@ SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
 
 
 class Refusal(ValueError):  # noqa: N818
-    """Content that is not read; the text names it."""
+    """Content that is refused; the text names it."""
 
 
 class Global(NamedTuple):
-    """A stand-in for something that a pickle imports: a storage's class, or a dtype."""
+    """Stand-in for an import of a pickle: a storage's class, or a dtype."""
 
     module: str
     name: str
@@ -150,11 +150,11 @@ def _applied(function: Callable[..., Any], _kind: Any, arguments: Any, _state: A
 
 
 def _nothing(*_: Any) -> None:
-    """An object other than a dense CPU tensor, which is left out."""
+    """Replace an object other than a dense CPU tensor, which is left out."""
 
 
 def _text_as_bytes(text: Any = "", encoding: Any = "latin1") -> bytes:
-    """Bytes that are in the file; a number, of which Python would make as many zeros, is refused."""
+    """Return bytes of the file. A number, of which Python would make as many zeros, is refused."""
     if isinstance(text, bytes):
         return text
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
@@ -207,7 +207,8 @@ def _read_archive(file: IO[bytes], tensors: int, pickle_bytes: int) -> Iterator[
 
 
 class Bounded:
-    """A file for ``zipfile``, which would read a list of members of any claimed length at once.
+    """File for ``zipfile`` that limits its reads: ``zipfile`` would read a list of members of any claimed
+    length at once.
 
     ``Refusal`` for more than ``most`` bytes.
     """
@@ -262,7 +263,7 @@ def _described(
 
 
 def _tensors_of(loaded: Any, tensors: int) -> Iterator[tuple[str, Dense]]:
-    """The dense tensors in nested dicts and lists, by their dotted names."""
+    """Find the dense tensors in nested dicts and lists, by their dotted names."""
     visits = found = 0
     waiting: list[tuple[str, Any, int]] = [("", loaded, 0)]
     while waiting:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
-"""Suffix -> what Pillow calls the kind of file."""
+"""Suffix -> Pillow's name of the kind of file."""
 _WIDE = "I;16"
 """Pillow's mode of 16-bit grey."""
 _ACCEPTED = ("1", "L", "LA", "P", "RGB", "RGBA", _WIDE)
@@ -47,13 +47,13 @@ class PictureFile(TensorSource):
         return super().kept_bytes + int(self._grey.nbytes)
 
     def read_rows(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
-        """float32 [rows, columns], each the nearest to stored / largest."""
+        """Return float32 [rows, columns], each value the nearest to stored / largest."""
         values = torch.from_numpy(self._grey[:rows].astype(np.float32))
         return values.div_(self._largest)
 
 
 def _decoded(file: IO[bytes], kind: str, origin: str, limits: SourceLimits) -> tuple[np.ndarray, int]:
-    """uint8 or uint16 [rows, columns], and the bits of a value."""
+    """Decode to uint8 or uint16 [rows, columns]; second, the bits of a value."""
     image = _opened(file, kind, origin, limits)
     checkpoint()
     from PIL import ImageOps
@@ -70,7 +70,7 @@ def _decoded(file: IO[bytes], kind: str, origin: str, limits: SourceLimits) -> t
 
 
 def _opened(file: IO[bytes], kind: str, origin: str, limits: SourceLimits) -> Image.Image:
-    """The picture with its header read; ``SourceError`` for one that is not to be decoded."""
+    """Open the picture and read its header; ``SourceError`` for a picture that must not be decoded."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -101,7 +101,7 @@ def _opened(file: IO[bytes], kind: str, origin: str, limits: SourceLimits) -> Im
 
 
 def _grey(image: Image.Image) -> Image.Image:
-    """One value a pixel: mode L, or what 16-bit grey is."""
+    """Convert to one value a pixel: mode L, or the mode of 16-bit grey."""
     if image.mode == _WIDE:
         return image
     if not image.has_transparency_data:

@@ -26,7 +26,7 @@ from explorer.sources.matrix import unpack_fp4
 from explorer.sources.safetensors_header import bytes_of
 
 Parts = Mapping[str, Tensor]
-"""Tensors of a layer by what follows its name: ".qweight"."""
+"""Tensors of a layer by their endings after its name: ".qweight"."""
 Read = Callable[[TensorInfo], Tensor]
 ReadFirst = Callable[[TensorInfo, int | None], Tensor]
 Shape = tuple[int, ...]
@@ -35,7 +35,7 @@ Block = tuple[int | None, int | None]
 _WHOLE: dict[Block, tuple[str, str]] = {
     (None, None): ("tensor", "per tensor"), (1, None): ("row", "per row"),
 }  # fmt: skip
-"""Blocks that have a word in a scheme's text, and one for people."""
+"""Blocks with a word of their own -> that word in a scheme's text, and in labels."""
 _WORD, _MX = 32, 32
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 _FLOATS, _EXPONENTS = ("F32", "F16", "BF16"), ("F8_E8M0", "U8")
@@ -49,18 +49,18 @@ _STATE = ".weight.quant_state.bitsandbytes__"
 _INT8_STEPS = 127.0
 """LLM.int8() stores the largest magnitude of a row, which the code 127 stands for."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The codes of AWQ's words, from the lowest four bits up."""
+"""Order of the codes in AWQ's words, from the lowest four bits up."""
 
 
 @dataclass(frozen=True, eq=False)
 class Restored:
-    """A weight as the values of its codes.
+    """Weight restored from codes.
 
     values  float32, in the weight's own shape
-    kind    what is stored, in the field's words: "INT4 group 128, asymmetric"
+    kind    the stored form in words: "INT4 group 128, asymmetric"
     scheme  text for ``Scheme.parse`` of a scheme with such codes and scales, or empty. A file does not say
             how its ranges and codes were chosen
-    steps   float32, broadcast to ``values``: each element's scale; None if there is none, or it is not known
+    steps   float32, broadcast to ``values``: each element's scale; None if there is none, or it is unknown
     """
 
     values: Tensor
@@ -71,7 +71,8 @@ class Restored:
 
 @dataclass(frozen=True)
 class CodedLayer:
-    """Header entries of a layer's tensors by what follows its name, and the model's ``quantization_config``.
+    """Header entries of a layer's tensors by their endings after its name, and the model's
+    ``quantization_config``.
 
     ``main`` is the ending of the tensor of codes.
     """
@@ -86,7 +87,7 @@ class CodedLayer:
 
     @property
     def scales(self) -> str:
-        """The ending of the scales of codes that are not in words."""
+        """Ending of the scales of codes that are not packed in words."""
         return next(end for end in _SCALES if end in self.infos)
 
     def has(self, *ends: str) -> bool:
@@ -101,7 +102,7 @@ class CodedLayer:
         return any(self.is_in(end, *dtypes) for end in _SCALES)
 
     def stated(self) -> Iterator[Mapping[str, object]]:
-        """The parts of ``quantization_config`` that describe weights."""
+        """Parts of ``quantization_config`` that describe weights."""
         yield self.settings
         groups = self.settings.get("config_groups")
         for group in groups.values() if isinstance(groups, Mapping) else ():
@@ -109,7 +110,7 @@ class CodedLayer:
                 yield group["weights"]
 
     def stated_bits(self) -> object:
-        """The ``num_bits`` of ``quantization_config``; None without one, or where layers differ."""
+        """``num_bits`` of ``quantization_config``; None if it is missing, or if layers differ."""
         bits = {part["num_bits"] for part in self.stated() if "num_bits" in part}
         return bits.pop() if len(bits) == 1 else None
 
@@ -148,14 +149,14 @@ class CodedLayer:
 
 
 class CodeForm(ABC):
-    """One form.
+    """Form in which files hold a quantized weight.
 
     mains    endings of the tensor of codes; a layer has one of them
     others   endings of the other tensors of the weight
-    along    the axis along which the parts follow the weight's rows; None where they do not, and the whole
+    along    the axis along which the parts follow the weight's rows; None if they do not, so that the whole
              weight is restored to read its first rows
     weight   ending of the weight's name in the network
-    codes_label  the kind of codes, where it is always the same
+    codes_label  the kind of codes, if it is always the same
     """
 
     mains: tuple[str, ...]
@@ -174,22 +175,24 @@ class CodeForm(ABC):
 
     @abstractmethod
     def shape(self, layer: CodedLayer, read: Read) -> Shape:
-        """The weight's shape, from the header entries and if need be small tensors that ``read`` reads.
+        """Find the weight's shape, from the header entries and if necessary from small tensors that ``read``
+        reads.
 
-        ``ValueError`` where the entries do not fit together.
+        ``ValueError`` if the entries do not fit together.
         """
 
     @abstractmethod
     def restore(self, layer: CodedLayer, parts: Parts) -> Restored:
-        """The values of ``parts``, the whole tensors or as many of their rows as the first rows need.
+        """Restore the values of ``parts``: whole tensors, or the rows of them that the first rows need.
 
-        ``layer`` describes the whole tensors. ``ValueError`` where they do not fit together.
+        ``layer`` describes the whole tensors. ``ValueError`` if they do not fit together.
         """
 
     def read(
         self, layer: CodedLayer, rows: int | None, total: int, read_rows: ReadFirst
     ) -> dict[str, Tensor]:
-        """The tensors of a weight of ``total`` rows, cut to what its first ``rows`` need; whole if None."""
+        """Read the tensors of a weight of ``total`` rows, cut to the need of its first ``rows``; whole if
+        None."""
         if rows is None or self.along is None or rows >= total:
             return {end: read_rows(info, None) for end, info in layer.infos.items()}
         found = {}
@@ -206,7 +209,7 @@ class CodeForm(ABC):
 
 
 def form_of(layer: CodedLayer) -> tuple[CodeForm, str] | None:
-    """The form of a layer, and the ending of its codes; None for plain weights and unknown forms."""
+    """Find the form of a layer, and the ending of its codes; None for plain weights and unknown forms."""
     for form in FORMS:
         for main in form.mains:
             if main in layer.infos and form.fits(replace(layer, main=main)):
@@ -215,21 +218,21 @@ def form_of(layer: CodedLayer) -> tuple[CodeForm, str] | None:
 
 
 def scheme_text(fmt: str, block: Block, scale: str, mapping: str = "symmetric") -> str:
-    """The text of the scheme with these parts, whether or not they go together."""
+    """Write the text of a scheme with these parts, whether or not they can be combined."""
     height, width = block
     where = _WHOLE[block][0] if block in _WHOLE else f"{height or 'all'}x{width or 'all'}"
     return f"{fmt}~{where}~{mapping}~{scale}~minmax"
 
 
 def kind_of(label: str, block: Block, *more: str) -> str:
-    """ "INT4 group 128, asymmetric" """
+    """Describe a stored form: "INT4 group 128, asymmetric"."""
     height, width = block
     group = f"group {width}" if height == 1 else f"{height or 'all'}×{width or 'all'}"
     return ", ".join([f"{label} {_WHOLE[block][1] if block in _WHOLE else group}", *filter(None, more)])
 
 
 def mx_kind(fmt: FloatFormat) -> str:
-    """ "MXFP6 E2M3": elements of ``fmt`` in groups of 32 under E8M0 scales."""
+    """Describe elements of ``fmt`` in groups of 32 under E8M0 scales: "MXFP6 E2M3"."""
     return f"MX{fmt.label}" if fmt.bits > 4 else "MXFP4"
 
 
@@ -259,7 +262,7 @@ def _side(length: int, count: int, stated: Iterable[int]) -> int:
 
 
 def _steps(scales: Tensor) -> Tensor:
-    """float32 of scales in a float dtype, or of E8M0 exponents."""
+    """Convert scales, in a float dtype or E8M0 exponents, to float32."""
     if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
         return E8M0.decode(scales.view(torch.uint8))
     return scales.float()
@@ -275,8 +278,8 @@ def _integers(
 ) -> Restored:
     """Restore integer codes uint8 [N, K], counted from the lowest.
 
-    ``zeros``: zero points alike [N, G], None for the middle. ``scales``: [N, G], [N, 1] or [1]. ``groups``:
-    int64 [K], the group of each input where groups do not lie side by side.
+    ``zeros``: zero points in the same count [N, G], None for the middle. ``scales``: [N, G], [N, 1] or [1].
+    ``groups``: int64 [K], the group of each input if groups are not contiguous.
     """
     (rows, columns), middle = codes.shape, 1 << (bits - 1)
     grid = scales.float().reshape(-1, 1) if scales.dim() < 2 else scales.float()
@@ -307,7 +310,7 @@ def _integers(
 
 
 def _groups_of(stored: Tensor, columns: int, count: int) -> Tensor:
-    """int64 [K]: the group of each input; ``ValueError`` if there are not K numbers of ``count`` groups."""
+    """Read the group of each input, int64 [K]; ``ValueError`` unless there are K numbers below ``count``."""
     if stored.shape != (columns,):
         raise ValueError(f"it has groups of {stored.numel():,} inputs, and codes of {columns:,}")
     groups = stored.long()
@@ -358,7 +361,8 @@ class _Gptq(CodeForm):
         return _integers(codes, zeros.t(), scales.t(), bits, layer, groups)
 
     def is_second_version(self, words: Tensor, settings: Mapping[str, object]) -> bool:
-        """True if zero points are stored as they are, False if less one; ``ValueError`` if nothing tells."""
+        """True if zero points are stored as they are, False if less one; ``ValueError`` if the version is
+        unknown."""
         stated = settings.get("checkpoint_format") or settings.get("format")
         if stated or settings:
             return str(stated).lower() == "gptq_v2"
@@ -390,7 +394,7 @@ class _Awq(CodeForm):
         return _integers(codes, zeros, parts[".scales"].t(), 4, layer)
 
     def in_order(self, words: Tensor) -> Tensor:
-        """uint8 [rows, N]: the codes of words int32 [rows, N/8]."""
+        """Unpack words int32 [rows, N/8] to codes in order, uint8 [rows, N]."""
         mixed = codes_in_words(words, 4, 8 * words.shape[1])
         back = [AWQ_ORDER.index(place) for place in range(8)]
         return mixed.unflatten(1, (-1, 8))[:, :, back].flatten(1)
@@ -410,7 +414,8 @@ class _PackedIntegers(CodeForm):
         return "INT" if bits is None else f"INT{bits}"
 
     def shape(self, layer: CodedLayer, read: Read) -> Shape:
-        """From the bits that the configuration states, else from the two numbers of ``.weight_shape``."""
+        """Read the shape by the bits that the configuration states, else from the two numbers of
+        ``.weight_shape``."""
         (rows, words), grid, bits = layer.codes.shape, layer.infos[".weight_scale"].shape, layer.stated_bits()
         if type(bits) is int and bits in (4, 8) and len(grid) == 2 and grid[1] > 1:
             columns = _WORD * words // bits
@@ -489,7 +494,7 @@ class _Microscaling(CodeForm):
         return exponents and self.element(layer) is not None
 
     def element(self, layer: CodedLayer) -> FloatFormat | None:
-        """The format of the codes, by the bytes that share a scale; None where they do not tell.
+        """Find the format of the codes by the number of bytes that share a scale; None if it does not follow.
 
         Bytes of one code each are E4M3 only if the dtype or the configuration says so.
         """
@@ -655,7 +660,8 @@ class _Bitsandbytes(CodeForm):
         return Restored(values.reshape(shape), kind, f"{fmt}~{where}~symmetric~{rule}", steps.reshape(shape))
 
     def each(self, scales: Tensor, size: object, count: int) -> Tensor:
-        """float32 [count]: the scale of each value; ``size``, of a block, is any value of the file's JSON."""
+        """Expand to the scale of each value, float32 [count]; ``size``, of a block, is any value of the
+        file's JSON."""
         if type(size) is not int or size < 1:
             raise ValueError(f"its state says blocks of {size}")
         if len(scales) != -(-count // size):
@@ -750,7 +756,7 @@ FORMS: tuple[CodeForm, ...] = (
     _Nvfp4(".weight", ".weight_scale_2", divides=False), _Microscaling(), _ScaledFloats(), _Int8(),
     _LlmInt8(), _Bitsandbytes(), _Experts(), _Hqq(),
 )  # fmt: skip
-"""The first that fits is taken."""
+"""All forms; the first that fits is used."""
 OF_INPUTS = (
     ".input_scale", ".input_global_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale",
 )  # fmt: skip

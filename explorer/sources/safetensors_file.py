@@ -19,7 +19,7 @@ from explorer.sources.stamped import StampedFile
 
 
 class SafetensorsFile(CodedSource):
-    """One .safetensors file; the configuration beside it says how its weights of codes are read."""
+    """One .safetensors file; a configuration beside it tells how its weights of codes are read."""
 
     def __init__(self, path: Path, origin: str, limits: SourceLimits) -> None:
         self.origin = origin
@@ -62,7 +62,7 @@ class SafetensorsFile(CodedSource):
 
 
 def config_in(path: Path, origin: str, limits: SourceLimits) -> dict[str, Any]:
-    """The content of a model's configuration, empty if there is none; ``SourceError`` if it is no JSON."""
+    """Read a model's configuration, empty if there is none; ``SourceError`` for invalid JSON."""
     if not path.is_file():
         return {}
     raw = StampedFile(path, f"{origin}: {CONFIG}").all(limits.header_bytes)

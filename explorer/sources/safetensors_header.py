@@ -22,7 +22,7 @@ from explorer.sources.source_limits import SourceLimits
 from explorer.words import plain
 
 PREFIX = 8
-"""Bytes before the header: its length."""
+"""Number of bytes before the header, which hold its length."""
 
 _DTYPES: dict[str, tuple[int, torch.dtype | None]] = {
     "F64": (64, torch.float64),
@@ -60,14 +60,14 @@ def bytes_of(info: TensorInfo) -> int:
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor and where its bytes are: [start, stop) of the file."""
+    """Tensor and the place of its bytes: [start, stop) of the file."""
 
     info: TensorInfo
     start: int
     stop: int
 
     def first(self, rows: int | None) -> tuple[int, tuple[int, ...]]:
-        """Bytes and shape of the first ``rows`` rows, all if None; FP4 rows end with a byte."""
+        """Return bytes and shape of the first ``rows`` rows, all if None; FP4 rows end with a byte."""
         shape = self.info.shape
         if rows is None:
             return self.stop - self.start, shape
@@ -79,7 +79,7 @@ class Entry:
 
 
 def header_length(prefix: bytes | bytearray, origin: str, limits: SourceLimits) -> int:
-    """The header's length, which the file's first eight bytes claim."""
+    """Read the header's length from the file's first eight bytes."""
     if len(prefix) < PREFIX:
         raise SourceError(f"{origin} ended after {len(prefix)} of {PREFIX} bytes")
     (length,) = struct.unpack("<Q", prefix)
@@ -114,7 +114,7 @@ def parse_json(raw: bytes | bytearray, origin: str, what: str, limits: SourceLim
 def entries(
     header: bytes | bytearray, data_bytes: int | None, origin: str, limits: SourceLimits
 ) -> tuple[Entry, ...]:
-    """The tensors that a header lists; their bytes must lie within ``data_bytes``, if that is known."""
+    """List the tensors of a header; their bytes must lie within ``data_bytes``, if that is known."""
     listed = parse_json(header, origin, "safetensors header", limits)
     if not isinstance(listed, dict):
         raise SourceError(f"{origin} has no valid safetensors header")
@@ -165,7 +165,7 @@ def _entry(name: str, claim: Any, offset: int, data_bytes: int | None, origin: s
 
 
 def decode(info: TensorInfo, shape: tuple[int, ...], data: bytearray, origin: str) -> Tensor:
-    """The tensor of ``shape`` in the dtype of ``info`` that ``data`` holds, in the same memory."""
+    """View ``data`` as a tensor of ``shape`` in the dtype of ``info``, in the same memory."""
     dtype = _DTYPES[info.dtype][1]
     if dtype is None:
         raise SourceError(f"{origin}: {info.name} is {info.dtype}, which torch cannot hold")

@@ -18,7 +18,7 @@ FOLDER = ASSETS / "tensors"
 
 @dataclass(frozen=True)
 class Sample:
-    """A built-in tensor: drawn by a seeded generator if ``synthetic``, else stored, from ``origin``."""
+    """Built-in tensor: drawn by a seeded generator if ``synthetic``, else stored, from ``origin``."""
 
     name: str
     label: str

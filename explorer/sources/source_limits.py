@@ -1,7 +1,7 @@
-"""Limits on opening and reading: one object that is passed to every loader.
+"""Limits on opening and reading, in one object that is passed to every loader.
 
-``LOCAL`` is for files and models on the user's own machine, ``HOSTED`` for visitors of a public page.
-Bounds on a header hold before the header is parsed, those on a tensor before its bytes are read.
+``LOCAL`` is for files and models on the user's own machine, ``HOSTED`` for visitors of a public page. Bounds
+on a header hold before the header is parsed, those on a tensor before its bytes are read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Files that others may change while they are used: read, never mapped, and never half old and half new.
+"""Files that others may change while they are used: read, never mapped, and never a mixture of old and new
+bytes.
 
-A mapped file that is cut short ends the process that touches the missing pages, and one that is written
-anew in place shows old and new bytes together. Here a file is opened for each read, and its stamp is
-compared before and after.
+A mapped file that is cut short ends the process that touches the missing pages, and one that is written anew
+in place shows old and new bytes together. Here a file is opened for each read, and its stamp is compared
+before and after.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 
 
 class StampedFile:
-    """A regular file of ``size`` bytes; ``SourceError`` once it has changed since this object was made."""
+    """Regular file of ``size`` bytes; ``SourceError`` once it has changed since this object was made."""
 
     def __init__(self, path: Path, origin: str) -> None:
         status = path.stat()
@@ -42,14 +43,14 @@ class StampedFile:
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """The file, for reading; what was read counts only if this block ends without an error."""
+        """Open the file for reading; the data is valid only if this block ends without an error."""
         with self._path.open("rb") as file:
             self._check(file)
             yield file
             self._check(file)
 
     def read(self, start: int, size: int) -> bytearray:
-        """The bytes [start, start + size)."""
+        """Read the bytes [start, start + size)."""
         if not 0 <= start <= start + size <= self.size:
             raise SourceError(f"{self._origin} ends at byte {self.size:,}, before {start + size:,}")
         data = bytearray(size)
@@ -62,13 +63,13 @@ class StampedFile:
         return data
 
     def all(self, most: int) -> bytearray:
-        """The whole file; ``SourceError`` if it has more than ``most`` bytes."""
+        """Read the whole file; ``SourceError`` if it has more than ``most`` bytes."""
         if self.size > most:
             raise SourceError(f"{self._origin} has {self.size:,} bytes; accepted are up to {most:,}")
         return self.read(0, self.size)
 
     def read_pieces(self, starts: Sequence[int], size: int) -> bytearray:
-        """The bytes [start, start + size) of each start, one after another."""
+        """Read the bytes [start, start + size) of each start, one after another."""
         data = bytearray(size * len(starts))
         view = memoryview(data)
         with self.open() as file:

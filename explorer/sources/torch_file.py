@@ -29,7 +29,7 @@ _START_SECONDS = 30
 
 @dataclass(frozen=True)
 class _Strided:
-    """A tensor with its first element at byte ``start`` of the file; ``stride`` counts elements."""
+    """Tensor with its first element at byte ``start`` of the file; ``stride`` counts elements."""
 
     info: TensorInfo
     dtype: torch.dtype
@@ -37,13 +37,13 @@ class _Strided:
     stride: tuple[int, ...]
 
     def span(self, shape: Sequence[int]) -> int:
-        """Bytes from the first to the last element of a tensor of ``shape``."""
+        """Number of bytes from the first to the last element of a tensor of ``shape``."""
         steps = ((n - 1) * step for n, step in zip(shape, self.stride, strict=True))
         return 0 if 0 in shape else (sum(steps) + 1) * self.dtype.itemsize
 
 
 class TorchFile(CodedSource):
-    """The dense tensors of a .pt file, by their dotted names in its dicts and lists."""
+    """Dense tensors of a .pt file, by their dotted names in its dicts and lists."""
 
     def __init__(self, path: Path, origin: str, limits: SourceLimits) -> None:
         self.origin, self._file = origin, StampedFile(path, origin)
@@ -61,7 +61,7 @@ class TorchFile(CodedSource):
         self.stored = tuple(tensor.info for tensor in self._tensors.values())
 
     def _checked(self, entry: dict[str, Any]) -> _Strided:
-        """One line of the reader's answer, which is believed no more than the file."""
+        """Validate one line of the reader's answer, which is trusted no more than the file."""
         info, start = TensorInfo(entry["name"], tuple(entry["shape"]), entry["dtype"]), entry["start"]
         dtype = getattr(torch, info.dtype, None)
         if not isinstance(dtype, torch.dtype):
@@ -86,7 +86,8 @@ class TorchFile(CodedSource):
 
 
 def _answer_of_reader(file: StampedFile, what: str, limits: SourceLimits) -> list[dict[str, Any]]:
-    """The tensors that pickle_reader.py finds in ``file``, within the time and memory of ``limits``."""
+    """Run pickle_reader.py on ``file`` within the time and memory of ``limits``; the tensors that it
+    finds."""
     bounds = (limits.pickle_seconds, limits.pickle_bytes, limits.tensors, limits.header_bytes)
     command = [sys.executable, "-I", "-S", str(_READER), *map(str, bounds)]
     with (

@@ -54,11 +54,12 @@ class Watch:
     def look(self, now: float) -> int:
         """End silent and excess connections at a monotonic time; the number ended."""
         open_now = list(self._server.server_state.connections)
-        silent = [one for one in open_now if one.cycle is None or one.cycle.response_complete]
+        cycles = {one: getattr(one, "cycle", None) for one in open_now}  # a WebSocket has none
         before, self._silent = self._silent, {}
-        for one in silent:
-            cycle, since = before.get(one, (one.cycle, now))
-            self._silent[one] = (one.cycle, since if cycle is one.cycle else now)
+        for one, cycle in cycles.items():
+            if cycle is None or cycle.response_complete:
+                last, since = before.get(one, (cycle, now))
+                self._silent[one] = (cycle, since if last is cycle else now)
         over = {one for one, (_, since) in self._silent.items() if now - since > HEAD_SECONDS}
         most, seen = limits.current().connections, Counter[str]()
         for one in open_now:

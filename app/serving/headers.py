@@ -127,6 +127,7 @@ class PageHtml:
         for start in range(0, len(body), CHUNK):  # what a slow client has not read is no copy of the page
             part, more = body[start : start + CHUNK], start + CHUNK < len(body)
             await send({"type": "http.response.body", "body": part, "more_body": more})
+            await asyncio.sleep(0)  # a client that has left is noticed: asyncio logs what is sent to it
 
     async def _make(self, scope: Scope, look: str) -> _Page:
         if "" not in self._kept:

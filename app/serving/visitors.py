@@ -39,6 +39,7 @@ def network_of(address: str) -> str:
         known = ip_address(address)
     except ValueError:
         return address
+    known = getattr(known, "ipv4_mapped", None) or known
     return str(ip_network(f"{known}/64", strict=False)) if known.version == 6 else str(known)
 
 

@@ -28,13 +28,13 @@ import pytest
 import uvicorn
 from gradio.http_server import Server
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse
 from starlette.testclient import TestClient
 
 from app import api, limits
 from app.parts.views import listen, shows
 from app.serving import connections, guard, listeners, sessions, uploads, visitors, waiting
-from app.serving.headers import HEADERS
+from app.serving.headers import HEADERS, PageHtml
 from app.state import choices
 from explorer.progress import checkpoint
 from tests import loops
@@ -151,16 +151,28 @@ def test_an_address_that_cannot_be_read_is_refused(
     assert client.get(f"{path}?{query}", headers=headers).status_code == status
 
 
+def served(app: Any) -> tuple[Any, int]:
+    """A running server of ``app``, and its port."""
+    server = Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+    server.run_in_thread()
+    return server, server.servers[0].sockets[0].getsockname()[1]
+
+
+def test_who_leaves_the_page_writes_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio has a line for each part that is sent to nobody."""
+    server, port = served(PageHtml(HTMLResponse("a" * (1 << 22)), lambda _: "", lambda html, _: html))
+    for _ in range(8):
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as leaving:
+            leaving.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            leaving.recv(10)
+    server.close()
+    assert not caplog.messages
+
+
 def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half requests would hold descriptors until no visitor can connect."""
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        await JSONResponse("ok")(scope, receive, send)
-
-    config = uvicorn.Config(answer, port=0, log_level="error", lifespan="off")
-    server = Server(config)
-    server.run_in_thread()
-    port = server.servers[0].sockets[0].getsockname()[1]
+    server, port = served(JSONResponse("ok"))
     watch = connections.Watch(server)
     half, whole = (socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(2))
     half.sendall(b"GET / HTTP/1.1\r\nHost: a")
@@ -175,6 +187,10 @@ def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch
         pass
     assert watch.look(connections.HEAD_SECONDS + 1) == 1
     assert half.recv(1) == b""
+    socket_of_web: Any = type("WebSocket", (), {"client": None})()  # as uvicorn keeps it, without a cycle
+    server.server_state.connections.add(socket_of_web)
+    assert watch.look(connections.HEAD_SECONDS + 1) == 0
+    server.server_state.connections.remove(socket_of_web)
     monkeypatch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, connections=0))
     assert watch.look(connections.HEAD_SECONDS + 1) >= 1
     server.close()
@@ -445,6 +461,7 @@ def test_whose_share_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         ("127.0.0.1", "8.8.8.8, 198.51.100.7", "198.51.100.7"),
         ("10.1.2.3", "2001:db8:1:2:aaaa::1", "2001:db8:1:2::/64"),
         ("2001:db8:1:2:bbbb::2", "", "2001:db8:1:2::/64"),
+        ("127.0.0.1", "::ffff:8.8.4.4", "8.8.4.4"),  # of a proxy that listens to both
     ):
         headers = [(b"x-forwarded-for", header.encode())] if header else []
         scope: Any = {"type": "http", "client": (peer, 1), "headers": headers}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -48,6 +49,10 @@ _DOMAIN, _PARAMETER, _OUTPUT = "explorer", "network.", "traced"
 the output."""
 _TRACED_OPSET = 20
 """Latest version of the operations that the exporter has; they are unchanged in later versions."""
+_TOKENS = 8
+"""Of a trace. Positions and ids are below it."""
+_EXPORTING = threading.Lock()
+"""The exporter keeps its state in globals."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ _BERT = _Kind(
     ("input_ids", "attention_mask", "token_type_ids"),
     "last_hidden_state",
     "hidden_size",
-    ("pooler.", "bert.pooler.", "cls.", "classifier"),
+    ("pooler.", "bert.pooler.", "cls.", "classifier", "qa_outputs"),
     True,
 )
 _DECODERS = (
@@ -91,6 +96,8 @@ def together(plan: Plan) -> str:
     for one in (rope, *(part for part in rope.values() if isinstance(part, dict))):
         if (scaled := one.get("rope_type", ROPES[0])) not in ROPES:
             return f"positions scaled by {scaled!r} are not carried; {', '.join(ROPES)} are"
+    if not (MODELS[kind].base or plan.model.skeleton.head):
+        return f"{type(plan.model.skeleton.network).__name__} has no head that gives logits of tokens"
     left = [name for name in plan.layers if name.startswith(MODELS[kind].unused or "-")]
     return f"{left[0]} takes no part in {MODELS[kind].output}" if left else ""
 
@@ -137,16 +144,23 @@ def _traced(model: ModelFolder, kind: _Kind) -> Any:
         info.name: torch.tensor(1 + place / 1024).expand(info.shape) for place, info in enumerate(model.infos)
     }
     opened: Any = type(model.skeleton.network)
-    with redirect_stderr(StringIO()), warnings.catch_warnings(), tempfile.TemporaryDirectory() as room:
+    with (
+        _EXPORTING,
+        redirect_stderr(StringIO()),
+        warnings.catch_warnings(),
+        tempfile.TemporaryDirectory() as room,
+    ):
         warnings.simplefilter("ignore")
         network = opened.from_pretrained(
             None, config=config, state_dict=numbers, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         for path, module in network.named_modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Embedding):  # of a spread table, a look-up would copy all rows
+                module.weight.data, module.padding_idx = module.weight.data[:_TOKENS], None
+            elif isinstance(module, nn.Linear):
                 apply = partial(_one_node, path=path, width=module.out_features)
                 module.forward = apply  # type: ignore[method-assign]
-        inputs = (torch.ones(2, 8, dtype=torch.int64),) * len(kind.inputs)
+        inputs = (torch.ones(2, _TOKENS, dtype=torch.int64),) * len(kind.inputs)
         axes = {name: {0: "batch", 1: "tokens"} for name in (*kind.inputs, _OUTPUT)}
         torch.onnx.export(
             _Traced(network, kind),

@@ -7,7 +7,9 @@ a scale is missing or stands at another place.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,9 @@ import transformers
 from torch import Tensor, nn
 
 from explorer import quantize
-from explorer.checkpoints.to_onnx import MODELS
+from explorer.checkpoints.to_onnx import MODELS, _traced
 from explorer.methods.recipe import Recipe
+from explorer.models.skeleton import Skeleton
 from tests.checkpoints.readers.onnx import session
 from tests.checkpoints.reading import uniform
 from tests.checkpoints.writing import write_checkpoint
@@ -163,3 +166,24 @@ def test_what_no_graph_is_built_of_is_refused_by_name(fact: str, tmp_path: Path)
     with pytest.raises(ValueError, match=fact):
         write_checkpoint("onnx", tmp_path / "model", recipes, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_model_without_a_head_of_tokens_is_refused(tmp_path: Path) -> None:
+    """Classes of texts, or hidden states, would be called logits of the vocabulary."""
+    made = transformers.LlamaForTokenClassification(transformers.LlamaConfig(**SMALL, num_labels=2))
+    made.save_pretrained(tmp_path / "model")
+    recipes = uniform(["model.layers.0.mlp.up_proj"], "int8_row")
+    with pytest.raises(ValueError, match="LlamaForTokenClassification has no head"):
+        write_checkpoint("onnx", tmp_path / "model", recipes, tmp_path / "out")
+
+
+def test_a_trace_holds_no_table_of_tokens() -> None:
+    """Of 64 TB. Two models are traced at the same time."""
+    config = transformers.BertConfig(**SMALL | {"vocab_size": 1 << 38})
+    with torch.device("meta"):
+        network = transformers.BertModel(config)
+    infos = [SimpleNamespace(name=name, shape=part.shape) for name, part in network.named_parameters()]
+    model: Any = SimpleNamespace(skeleton=Skeleton(network), settings=config, infos=infos)
+    with ThreadPoolExecutor() as threads:
+        found = list(threads.map(lambda _: _traced(model, MODELS["bert"]), range(2)))
+    assert [len(graph.node) for graph in found] == [len(found[0].node)] * 2

@@ -1,4 +1,5 @@
-"""The one place that knows whether there is a GPU: the operations, their two backends, and placement.
+"""Operations and their two backends, and the placement of work: the only module that knows whether there is a
+GPU.
 
 ``backend_for(x)`` returns the kernels for a tensor on a GPU that can run them, otherwise the reference; both
 give the same bits. ``place(x)`` decides where a tensor is analysed. ``EXPLORER_DEVICE`` or ``use_device``
@@ -62,35 +63,37 @@ class Backend(Protocol):
         ...
 
     def learned_quantize(self, x: Tensor, step_size: Tensor, scheme: Scheme) -> Tensor:
-        """s · round(clip(x / s)) under float32 step sizes s [grid], in x's dtype; symmetric integers."""
+        """Compute s · round(clip(x / s)) under float32 step sizes s [grid], in x's dtype; symmetric
+        integers."""
         ...
 
     def learned_gradients(
         self, x: Tensor, upstream: Tensor, step_size: Tensor, scheme: Scheme
     ) -> tuple[Tensor, Tensor]:
-        """dL/dx in x's dtype, and dL/ds float32 [grid] without LSQ's gradient scale."""
+        """Compute dL/dx in x's dtype, and dL/ds float32 [grid] without LSQ's gradient scale."""
         ...
 
     def error_sums(self, x: Tensor, restored: Tensor, low: Tensor, high: Tensor, scheme: Scheme) -> ErrorSums:
-        """Float64 sums over float32 matrices; x outside ``low`` ... ``high`` [grid] counts as clipped."""
+        """Sum errors over float32 matrices in float64; x outside ``low`` ... ``high`` [grid] counts as
+        clipped."""
         ...
 
     def histogram(
         self, x: Tensor, low: float, per_width: float, bins: int, minus: Tensor | None = None
     ) -> Tensor:
-        """int64 [bins] on the host: counts of finite v = x (or x - minus) by bin ⌊(v - low) · per_width⌋."""
+        """Count finite v = x (or x - minus) by bin ⌊(v - low) · per_width⌋: int64 [bins] on the host."""
         ...
 
     def byte_counts(self, packed: Tensor) -> Tensor:
-        """int64 [256] on the host: how often each byte occurs."""
+        """Count each byte: int64 [256] on the host."""
         ...
 
     def code_counts(self, packed: Tensor, fmt: Format, columns: int) -> Tensor:
-        """int64 [codes] on the host: how often each code of up to 16 bits occurs in packed rows."""
+        """Count each code of up to 16 bits in packed rows: int64 [codes] on the host."""
         ...
 
     def tile_maximum(self, x: Tensor, tall: int, wide: int) -> Tensor:
-        """float32 [⌈rows/tall⌉, ⌈cols/wide⌉]: the maximum over each tile."""
+        """Reduce each tile to its maximum: float32 [⌈rows/tall⌉, ⌈cols/wide⌉]."""
         ...
 
 
@@ -160,7 +163,7 @@ def require_gpu() -> torch.device:
 
 
 def gpu_arch() -> str | None:
-    """The compilation target of this machine's GPU (``sm_90a``), whether kernels run on it yet or not."""
+    """The compilation target of this machine's GPU (``sm_90a``), even if kernels cannot run on it yet."""
     if not torch.cuda.is_available():
         return None
     return arch_of(torch.device("cuda", torch.cuda.current_device()))
@@ -196,7 +199,7 @@ class Placement:
     slice_bytes: int = 0
 
     def move(self, x: Tensor) -> Tensor:
-        """``x`` on the device if it fits there as a whole, else as it is."""
+        """Move ``x`` to the device if it fits there as a whole; otherwise return it unchanged."""
         return x.to(self.device) if self.whole else x
 
 

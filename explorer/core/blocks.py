@@ -24,13 +24,15 @@ CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}
 it, few enough for float64 temporaries to fit.
 """
 NARROW = 256
-"""Columns of the narrowest run: 1 kB of each row, so that columns are not read an element at a time."""
+"""Number of columns of the narrowest run: 1 kB of each row, so that columns are not read an element at a
+time."""
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Rectangle:
-    """Rows and columns of the matrix, the grid cells they cover, and the size of each block in them."""
+    """Part of a matrix in which all blocks have the same size: its rows and columns, its grid cells, and that
+    size."""
 
     rows: slice
     columns: slice
@@ -54,12 +56,12 @@ class Rectangle:
 
 
 def spread(grid: Tensor) -> Tensor:
-    """View of numbers per block [grid rows, grid columns], shaped to broadcast over their ``blocks``."""
+    """View numbers per block [grid rows, grid columns] so that they broadcast over their ``blocks``."""
     return grid[:, None, :, None]
 
 
 def rectangles(shape: tuple[int, int], block: tuple[int | None, int | None]) -> Iterator[Rectangle]:
-    """The rectangles of equal blocks that cover a matrix of ``shape``, for reductions over blocks."""
+    """List the rectangles of equal blocks that cover a matrix of ``shape``, for reductions over blocks."""
     rows, columns = shape
     for row_slice, grid_rows, height in _spans(rows, block[0] or max(rows, 1)):
         for column_slice, grid_columns, width in _spans(columns, block[1] or max(columns, 1)):
@@ -69,7 +71,8 @@ def rectangles(shape: tuple[int, int], block: tuple[int | None, int | None]) -> 
 def chunks(
     shape: tuple[int, int], block: tuple[int | None, int | None], device: torch.device = CPU
 ) -> Iterator[Rectangle]:
-    """Rectangles of about ``CHUNK_ELEMENTS`` for elementwise work: cache-sized runs of rows.
+    """Cut the matrix into rectangles of about ``CHUNK_ELEMENTS`` for elementwise work: cache-sized runs of
+    rows.
 
     Blocks taller than a chunk are split; ``height`` is then the height of the piece.
     """
@@ -107,12 +110,12 @@ def runs_of_blocks(
 
 
 def pieces(x: Tensor) -> tuple[Tensor, ...]:
-    """``x`` flattened, in runs of about ``CHUNK_ELEMENTS``."""
+    """Flatten ``x`` and cut it into runs of about ``CHUNK_ELEMENTS``."""
     return x.reshape(-1).split(CHUNK_ELEMENTS[x.device.type])
 
 
 def ordered_sum(values: Tensor) -> float:
-    """The sum of float64 ``values``, in an order that does not depend on the number of threads.
+    """Sum float64 ``values`` in an order that does not depend on the number of threads.
 
     Each run of 512 is summed by one thread; Python adds the runs' sums with correct rounding.
     """
@@ -123,7 +126,7 @@ def ordered_sum(values: Tensor) -> float:
 
 
 def _cut_flat(part: Rectangle, count: int) -> Iterator[Rectangle]:
-    """Runs of ``count`` whole grid rows."""
+    """Cut into runs of ``count`` whole grid rows."""
     for first in range(part.grid_rows.start, part.grid_rows.stop, count):
         checkpoint()
         last = min(first + count, part.grid_rows.stop)
@@ -135,7 +138,7 @@ def _cut_flat(part: Rectangle, count: int) -> Iterator[Rectangle]:
 
 
 def _cut_tall(part: Rectangle, rows: int) -> Iterator[Rectangle]:
-    """Runs of ``rows`` rows inside each grid row."""
+    """Cut into runs of ``rows`` rows inside each grid row."""
     for index in range(part.grid_rows.start, part.grid_rows.stop):
         top = part.rows.start + (index - part.grid_rows.start) * part.height
         for start in range(top, top + part.height, rows):
@@ -148,7 +151,8 @@ def _cut_tall(part: Rectangle, rows: int) -> Iterator[Rectangle]:
 
 
 def _spans(length: int, size: int) -> Iterator[tuple[slice, slice, int]]:
-    """Whole blocks of ``size`` first, then the shorter last one: (elements, grid cells, block size)."""
+    """Split an axis into whole blocks of ``size`` and the shorter last one: (elements, grid cells, block
+    size)."""
     whole = length // size
     if whole:
         yield slice(0, whole * size), slice(0, whole), size

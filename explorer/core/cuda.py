@@ -193,7 +193,7 @@ def _fitted(scales: Scales, output: Output, scheme: Scheme) -> Scales:
 
 
 def _config(scheme: Scheme) -> Config:
-    """The scheme in the kernels' terms; kept where kernels find its scales."""
+    """Translate the scheme to the kernels' terms; cached if kernels find its scales."""
     kept = lowered(scheme)
     return config_of(scheme) if kept is None else kept.config
 

@@ -101,7 +101,7 @@ def beyond_bfloat16(scheme: Scheme, dtype: torch.dtype) -> bool:
 
 @keeps_subnormals
 def encode_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
-    """Codes [rows, cols] of one rectangle of float32 ``x``."""
+    """Encode one rectangle of float32 ``x``: codes [rows, cols]."""
     fmt, under = scheme.format, UnderScales(part.scales(scales), scheme)
     scaled, noise = under.scaled(part.blocks(x)), None
     if scheme.seed is not None:
@@ -114,12 +114,12 @@ def encode_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) ->
 
 
 def scaled_blocks(part: Rectangle, x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
-    """One rectangle's blocks of float32 ``x``, less the offset, in units of their scale."""
+    """Return one rectangle's blocks of float32 ``x``, less the offset, in units of their scale."""
     return UnderScales(part.scales(scales), scheme).scaled(part.blocks(x))
 
 
 def least_value(scales: Scales, scheme: Scheme) -> Tensor:
-    """The value of the least code, float32 [grid], for ``scales`` with offsets: codes count from there."""
+    """Value of the least code for ``scales`` with offsets, float32 [grid]: codes count from there."""
     assert scales.offsets is not None
     if scales.minimum is not None:
         return scales.minimum
@@ -135,9 +135,9 @@ NO_RECIPROCAL = 2.0**-128
 class UnderScales:
     """Rounding and restoring under given ``scales``, with the divisors computed once.
 
-    ``scales`` belong to the values alone (``Rectangle.scales``): those of a whole matrix would be processed
-    again for each of its chunks. ``shaped`` makes grids broadcast over the values, by default over blocks
-    [grid rows, height, grid columns, width].
+    ``scales`` are those of the values alone (``Rectangle.scales``): those of a whole matrix would be
+    processed again for each of its chunks. ``shaped`` makes grids broadcast over the values, by default over
+    blocks [grid rows, height, grid columns, width].
     """
 
     def __init__(self, scales: Scales, scheme: Scheme, shaped: Callable[[Tensor], Tensor] = spread) -> None:
@@ -285,7 +285,7 @@ def not_clipped(x: Tensor, scales: Scales, scheme: Scheme) -> Tensor:
 
 
 def _row_groups(shape: tuple[int, int], scheme: Scheme) -> list[list[Rectangle]]:
-    """Chunks grouped by the rows they cover, so that a group fills whole rows."""
+    """Group chunks by the rows they cover, so that a group fills whole rows."""
     groups: dict[int, list[Rectangle]] = {}
     # A shorter last column of blocks has a rectangle of its own; cutting every rectangle at the same rows
     # keeps the groups aligned.
@@ -298,7 +298,7 @@ def _row_groups(shape: tuple[int, int], scheme: Scheme) -> list[list[Rectangle]]
 
 
 def _noise(part: Rectangle, columns: int, seed: int, device: torch.device) -> Tensor:
-    """Uniform random numbers for the rectangle's elements, by their index in the row-major matrix."""
+    """Draw uniform random numbers for the rectangle's elements, by their index in the row-major matrix."""
     start = part.rows.start * columns
     count = (part.rows.stop - part.rows.start) * columns
     return philox_uniform(seed, start, count, device).view(-1, columns)[:, part.columns].contiguous()

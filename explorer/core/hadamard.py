@@ -22,9 +22,10 @@ from explorer.core.quantize import QuantizedTensor
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """Channels multiplied by ``signs`` [K] of ±1, then by Paley ⊗ Sylvester in blocks of ``order`` channels.
+    """Rotation of channels: signs ``signs`` [K] of ±1, then Paley ⊗ Sylvester in blocks of ``order``
+    channels.
 
-    ``paley_order`` is 1 or that of a Paley matrix, ``sylvester_order`` a power of two.
+    ``paley_order`` is 1 or the order of a Paley matrix, ``sylvester_order`` a power of two.
     """
 
     signs: Tensor
@@ -61,7 +62,7 @@ class Rotation:
         return cls(tensors["hadamard_signs"], paley, sylvester)
 
     def _hadamard(self, x: Tensor, inverse: bool = False) -> Tensor:
-        """``x`` [rows, K] times the normalised matrix, or its transpose, block by block."""
+        """Multiply ``x`` [rows, K] by the normalised matrix, or its transpose, block by block."""
         rows, k = x.shape
         shape = (rows, k // self.order, self.paley_order, self.sylvester_order)
         blocks, half = x.reshape(shape), 1
@@ -77,7 +78,7 @@ class Rotation:
 
 
 def find_rotation(channels: int, seed: int = 0, device: torch.device | str = "cpu") -> Rotation:
-    """A random rotation of ``channels``. It mixes all channels if a Hadamard matrix of that order is
+    """Draw a random rotation of ``channels``. It mixes all channels if a Hadamard matrix of that order is
     available here, otherwise blocks of the greatest power of two that divides their number."""
     generator = torch.Generator().manual_seed(seed)
     signs = (torch.randint(0, 2, (channels,), generator=generator) * 2 - 1).float().to(device)
@@ -94,7 +95,7 @@ def find_rotation(channels: int, seed: int = 0, device: torch.device | str = "cp
 
 @cache
 def paley_matrix(order: int) -> Tensor:
-    """float64 [order, order] of ±1 with orthogonal rows, order = p + 1: Paley's first construction."""
+    """Build Paley's first construction: float64 [order, order] of ±1 with orthogonal rows, order = p + 1."""
     p = order - 1
     if not _is_paley_order(order):
         raise ValueError(f"no Paley matrix of order {order}: {p} is no prime that leaves 3 when divided by 4")

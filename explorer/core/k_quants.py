@@ -48,7 +48,7 @@ size."""
 UNSEEN = 1e-6
 """The weight of columns that no input reached, relative to the mean importance."""
 IMPORTANT_STEPS = Steps(-0.9, 0.05, 36)
-"""The candidates for a scale and a minimum where columns have importances (make_qkx3_quants)."""
+"""Candidates for a scale and a minimum if columns have importances (make_qkx3_quants)."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class KQuant:
     """ggml's search for one type.
 
     ``weigh``      weights of the error without importances, from blocks [width, n]
-    ``search``     a block's scale under weights
-    ``important``  the same where columns have importances
+    ``search``     search of a block's scale under weights
+    ``important``  the same search for columns with importances
     ``sigma``      factor on the mean square of a super-block (or of a block outside super-blocks) in
                    weights with importances; None: the importances are the weights
     """
@@ -89,10 +89,10 @@ K_QUANTS: dict[int, KQuant] = {
     5: _with_minimum(5, Steps(-0.5, 0.1, 15), _root_mean_square_and_magnitude),
     6: KQuant(torch.square, partial(search_signed, half=32), partial(search_signed, half=32), sigma=None),
 }
-"""By the bits of a code: Q2_K … Q6_K."""
+"""Searches of Q2_K … Q6_K by the bits of a code."""
 _LEVELS = partial(search_levels, levels=Levels(IQ4_LEVELS))
 IQ4 = KQuant(torch.square, _LEVELS, _LEVELS)
-"""IQ4_NL and IQ4_XS."""
+"""Search of IQ4_NL and IQ4_XS."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def has_kernels(scheme: Scheme) -> bool:
 
 
 def with_kernels() -> list[Scheme]:
-    """The rows of ``SCHEMES`` that the kernels support."""
+    """List the rows of ``SCHEMES`` that the kernels support."""
     return [scheme for scheme in SCHEMES.values() if has_kernels(scheme)]
 
 
@@ -84,11 +84,10 @@ _LOWERED: dict[int, tuple[Scheme, Lowered | None]] = {}
 
 
 def lowered(scheme: Scheme) -> Lowered | None:
-    """Return ``scheme`` translated for the kernels, or None if kernels cannot find its scales: for
-    calibrators that search, least-squares scales per block, means under a tensor scale, and other libraries'
-    conventions.
+    """Translate ``scheme`` for the kernels; None if kernels cannot find its scales: for calibrators that
+    search, least-squares scales per block, means under a tensor scale, and other libraries' conventions.
 
-    Kept by identity: comparing schemes takes longer than launching a kernel.
+    Cached by identity: comparing schemes takes longer than launching a kernel.
     """
     kept = _LOWERED.get(id(scheme))
     if kept is None or kept[0] is not scheme:
@@ -116,7 +115,7 @@ def _scale_rule(rule: ScaleRule | None) -> kernel.KernelScaleRule:
 
 
 def layout_of(shape: tuple[int, int], scheme: Scheme) -> Layout:
-    """The matrix and its blocks in whole numbers; a cast is one block."""
+    """Describe the matrix and its blocks in whole numbers; a cast is one block."""
     height, width = scheme.block if scheme.scale is not None else (None, None)
     rows, columns = shape
     return Layout(

@@ -143,7 +143,7 @@ static_quantize_op.register_autograd(_masked_gradient, setup_context=_keep_mask)
 
 
 class _Unchanged(torch.autograd.Function):
-    """Forward ``restored`` exactly, and pass the gradient to ``x`` unchanged."""
+    """Autograd function that returns ``restored`` exactly, and passes the gradient to ``x`` unchanged."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, restored: Tensor) -> Tensor:
@@ -156,7 +156,8 @@ class _Unchanged(torch.autograd.Function):
 
 @torch.library.custom_op("explorer::learned_quantize", mutates_args=())
 def learned_quantize_op(x: Tensor, step: Tensor, scheme: str) -> Tensor:
-    """step · round(clip(x / step)) of ``x`` [rows, cols] under float32 step sizes [grid], in x's dtype."""
+    """Compute step · round(clip(x / step)) of ``x`` [rows, cols] under float32 step sizes [grid], in x's
+    dtype."""
     return backend_for(x).learned_quantize(x, step, _learnable(Scheme.parse(scheme), x, step))
 
 
@@ -169,7 +170,8 @@ def _(x: Tensor, step: Tensor, scheme: str) -> Tensor:
 def learned_quantize_backward_op(
     x: Tensor, upstream: Tensor, step: Tensor, scheme: str
 ) -> tuple[Tensor, Tensor]:
-    """dL/dx, and dL/dstep [grid] with LSQ's gradient scale 1/√(elements of a block · largest code)."""
+    """Compute dL/dx, and dL/dstep [grid] with LSQ's gradient scale 1/√(elements of a block · largest
+    code)."""
     row = _learnable(Scheme.parse(scheme), x, step)
     gradient, sums = backend_for(x).learned_gradients(x, upstream, step, row)
     elements = (row.block[0] or x.shape[0]) * (row.block[1] or x.shape[1])
@@ -229,7 +231,8 @@ _check_readable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def learned_quantize(x: Tensor, step: Tensor, scheme: Scheme) -> Tensor:
-    """LSQ (Esser et al., arXiv 1902.08153): ``x`` of any rank under learned positive step sizes [grid].
+    """Quantize and restore ``x`` of any rank by LSQ (Esser et al., arXiv 1902.08153) under learned positive
+    step sizes [grid].
 
     dL/dx passes where x / step lies strictly inside the codes; dL/dstep is scaled by 1/√(elements of a block
     · largest code). Symmetric integer schemes only (``ValueError``).

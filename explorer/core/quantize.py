@@ -35,7 +35,7 @@ from explorer.schemes.levels import NestedLevel, SuperBlockLevel
 from explorer.schemes.scheme import scheme_called
 
 _FIRST_ROWS = 8
-"""Rows of a weight that are tried before the whole."""
+"""Number of rows of a weight that are tried before the whole."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,7 +76,7 @@ class QuantizedTensor:
         return unpack(self.packed, self.scheme.format, self.shape[1])
 
     def code_pieces(self) -> Iterator[Tensor]:
-        """``codes`` in cache-sized runs of rows."""
+        """Yield ``codes`` in cache-sized runs of rows."""
         for part in chunks(self.shape, (1, None), self.packed.device):
             yield unpack(self.packed[part.rows], self.scheme.format, self.shape[1])
 
@@ -253,7 +253,7 @@ def _beside_nonfinite(x: Tensor, scheme: Scheme) -> QuantizedTensor:
 
 
 def quantize_weight(x: Tensor, scheme: Scheme, importance: Tensor | None = None) -> QuantizedTensor:
-    """Quantize a layer's weight for a checkpoint: by ``nvfp4_exactly`` where such codes exist, otherwise by
+    """Quantize a layer's weight for a checkpoint: by ``nvfp4_exactly`` if such codes exist, otherwise by
     ``quantize``."""
     exact = nvfp4_exactly(x) if scheme.text == SCHEMES["nvfp4"].text else None
     return exact or quantize(x, scheme, importance=importance)

@@ -19,9 +19,9 @@ from explorer.schemes.sorted_part import squared_errors
 from explorer.words import IN_PYTHON
 
 LARGEST, LARGEST_OF_BOTH_ENDS = 2.0**127, 2.0**126
-"""The largest magnitude that is scaled. Codes restored from ranges up to here are finite in float32 and
-bfloat16, however scales and codes were rounded. The second limit is for ranges with two ends, whose width
-must be finite too."""
+"""Largest magnitudes that are scaled. Codes restored from ranges up to here are finite in float32 and
+bfloat16, however scales and codes were rounded. The second is for ranges with two ends, whose width must be
+finite too."""
 
 
 def check_finite(x: Tensor) -> None:
@@ -44,13 +44,13 @@ def _refuse(bad: Tensor, what: str, advice: str) -> None:
 
 
 def _first(which: Tensor) -> str:
-    """ "row 2, column 3": the first element of ``which`` [rows, cols] that is set."""
+    """Locate the first element of ``which`` [rows, cols] that is set: "row 2, column 3"."""
     row, column = divmod(int(which.reshape(-1).to(torch.uint8).argmax()), which.shape[1])
     return f"row {row}, column {column}"
 
 
 SCALED_AT_ONCE = 1 << 20
-"""Blocks per scale computation, which makes several float32 grids."""
+"""Number of blocks in one computation of scales, which makes several float32 grids."""
 
 
 def check_range(clip_range: Range, scheme: Scheme, x: Tensor | None = None) -> None:
@@ -87,7 +87,7 @@ def find_ranges(x: Tensor, scheme: Scheme, largest: Tensor | None = None) -> Ran
 
 
 def _ranges(x: Tensor, scheme: Scheme, largest: Tensor | None) -> Range:
-    """``find_ranges`` without its check."""
+    """Find ranges without the check of ``find_ranges``."""
     grid = scheme.grid((x.shape[0], x.shape[1]))
     if scheme.flat:
         view, along_rows = unrolled((x.shape[0], x.shape[1]), scheme)
@@ -137,7 +137,7 @@ def errors_under(x: Tensor, scheme: Scheme, ranges: Sequence[Range]) -> list[flo
 
 
 def _largest(x: Tensor, scheme: Scheme) -> Tensor | None:
-    """The largest |x|, where a scale over the whole tensor needs it."""
+    """The largest |x| if a scale over the whole tensor needs it, else None."""
     if not x.numel() or scheme.scale is None or not scheme.scale.per_tensor:
         return None
     low, high = torch.aminmax(x)

@@ -138,7 +138,7 @@ class Reference:
 
 
 def _products(original: Tensor, output: Tensor) -> tuple[list[float], Tensor]:
-    """Σx², Σ(y-x)², Σy², Σxy, Σ|y-x| in float64, and float64 |y-x| flattened."""
+    """Compute Σx², Σ(y-x)², Σy², Σxy, Σ|y-x| in float64, and float64 |y-x| flattened."""
     x, y = original.double().reshape(-1), output.double().reshape(-1)
     error = (y - x).abs_()
     product = torch.empty_like(x)  # one for all: five would leave the core's cache

@@ -1,4 +1,4 @@
-"""Layers of a network replaced in place, under every name that they have there."""
+"""Replacement of layers of a network in place, under every name that they have there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from explorer.progress import Progress
 
 
 def names_of_modules(network: nn.Module) -> list[list[str]]:
-    """The names of each module of ``network``, in its order; a module used in several places has several."""
+    """List the names of each module of ``network``, in its order; a module used in several places has
+    several."""
     names = dict[int, list[str]]()
     for name, module in network.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)

@@ -1,4 +1,4 @@
-"""Number formats: what each code means, rounding, packing."""
+"""Number formats: the values of their codes, rounding, packing."""
 
 from explorer.formats.base import BitField, Format
 from explorer.formats.codebooks import CodebookFormat

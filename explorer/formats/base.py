@@ -25,19 +25,19 @@ from explorer.formats.rounding import Rounding, round_to_odd
 from explorer.formats.subnormals import keeps_subnormals
 
 FEW = 2048
-"""Looking up this many numbers takes no longer than encoding them and decoding the codes."""
+"""Number of numbers up to which a lookup takes no longer than encoding them and decoding the codes."""
 _INFINITE = 0x7F80_0000
 """The bits of float32's Inf."""
 
 
 def _in_order(place: Tensor) -> Tensor:
-    """float32 numbers by their int64 places in ascending order: place 0 is 0, ``_INFINITE`` is Inf."""
+    """Convert int64 ranks to float32 numbers in ascending order: rank 0 is 0, ``_INFINITE`` is Inf."""
     return place.abs().to(torch.int32).view(torch.float32).copysign(place)
 
 
 @dataclass(frozen=True)
 class BitField:
-    """A run of bits in a code. ``high`` and ``low`` count from 0, the least significant bit."""
+    """Run of bits in a code. ``high`` and ``low`` count from 0, the least significant bit."""
 
     name: str
     high: int
@@ -76,7 +76,7 @@ class Format:
             )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A row of ``FORMATS`` is pickled as its name and read back as the row: code compares by ``is``."""
+        """Pickle a row of ``FORMATS`` as its name, and read it back as the row: code compares by ``is``."""
         from explorer.formats.formats import FORMATS, format_named
 
         if FORMATS.get(self.name) is self:
@@ -90,7 +90,7 @@ class Format:
 
     @keeps_subnormals
     def to_stored(self, x: Tensor) -> Tensor:
-        """Codes of float32 ``x``, in its shape, with ``stored_dtype``; ``x`` holds no NaN."""
+        """Encode float32 ``x``, without NaN, to codes with ``stored_dtype``, in its shape."""
         return self.encode_unchecked(x.to(torch.float32)).view(self.stored_dtype)
 
     @keeps_subnormals
@@ -115,10 +115,10 @@ class Format:
 
     @keeps_subnormals
     def encode(self, x: Tensor, rounding: Rounding = Rounding.NEAREST, noise: Tensor | None = None) -> Tensor:
-        """Codes of ``x`` (any floating dtype and shape) by the three rules of this module, in its shape.
+        """Encode ``x`` (any floating dtype and shape) by the three rules of this module; codes in its shape.
 
         ``noise`` (float32, uniform in [0, 1), shape of ``x``) decides each stochastic rounding.
-        Raises ``ValueError`` when ``x`` holds NaN and the format has no code for it.
+        ``ValueError`` if ``x`` holds NaN and the format has no code for it.
         """
         if not self.has_nan and bool(torch.isnan(x).any()):
             count = int(torch.isnan(x).sum())
@@ -128,7 +128,7 @@ class Format:
 
     @keeps_subnormals
     def in_float32(self, x: Tensor) -> Tensor:
-        """float32 numbers that round to the same codes as ``x`` (any floating dtype), in its shape.
+        """Convert ``x`` (any floating dtype) to float32 numbers that round to the same codes, in its shape.
 
         The float32 nearest to a float64 number may lie exactly halfway between two codes although the number
         itself does not: rounding twice would give another code. Not for stochastic rounding, which takes its
@@ -137,13 +137,13 @@ class Format:
         return self._double_in_float32(x) if x.dtype == torch.float64 else x.to(torch.float32)
 
     def _double_in_float32(self, x: Tensor) -> Tensor:
-        """``in_float32`` of float64 ``x``."""
+        """Apply ``in_float32`` to float64 ``x``."""
         return round_to_odd(x)
 
     def encode_unchecked(
         self, x: Tensor, rounding: Rounding = Rounding.NEAREST, noise: Tensor | None = None
     ) -> Tensor:
-        """``encode`` for a float32 tensor known to hold no NaN that the format cannot store."""
+        """Encode a float32 tensor known to hold no NaN that the format cannot store."""
         raise NotImplementedError
 
     def nearest(self, x: Tensor, rounding: Rounding = Rounding.NEAREST) -> Tensor:
@@ -159,7 +159,7 @@ class Format:
         return values.copysign_(x) if self.has_negative_zero else values
 
     def _steps_on(self, device: torch.device, rounding: Rounding) -> tuple[Tensor, Tensor]:
-        """``_steps`` on a device, found and copied there once."""
+        """Find ``_steps``, and copy them to a device once."""
         held = self._held_steps.get((device, rounding))
         if held is None:
             levels, thresholds = self._steps(rounding)
@@ -186,12 +186,12 @@ class Format:
         return levels, _in_order(least)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """float32 values of ``codes``, in their shape. Up to 8 bits this is a lookup in ``values``."""
+        """Decode ``codes`` to float32 values, in their shape. Up to 8 bits this is a lookup in ``values``."""
         flat = codes.reshape(-1).to(torch.int32)
         return self._values_on(codes.device).index_select(0, flat).view(codes.shape)
 
     def _values_on(self, device: torch.device) -> Tensor:
-        """``values`` on a device, copied there once: a captured CUDA graph may not copy from the host."""
+        """Copy ``values`` to a device once: a captured CUDA graph may not copy from the host."""
         held = self._copies.get(device)
         if held is None:
             held = self._copies[device] = self.values.to(device)
@@ -263,7 +263,7 @@ class Format:
 
     @property
     def saturation_threshold(self) -> float:
-        """Half a spacing past ``max``: values up to here round to ``max`` without saturation (E4M3: 464)."""
+        """Half a spacing past ``max``: values up to this round to ``max`` without saturation (E4M3: 464)."""
         return self.max + (self.max - self.levels[-2]) / 2
 
     @property

@@ -32,10 +32,10 @@ class CodeFacts:
 
 @dataclass(frozen=True)
 class Rendering:
-    """A number as one format stores it, and the rounding error ``value`` - number.
+    """Number as one format stores it, and the rounding error ``value`` - number.
 
-    All three are None if the format cannot store the number (NaN without a code for it); ``refused`` then
-    has the reason.
+    All three are None if the format cannot store the number (NaN without a code for it); ``refused`` then has
+    the reason.
     """
 
     format: Format
@@ -46,7 +46,7 @@ class Rendering:
 
 
 class NoNaNError(ValueError):
-    """The number is NaN and the format has no code for it."""
+    """Error for NaN in a format that has no code for it."""
 
 
 def parse_code(text: str, fmt: Format) -> int:
@@ -77,10 +77,10 @@ def _code_of(number: float, fmt: Format) -> int:
 
 
 def flip_bit(fmt: Format, code: int, bit: float) -> int:
-    """``code`` with one bit flipped, 0 being the lowest.
+    """Flip one bit of ``code``, 0 being the lowest.
 
-    Raises ``ValueError`` for a bit that the format does not have or that is no whole number, and where the
-    format does not use the code that results.
+    ``ValueError`` for a bit that the format does not have or that is no whole number, and if the format does
+    not use the resulting code.
     """
     if type(bit) not in (int, float) or not 0 <= bit < fmt.bits or bit != int(bit):
         raise ValueError(f"{fmt.label} has bits 0 to {fmt.bits - 1}, not {str(bit)[:40]}")
@@ -97,7 +97,8 @@ def _checked(fmt: Format, code: int) -> int:
 
 
 def code_facts(fmt: Format, code: int) -> CodeFacts:
-    """Everything about one code of ``fmt``; ``ValueError`` unless 0 <= ``code`` < the number of its codes."""
+    """Collect the facts about one code of ``fmt``; ``ValueError`` unless 0 <= ``code`` < the number of its
+    codes."""
     value = fmt.value(_checked(fmt, code))
     below, above = _neighbours(fmt, value)
     return CodeFacts(fmt, code, format(code, f"0{fmt.bits}b"), value, code_formula(fmt, code), below, above)
@@ -140,7 +141,7 @@ def _next_value(fmt: FloatFormat, value: float, direction: int) -> float | None:
 
 
 def in_every_format(number: float) -> list[Rendering]:
-    """``number`` rounded to each row of ``FORMATS``, without a scale."""
+    """Round ``number`` to each row of ``FORMATS``, without a scale."""
     found = []
     for fmt in FORMATS.values():
         try:
@@ -166,5 +167,5 @@ def _float_formula(fmt: FloatFormat, code: int) -> str:
 
 
 def short(value: float) -> str:
-    """``value`` in seven significant digits, with a typographic minus sign."""
+    """Write ``value`` with seven significant digits and a typographic minus sign."""
     return f"{value:.7g}".replace("-", "−")

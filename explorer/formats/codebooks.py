@@ -64,7 +64,8 @@ class CodebookFormat(Format):
 
     @property
     def significand_bits(self) -> int:
-        """0: codebooks have no mantissa, so that rules that round to its width round to a power of two."""
+        """Return 0: codebooks have no mantissa, so that rules that round to its width round to a power of
+        two."""
         return 0
 
     @property
@@ -81,7 +82,7 @@ class CodebookFormat(Format):
 
     @cached_property
     def thresholds(self) -> tuple[float, ...]:
-        """The least float32 that rounds to each code > 0: the code of x is the number of them <= x."""
+        """Least float32 that rounds to each code > 0: the code of x is the number of thresholds <= x."""
         found = []
         for middle, tie_goes_up in self.boundaries:
             nearest = torch.tensor(middle, dtype=torch.float32)
@@ -104,7 +105,7 @@ class CodebookFormat(Format):
         }[self.ties]
 
     def _double_in_float32(self, x: Tensor) -> Tensor:
-        """The nearest levels: the midpoint of two need not be a float32."""
+        """Round to the nearest levels: the midpoint of two need not be a float32."""
         codes = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
         for middle, tie_goes_up in self.boundaries:
             codes += x >= middle if tie_goes_up else x > middle

@@ -92,7 +92,7 @@ class FloatFormat(Format):
 
     @cached_property
     def max_code(self) -> int:
-        """Code of the largest finite value: the first magnitude below the special ones."""
+        """Code of the largest finite value, directly below the special codes."""
         reserved = {Specials.IEEE: 2**self.mantissa, Specials.FN: 1, Specials.SCALE: 1}.get(self.specials, 0)
         return self._magnitude_mask - reserved
 
@@ -145,11 +145,11 @@ class FloatFormat(Format):
         return codes.to(self.code_dtype)
 
     def _rounded_magnitude(self, x: Tensor, rounding: Rounding, noise: Tensor | None) -> Tensor:
-        """|x| rounded to a value of the format, in a new tensor.
+        """Round |x| to a value of the format, in a new tensor.
 
-        In the binade 2^e of the magnitude ``a`` the target's values are 2^(e - mantissa) apart. Adding
-        and subtracting a power of two 23 binades above that spacing makes the float32 adder round ``a``
-        to a multiple of it, ties to even. Clamping ``e`` from below to the smallest normal exponent gives
+        In the binade 2^e of the magnitude ``a`` the target's values are 2^(e - mantissa) apart. Adding and
+        subtracting a power of two 23 binades above that spacing makes the float32 adder round ``a`` to a
+        multiple of it, ties to even. Clamping ``e`` from below to the smallest normal exponent gives
         subnormals their constant spacing.
         """
         a = x.abs().clamp_(max=self.max)

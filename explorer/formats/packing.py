@@ -33,7 +33,7 @@ _TRITS = 5
 
 
 def pack(codes: Tensor, fmt: Format) -> Tensor:
-    """uint8 [rows, packed_row_bytes(fmt, cols)] of ``codes`` [rows, cols] in ``fmt.code_dtype``."""
+    """Pack ``codes`` [rows, cols] in ``fmt.code_dtype`` to uint8 [rows, packed_row_bytes(fmt, cols)]."""
     if codes.numel() == 0:
         return codes.new_zeros((codes.shape[0], packed_row_bytes(fmt, codes.shape[1])), dtype=torch.uint8)
     if isinstance(fmt, CodebookFormat) and fmt.per_byte == _TRITS:
@@ -44,7 +44,8 @@ def pack(codes: Tensor, fmt: Format) -> Tensor:
 
 
 def unpack(packed: Tensor, fmt: Format, columns: int) -> Tensor:
-    """Codes [rows, columns] of ``packed`` [rows, packed_row_bytes(fmt, columns)]: the inverse of ``pack``.
+    """Unpack ``packed`` [rows, packed_row_bytes(fmt, columns)] to codes [rows, columns]: the inverse of
+    ``pack``.
 
     ``ValueError`` if the rows have another number of bytes.
     """
@@ -69,7 +70,7 @@ def packed_row_bytes(fmt: Format, columns: int) -> int:
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """uint8 [rows, ceil(cols·bits/8)] of uint8 ``codes`` [rows, cols], each below 2**bits."""
+    """Pack uint8 ``codes`` [rows, cols], each below 2**bits, to uint8 [rows, ceil(cols·bits/8)]."""
     if bits == 8:
         return codes
     unit, rows, columns = _UNIT[bits], codes.shape[0], codes.shape[1]
@@ -83,7 +84,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, bits: int, columns: int) -> Tensor:
-    """uint8 codes [rows, columns] of ``pack_bits``'s bytes: 0x21 -> 1, 2 for 4 bits."""
+    """Unpack bytes of ``pack_bits`` to uint8 codes [rows, columns]: 0x21 -> 1, 2 for 4 bits."""
     if bits == 8:
         return packed
     unit, rows = _UNIT[bits], packed.shape[0]
@@ -98,7 +99,7 @@ def unpack_bits(packed: Tensor, bits: int, columns: int) -> Tensor:
 
 
 def codes_in_words(words: Tensor, bits: int, columns: int) -> Tensor:
-    """uint8 codes [rows, columns] of int32 words [rows, ceil(columns · bits / 32)].
+    """Unpack int32 words [rows, ceil(columns · bits / 32)] to uint8 codes [rows, columns].
 
     A row is one stream of bits, from the lowest bit of the first word up.
     """
@@ -107,10 +108,10 @@ def codes_in_words(words: Tensor, bits: int, columns: int) -> Tensor:
 
 
 def _pad_columns(x: Tensor, multiple: int) -> Tensor:
-    """``x`` with zeros up to a multiple of columns, contiguous, in the strides of its shape.
+    """Pad ``x`` with zeros to a multiple of columns, contiguous, in the strides of its shape.
 
-    torch calls a single row contiguous whatever its stride between rows; a view as wider integers needs
-    that stride too.
+    torch calls a single row contiguous whatever its stride between rows; a view as wider integers needs that
+    stride too.
     """
     padded = torch.nn.functional.pad(x, (0, -x.shape[1] % multiple)).contiguous()
     return padded.view(-1).view(padded.shape)

@@ -27,14 +27,14 @@ class Rounding(enum.Enum):
 
 
 def required(noise: Tensor | None) -> Tensor:
-    """``noise``; ``ValueError`` if stochastic rounding was asked for without any."""
+    """Return ``noise``; ``ValueError`` if stochastic rounding was requested without it."""
     if noise is None:
         raise ValueError("stochastic rounding needs noise; see explorer.formats.rounding.philox_uniform")
     return noise
 
 
 def round_away(x: Tensor) -> Tensor:
-    """The nearest whole numbers of float32 ``x``, halves away from zero: C's ``roundf``."""
+    """Round float32 ``x`` to whole numbers, halves away from zero, like C's ``roundf``."""
     below = x.abs().floor()
     return (below + (x.abs() - below >= 0.5)).copysign(x)
 
@@ -54,13 +54,13 @@ def round_to_odd(x: Tensor) -> Tensor:
 
 
 def round_stochastic(x: Tensor, noise: Tensor | None) -> Tensor:
-    """floor(x), plus 1 with probability x - floor(x) (exact in float32)."""
+    """Compute floor(x), plus 1 with probability x - floor(x) (exact in float32)."""
     below = x.floor()
     return below + (required(noise) < x - below)
 
 
 def philox_uniform(seed: int, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
-    """float32 [count], uniform in [0, 1) with 24 bits, for the elements start ... start + count - 1.
+    """Draw float32 [count], uniform in [0, 1) with 24 bits, for the elements start ... start + count - 1.
 
     Element i takes word i % 4 of the Philox block with counter i // 4 and key ``seed``.
     """
@@ -72,7 +72,7 @@ def philox_uniform(seed: int, start: int, count: int, device: torch.device | str
 
 
 def philox_block(counter: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four 32-bit words, each in an int64 tensor of ``counter``'s shape, for every 64-bit counter."""
+    """Compute four 32-bit words for every 64-bit counter, each an int64 tensor of ``counter``'s shape."""
     c0, c1 = counter & _MASK, (counter >> 32) & _MASK
     c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
@@ -85,7 +85,7 @@ def philox_block(counter: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def _multiply(constant: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    """High and low 32 bits of a 32 x 32 bit product, in 16-bit halves so that int64 cannot overflow."""
+    """Multiply 32 x 32 bits, high and low 32 bits, in 16-bit halves so that int64 cannot overflow."""
     low_half = word * (constant & 0xFFFF)
     high_half = word * (constant >> 16)
     total_low = low_half + ((high_half & 0xFFFF) << 16)

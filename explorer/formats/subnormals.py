@@ -19,7 +19,7 @@ _smallest = 5e-324
 
 
 def keeps_subnormals(function: Callable[P, T]) -> Callable[P, T]:
-    """``function``, with flushing switched off for this thread while it runs, if it is on."""
+    """Wrap ``function`` so that flushing is off in this thread while it runs."""
 
     @wraps(function)
     def kept(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -12,7 +12,8 @@ from explorer.gpu.runtime import launch, multiprocessors
 from explorer.gpu.zero_words import zero_words
 
 SIZES, MOST_TOGETHER, KEYS_AT_ONCE, THREADS = (64, 128), 4, 32, 128
-"""Elements of a head; query heads that share a thread block's keys; keys that it reads at once."""
+"""Supported sizes of a head; largest number of query heads that share a thread block's keys; keys that it
+reads at once; threads of the block."""
 
 
 def attend_build(size: int, together: int) -> Build:

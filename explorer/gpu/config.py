@@ -175,8 +175,8 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """A kernel with its grid and arguments; ``types`` has a letter for each (``runtime.launch``). The kernel
-    begins with ``follow`` (dependent.cuh)."""
+    """Kernel with its grid and arguments; ``types`` has a letter for each (``runtime.launch``). The kernel
+    begins by calling ``follow`` of dependent.cuh."""
 
     build: Build
     kernel: str
@@ -191,9 +191,9 @@ class Launch:
 
 
 def walk_columns(layout: Layout, run: int, device: torch.device, at_once: int = 0) -> tuple[int, int]:
-    """The grid of kernels that walk down columns: blocks of 32 runs across, and enough down that the last of
-    them take little of the time, with at least 16 rows a warp. If more than ``at_once`` per multiprocessor
-    would result (0: no limit), whole rounds of those."""
+    """Choose the grid of kernels that walk down columns: blocks of 32 runs across, and enough down that the
+    last of them take little of the time, with at least 16 rows a warp. If more than ``at_once`` per
+    multiprocessor would result (0: no limit), whole rounds of those."""
     across = math.ceil(layout.columns / (32 * run))
     enough = math.ceil(multiprocessors(device) * 32 / across)
     down = max(1, min(math.ceil(layout.rows / (16 * WALKING_WARPS)), enough, 65535))

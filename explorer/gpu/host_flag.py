@@ -9,8 +9,8 @@ import torch
 
 
 class HostFlag:
-    """Zero until a kernel that is given ``address`` writes to it. Page-locked memory has one address for the
-    host and all GPUs (CUDA's unified addressing)."""
+    """Word of host memory: zero until a kernel that is given ``address`` writes to it. Page-locked memory has
+    one address for the host and all GPUs (CUDA's unified addressing)."""
 
     def __init__(self) -> None:
         self._memory = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -40,6 +40,6 @@ def flag_of_thread() -> HostFlag:
 
 
 def abandon_flag() -> None:
-    """Leave this thread's flag to kernels that were not waited for."""
+    """Give up this thread's flag, because kernels that may write to it were not waited for."""
     _ABANDONED.append(_OF_THREAD.flag)
     del _OF_THREAD.flag

@@ -15,7 +15,7 @@ K_OF = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "b1"
 """Elements of K in one instruction."""
 ROUNDS = 4096
 NOISE_BYTES = 384 * 128
-"""Two warpgroups' operands in shared memory."""
+"""Bytes of two warpgroups' operands in shared memory."""
 _DTYPES = {
     "bf16": torch.bfloat16,
     "f16": torch.float16,

@@ -236,7 +236,7 @@ class LaunchPlan:
         )
 
     def _range_memory(self, x: Tensor) -> Tensor:
-        """Two ranges per cell, zero where kernels add to them."""
+        """Allocate two ranges per cell, zero if kernels add to them."""
         kind = torch.float64 if self.config.range is not KernelRange.MINMAX else torch.float32
         make = x.new_zeros if self._columns_fit else x.new_empty
         return make(2 * self.layout.cells, dtype=kind)

@@ -56,7 +56,7 @@ class Ready:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """A launch without the addresses of a call's memory: ``places`` pairs the position of each in ``values``
+    """Launch without the addresses of a call's memory: ``places`` pairs the position of each in ``values``
     with its index among them."""
 
     ready: Ready

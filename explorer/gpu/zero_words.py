@@ -20,7 +20,7 @@ _CAPTURED: list[Tensor] = []
 
 
 def zero_words(device: torch.device, count: int) -> Tensor:
-    """Return int32 [count], zeros that were given to no one before.
+    """Return int32 [count], zeros that no other caller has received.
 
     In a graph, each replay finds them as the last one left them. If too few were left at capture, the graph
     fills them itself.

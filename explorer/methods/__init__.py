@@ -49,7 +49,7 @@ BIAS_CORRECTION = BiasMethod(
     bias_correction,
     residue=BiasCorrection,
 )
-"""It can follow every other method; alone it corrects round to nearest."""
+"""Correction of the bias, which can follow every other method; alone it corrects round to nearest."""
 _ACT_ORDER = functools.partial(gptq, order=Order.ENERGY)
 _OVER_DAMPING = ObjectiveAxis("damping", DAMPINGS, log=True)
 _OVER_ALPHA = ObjectiveAxis("α", ALPHAS)
@@ -125,11 +125,12 @@ COMBINATIONS = (
     "awq+bias_correction", "gptq+bias_correction", "hqq+bias_correction", "autoround+bias_correction",
     "gptq+lqer", "rotation+gptq+lqer",
 )  # fmt: skip
-"""Combinations that are offered beside the methods themselves; ``apply`` takes any other legal one too."""
+"""Combinations that are offered beside the methods themselves; ``apply`` accepts every other valid one
+too."""
 USUAL = ("rtn", "gptq", "gptq_order", "awq", "awq_clip", "hqq", "rotation+gptq")
 """Methods that the page compares by default."""
 LONGEST = 200
-"""Characters of a combination: more than all methods that go together have."""
+"""Largest accepted number of characters of a combination: no valid one is longer."""
 
 
 def names_in(name: str) -> list[Method]:
@@ -169,7 +170,7 @@ def label_of(name: str) -> str:
 
 
 def rounding_in(name: str) -> RoundingMethod:
-    """Rounding method of a combination: round to nearest if it names none."""
+    """Return the rounding method of a combination; round to nearest if it names none."""
     return next((row for row in names_in(name) if isinstance(row, RoundingMethod)), RTN)
 
 
@@ -190,12 +191,12 @@ def choices() -> dict[str, str]:
 
 
 def has_factor(name: str) -> bool:
-    """Return whether a combination scales input channels by a factor that the layer before can absorb."""
+    """True if a combination scales input channels by a factor that the layer before can absorb."""
     return any(row.factor is not None for row in names_in(name))
 
 
 def corrects_bias(name: str) -> bool:
-    """Return whether a combination corrects the layer's bias; False for an empty name."""
+    """True if a combination corrects the layer's bias; False for an empty name."""
     return bool(name) and BIAS_CORRECTION in names_in(name)
 
 
@@ -224,15 +225,15 @@ def apply(
     original: Tensor | None = None,
     folded: bool = False,
 ) -> QuantizedLayer:
-    """Quantize ``weight`` [N, K] for ``activations`` [tokens, K] by a method of ``METHODS`` or a
-    combination "a+b", which rounds to nearest unless it names a rounding method.
+    """Quantize ``weight`` [N, K] for ``activations`` [tokens, K] by a method of ``METHODS`` or a combination
+    "a+b", which rounds to nearest unless it names a rounding method.
 
     ``of_inputs`` is the scheme of the layer's inputs, for methods that search by the output. ``original``
-    [tokens, K] are the inputs that the same tokens give in the original model, if the layers before this one
-    are quantized already and ``activations`` are theirs; only methods with ``round_pair`` use them. With
-    ``folded`` the layer before has absorbed the factor of ``factor_of``: weight and inputs are scaled
-    already, and the rest of the method is applied. ``ValueError`` for unknown names, shapes that do not
-    match, and schemes that the method does not support.
+    [tokens, K]: inputs of the same tokens in the original model, if ``activations`` come from a model whose
+    earlier layers are quantized already; only methods with ``round_pair`` use them. ``folded``: the layer
+    before has absorbed the factor of ``factor_of``, so that weight and inputs are scaled already, and the
+    rest of the method is applied. ``ValueError`` for unknown names, shapes that do not match, and schemes
+    that the method does not support.
     """
     rows = names_in(name)
     check_layer(weight, activations)

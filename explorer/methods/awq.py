@@ -29,19 +29,20 @@ CLIP_TOKENS = 512
 
 
 def channel_scale(importance: Tensor, alpha: float) -> Tensor:
-    """float16 [K]: importance^α, scaled to max · min = 1; 1 for channels without importance."""
+    """Scale of the channels: importance^α, scaled to max · min = 1; 1 for channels without importance.
+    float16 [K]."""
     return _centred(importance.clamp(min=1e-8).pow(alpha), importance > 0)
 
 
 def duo_scale(importance: Tensor, relative: Tensor, alpha: float) -> Tensor:
-    """float16 [K]: importance^α over relative^(1-α), as in AutoAWQ, centred like ``channel_scale``.
-    ``relative`` [K]: ``relative_size`` of the weights."""
+    """Scale of the channels as in AutoAWQ: importance^α over relative^(1-α), centred like ``channel_scale``.
+    float16 [K]. ``relative`` [K]: ``relative_size`` of the weights."""
     scale = importance.clamp(min=1e-8).pow(alpha) / (relative.pow(1 - alpha) + 1e-4)
     return _centred(scale, importance > 0)
 
 
 def relative_size(readers: Readers) -> Tensor:
-    """float32 [K]: mean |w| / its group's largest, over the rows of all layers."""
+    """Mean of |w| over its group's largest, over the rows of all layers: float32 [K]."""
     parts = []
     for weight, scheme in zip(readers.weights, readers.schemes, strict=True):
         groups = row_groups(weight.abs(), scheme.block[1] or weight.shape[1])

@@ -25,7 +25,8 @@ from explorer.methods.layer import QuantizedLayer, Residue, check_layer
 
 @dataclass(frozen=True, eq=False)
 class BiasCorrection(Residue):
-    """``values`` float32 [N] are added to every output. ``bits`` count if the layer has no bias."""
+    """Correction ``values`` float32 [N] that is added to the outputs. ``bits`` count if the layer has no
+    bias."""
 
     values: Tensor
     names: ClassVar[tuple[str, ...]] = ("bias_correction",)

@@ -1,8 +1,8 @@
-"""The scales for columns that are rounded one after another.
+"""Scales for columns that are rounded one after another.
 
 GPTQ computes a group's scales when it reaches the group, from the weights as updated by then. Static groups
-take all scales from the original weights: an order that tears groups apart needs all of them before the first
-column, and so do schemes that quantize scales or search them.
+take all scales from the original weights. They are needed before the first column if the order tears groups
+apart, and by schemes that quantize scales or search them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from explorer.schemes import Scales, Scheme, join_scales, scale_for
 
 
 def finds_scales_together(scheme: Scheme) -> bool:
-    """Return whether a group's scale depends on other groups: scales are quantized too, or found by
-    llama.cpp's search under importances."""
+    """True if a group's scale depends on other groups: scales are quantized too, or found by llama.cpp's
+    search under importances."""
     return takes_importance(scheme) or (scheme.scale is not None and scheme.scale.has_upper_level)
 
 
@@ -61,11 +61,11 @@ class ColumnScales:
         self._add(self.groups[j], scale_for(ranges, self.scheme, self.largest), weights.shape[2])
 
     def _add(self, group: int, scales: Scales, rows: int) -> None:
-        """Scales [D · rows, 1] of one group; static ones, [rows, 1], serve every one of D."""
+        """Add scales [D · rows, 1] of one group; static ones, [rows, 1], serve all D dampings."""
         self._known[group] = UnderScales(scales, self.scheme, lambda grid: grid.view(-1, rows))
 
     def due(self, j: int) -> int:
-        """Number of columns from position j on in groups whose scales are not added yet."""
+        """Number of columns from position j on whose groups have no scales yet."""
         group, stop = self.groups[j], j
         while group not in self._known and stop < len(self.groups) and self.groups[stop] == group:
             stop += 1

@@ -139,8 +139,10 @@ def evaluate_all(
 
 
 def most_telling_transform(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Return the outcome whose transform of inputs and weight is shown as a figure, if any has a transform:
-    transform methods in the order of ``METHODS``, then rounding methods that scale channels."""
+    """Choose the outcome whose transform of inputs and weight is drawn; None if no method has a transform.
+
+    Transform methods come first, in the order of ``METHODS``, then rounding methods that scale channels.
+    """
     order = [name for name, row in METHODS.items() if isinstance(row, TransformMethod)]
 
     def rank(outcome: Outcome) -> int:

@@ -48,7 +48,7 @@ class Readers:
 
 
 FindFactor = Callable[[Readers], tuple[Diagonal, Objective]]
-"""Returns the transform of a group, and its objective, empty if nothing was searched."""
+"""Function that finds the transform of a group, and its objective, empty if nothing was searched."""
 
 
 def tied(scale: Tensor, rows: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ KEPT_ELEMENTS = 1 << 27
 class Order(Enum):
     """Order in which columns are rounded: more columns can compensate for those that are rounded early.
 
-    COLUMNS  as they lie
+    COLUMNS  as in the weight
     ENERGY   by falling energy of the activations ("act-order"), under static groups, so that no index of each
              column's group has to be stored (the reference code's ``static_groups``)
     GROUPS   by falling energy within each group, and groups by their largest (group-aware reordering, GAR:
@@ -108,8 +108,8 @@ class _Inputs:
 
 @dataclass(eq=False)
 class _Memo:
-    """Hessians and their factors, and the damping by order. ``held`` keeps the inputs alive, so that no
-    others can be allocated in their place."""
+    """Cached Hessians and their factors, and the damping by order. ``held`` keeps the inputs alive, so that
+    no others can be allocated in their place."""
 
     held: dict[tuple[object, ...], _Inputs] = field(default_factory=dict)
     matrices: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
@@ -131,7 +131,7 @@ def same_inputs() -> Iterator[None]:
 
 
 def _kept(key: tuple[object, ...], compute: Callable[[], Tensor]) -> Tensor:
-    """Result of ``compute``, which is called once for each ``key`` under ``same_inputs``."""
+    """Return the result of ``compute``, cached by ``key`` under ``same_inputs``."""
     memo = _MEMO.get()
     if memo is None:
         return compute()
@@ -214,8 +214,9 @@ def gptaq(
     order: Order = Order.ENERGY,
     block: int | None = None,
 ) -> QuantizedLayer:
-    """GPTAQ: ``gptq`` for inputs ``activations`` [tokens, K] of a model quantized so far, towards the layer's
-    output for the same tokens in the original model, where its inputs were ``original`` [tokens, K].
+    """Quantize by GPTAQ: ``gptq`` for inputs ``activations`` [tokens, K] of a partly quantized model, towards
+    the layer's output in the original model, where the inputs of the same tokens were ``original`` [tokens,
+    K].
 
     Equal inputs give the result of ``gptq``.
     """

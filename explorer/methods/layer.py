@@ -1,4 +1,4 @@
-"""A layer as a method leaves it: codes, transforms of its inputs, and residues added to the product.
+"""A layer quantized by a method: codes, transforms of its inputs, and residues added to the product.
 
     Y = residues(X') + dequantize(codes) · X'      with X' = transforms(X)
 
@@ -31,9 +31,12 @@ SMALLEST_SCALE, LARGEST_SCALE = 2.0**-14, 65504.0
 
 
 class Transform(Protocol):
-    """Another basis for the layer's inputs: ``inputs`` of X [tokens, K] times ``weight`` of W [N, K] is X ·
-    Wᵀ again, and ``undo`` takes a weight back to the old basis. The other members are those of ``Stored``;
-    its ``bits`` count if the operation before the layer cannot absorb the transform."""
+    """Change of the basis of the layer's inputs.
+
+    ``inputs`` of X [tokens, K] times ``weight`` of W [N, K] is again X · Wᵀ, and ``undo`` takes a weight back
+    to the old basis. The other members are those of ``Stored``; its ``bits`` count if the operation before
+    the layer cannot absorb the transform.
+    """
 
     names: ClassVar[tuple[str, ...]]
 
@@ -49,8 +52,8 @@ class Transform(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """Tensors in a file beside the codes: the first fields of the class, under the keys ``names``, which no
-    two classes share."""
+    """Tensors that a file holds beside the codes: the first fields of the class, under the keys ``names``,
+    which no two classes share."""
 
     names: ClassVar[tuple[str, ...]]
 
@@ -71,16 +74,17 @@ class Stored:
 
 
 class Residue(Stored):
-    """A term of the product besides the codes. Inputs and weights are in the transformed basis."""
+    """Term of the product besides the codes. Inputs and weights are in the transformed basis."""
 
     def remaining(self, x: Tensor) -> Tensor:
-        """The inputs [tokens, K] left for the codes: ``x``, unless this residue multiplies some itself."""
+        """Return the inputs [tokens, K] that the codes multiply: ``x``, without those that this residue
+        multiplies itself."""
         return x
 
     def product(self, x: Tensor, remaining: Tensor) -> Tensor:
-        """[tokens, N] in ``remaining``'s dtype: this residue's term of the output.
+        """Compute this residue's term of the output, [tokens, N] in ``remaining``'s dtype.
 
-        ``x`` are the inputs before they were quantized, ``remaining`` those that meet the codes.
+        ``x``: inputs before quantization; ``remaining``: inputs that the codes multiply.
         """
         raise NotImplementedError
 
@@ -148,7 +152,7 @@ class QuantizedLayer:
         return not self.transforms and not self.residues
 
     def with_transforms(self, transforms: tuple[Transform, ...]) -> QuantizedLayer:
-        """Return the layer with ``transforms`` applied to its inputs before its own."""
+        """Return the layer with ``transforms`` of its inputs that precede its own."""
         return dataclasses.replace(self, transforms=(*transforms, *self.transforms))
 
     def with_residue(self, residue: Residue) -> QuantizedLayer:
@@ -264,5 +268,6 @@ def of_groups(codes: Tensor, scales: Scales, scheme: Scheme, shape: tuple[int, i
 
 
 def same_gram(x: Tensor) -> Tensor:
-    """[min(tokens, K), K]: ``x`` [tokens, K], or a smaller matrix that gives every E·xᵀ the same norm."""
+    """Return ``x`` [tokens, K], or a smaller matrix [min(tokens, K), K] for which E·xᵀ has the same norm for
+    every E."""
     return torch.linalg.qr(x, mode="r").R if len(x) > x.shape[1] else x

@@ -1,4 +1,4 @@
-"""The rows of ``METHODS``: the steps of a method, and the facts that pages, figures and files need.
+"""Rows of ``METHODS``: the steps of a method, and its facts for pages, figures and files.
 
 A method is one of four kinds. A combination "a+b+c" has them in this order: transforms of the inputs, one
 rounding method, corrections of the rounding error, and the correction of the bias.
@@ -44,7 +44,7 @@ class Method:
     factor      finds one transform for several layers with the same inputs, so that the operation before them
                 can absorb it
     objective   set if the method's objective has a figure
-    solves      it solves systems of K equations, so that its time grows with K³
+    solves      True if it solves systems of K equations, so that its time grows with K³
     stage       place of the kind in a combination
     """
 
@@ -63,7 +63,7 @@ class Method:
 
 @dataclass(frozen=True)
 class TransformMethod(Method):
-    """Changes the basis of the inputs and leaves rounding to others.
+    """Method that changes the basis of the inputs and leaves rounding to others.
 
     ``find(readers)`` returns the transform of a layer, as a group of one, and its objective, empty if nothing
     was searched.
@@ -76,11 +76,11 @@ class TransformMethod(Method):
 
 @dataclass(frozen=True)
 class RoundingMethod(Method):
-    """Chooses codes and scales: ``round(weight, scheme, activations, progress)``.
+    """Method that chooses codes and scales: ``round(weight, scheme, activations, progress)``.
 
-    needs_tokens  it overfits if there are fewer tokens than input channels
-    sequential    layers of a model are quantized one after another, each for the inputs that the quantized
-                  layers before it give
+    needs_tokens  True if it overfits with fewer tokens than input channels
+    sequential    True if layers of a model are quantized one after another, each for the inputs that the
+                  quantized layers before it give
     round_pair    ``round`` with the original model's inputs for the same tokens as a further argument:
                   ``(weight, scheme, activations, original, progress)``
     after         rounds a weight if its ``factor`` is absorbed by the operation before; None for ``round``
@@ -97,7 +97,8 @@ class RoundingMethod(Method):
 
 @dataclass(frozen=True)
 class CorrectionMethod(Method):
-    """Adds a residue to a rounded layer: ``find(layer, weight, activations)`` in the untransformed basis."""
+    """Method that adds a residue to a rounded layer: ``find(layer, weight, activations)`` in the
+    untransformed basis."""
 
     stage: ClassVar[int] = 2
 
@@ -106,7 +107,10 @@ class CorrectionMethod(Method):
 
 @dataclass(frozen=True)
 class BiasMethod(CorrectionMethod):
-    """Adds a constant to each output channel. It is the last of a combination, since it corrects the mean of
-    all remaining errors. ``into_bias`` adds it to the layer's bias."""
+    """Method that adds a constant to each output channel.
+
+    It is the last of a combination, since it corrects the mean of all remaining errors. ``into_bias`` adds
+    the constant to the layer's bias.
+    """
 
     stage: ClassVar[int] = 3

@@ -20,7 +20,7 @@ SEPARATOR = "+"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A scheme, and the method that chooses its codes; empty for round to nearest."""
+    """Scheme, and the method that chooses its codes; empty for round to nearest."""
 
     scheme: Scheme
     method: str = ""

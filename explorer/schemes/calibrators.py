@@ -33,7 +33,7 @@ BLOCK_DIMS = (1, 3)
 
 @dataclass(frozen=True)
 class Range:
-    """The values that the codes of each block span, float32 [grid rows, grid columns].
+    """Range of values that the codes of each block span, float32 [grid rows, grid columns].
 
     ``low`` <= 0 <= ``high``, so that zero is representable, except under schemes with floating-point offsets.
     ``low_first``, bool of the same shape, is True where the first of a block's largest magnitudes is
@@ -62,12 +62,12 @@ class Range:
 
 @dataclass(frozen=True)
 class CalibrationContext:
-    """The parts of a scheme that a calibrator may use.
+    """Parts of a scheme that a calibrator may use.
 
-    ``scales``         gives the scales of blocks under a range
+    ``scales``         computes the scales of blocks under a range
     ``restore``        quantizes and dequantizes blocks under such scales, also some of them in another grid
     ``levels``         number of codes on one side of zero
-    ``asymmetric``     both ends of a range count
+    ``asymmetric``     True if both ends of a range count
     ``scale``          storage of scales
     ``zero_included``  False only for schemes with floating-point offsets, with ranges that may exclude zero
     """
@@ -102,12 +102,12 @@ class CalibrationContext:
 
 @dataclass(frozen=True)
 class Calibrator:
-    """A rule for ranges: ``of(blocks, context)`` gives one entry per block.
+    """Rule for ranges: ``of(blocks, context)`` returns one entry per block.
 
     ``headroom``       factor on a scale over the whole tensor that leaves block scales room above it (Four
                        Over Six: E4M3 up to 256 instead of 448)
-    ``of_magnitudes``  the range follows from |x|, and so includes zero
-    ``of_ends``        the range follows from the least and the greatest value of a block
+    ``of_magnitudes``  True if the range follows from |x|, and so includes zero
+    ``of_ends``        True if the range follows from the least and the greatest value of a block
     """
 
     name: str
@@ -126,7 +126,7 @@ class Calibrator:
 
 
 def minmax_range(blocks: Tensor, zero_included: bool = True) -> Range:
-    """The smallest and the largest value of each block, extended to zero if ``zero_included``."""
+    """Find the smallest and the largest value of each block, extended to zero if ``zero_included``."""
     low, high = blocks.amin(BLOCK_DIMS), blocks.amax(BLOCK_DIMS)
     return Range(low.clamp_(max=0), high.clamp_(min=0)) if zero_included else Range(low, high)
 
@@ -180,9 +180,9 @@ def _twn(blocks: Tensor, _: CalibrationContext) -> Range:
 PERCENTILE = 99.99
 """Percentage of a block's |x| that stays inside the range."""
 SHRINKS = tuple(1 - i / 100 for i in range(80))
-"""The factors on min-max that the search for the least squared error tries, in this order."""
+"""Factors on min-max that the search for the least squared error tries, in this order."""
 POWERS_OF_TWO = (1.0, 2.0, 0.5, 0.25, 0.125)
-"""The factors for E8M0 scales: others change such a scale by a power of two or not at all."""
+"""Factors for E8M0 scales: others change such a scale by a power of two or not at all."""
 SIXTEENTH_OCTAVES = (1.0, *(2 ** (i / 16) for i in range(14, -38, -1) if i))
 """The factors for E4M3 scales, from 1.83 to 0.2: neighbouring scales are 1/16 to 1/8 apart, and each is
 met."""
@@ -197,7 +197,7 @@ def check_percentile(percentile: float) -> None:
 
 
 def _rank(n: int, percentile: float) -> int:
-    """The rank, from 1, of the percentile among ``n`` sorted numbers."""
+    """Rank, from 1, of the percentile among ``n`` sorted numbers."""
     return min(n, max(1, math.ceil(n * percentile / 100 - 1e-9)))
 
 
@@ -234,7 +234,7 @@ def _threshold_of_large(block: Tensor) -> Tensor:
 
 
 def _rows(blocks: Tensor) -> Tensor:
-    """[blocks, elements of a block]."""
+    """Reshape to [blocks, elements of a block]."""
     return blocks.permute(0, 2, 1, 3).reshape(blocks.shape[0] * blocks.shape[2], -1)
 
 
@@ -252,7 +252,7 @@ def _percentile(blocks: Tensor, _: CalibrationContext) -> Range:
 
 
 def _factors(scale: ScaleRule | None) -> tuple[float, ...]:
-    """The factors on min-max that the search tries, 1 first.
+    """List the factors on min-max that the search tries, 1 first.
 
     Factors above 1 are for coarse scales: min-max asks for a scale that is then rounded, and a block may fit
     better if its largest value meets a smaller code (a block of FP4 on 0 … 4 instead of 0 … 6).
@@ -384,7 +384,7 @@ def _four_over_six(blocks: Tensor, context: CalibrationContext) -> Range:
 
 
 def _wider(scale: ScaleRule | None) -> list[float]:
-    """Factors on min-max, ascending from 1, one of which gives a stored scale that is large enough.
+    """List factors on min-max, ascending from 1, one of which gives a stored scale that is large enough.
 
     Rounding to nearest makes a normal scale too small by a factor below 1 + eps/2: 17/16 for E4M3, a power of
     two for E8M0. For a subnormal scale of k units the factor is 1 + 1/2k.
@@ -414,7 +414,7 @@ def _unclipped(blocks: Tensor, context: CalibrationContext) -> Range:
 
 
 _AT_ONCE = 1 << 18
-"""Groups of bins processed together: on a GPU a single threshold would be all overhead."""
+"""Number of groups of bins processed together: on a GPU a single threshold would be all overhead."""
 
 
 def entropy_objective(histogram: Tensor, levels: int) -> Tensor:
@@ -457,15 +457,16 @@ def entropy_objective(histogram: Tensor, levels: int) -> Tensor:
 
 
 def _prefix_sums(values: Tensor) -> Tensor:
-    """[blocks, n + 1]: the sum of everything before each place."""
+    """Sum everything before each place: [blocks, n + 1]."""
     return torch.nn.functional.pad(values.cumsum(1), (1, 0))
 
 
 def magnitude_histogram(
     magnitudes: Tensor, bins: int = ENTROPY_BINS, largest: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Counts [blocks, bins] of ``magnitudes`` [blocks, n] from 0 to the ``largest`` [blocks], and float64 bin
-    widths [blocks] (in float32 the width of a small range is subnormal, or 0).
+    """Count ``magnitudes`` [blocks, n] from 0 to the ``largest`` [blocks] in [blocks, bins].
+
+    Also returns float64 bin widths [blocks] (in float32 the width of a small range is subnormal, or 0).
     """
     largest = magnitudes.amax(1) if largest is None else largest
     largest = torch.where(largest > 0, largest, torch.ones_like(largest))
@@ -475,7 +476,7 @@ def magnitude_histogram(
 
 
 def _entropy(blocks: Tensor, context: CalibrationContext) -> Range:
-    """TensorRT's threshold for each block; min-max where a block has too few values for a histogram."""
+    """Find TensorRT's threshold for each block; min-max for blocks with too few values for a histogram."""
     levels, size = context.levels, blocks.shape[1] * blocks.shape[3]
     if levels >= ENTROPY_BINS or size < ENTROPY_BINS // 4:
         return minmax_range(blocks)
@@ -492,7 +493,7 @@ def _entropy(blocks: Tensor, context: CalibrationContext) -> Range:
 
 
 def _entropy_threshold(histogram: Tensor, width: Tensor, amax: Tensor, levels: int) -> Tensor:
-    """[blocks]: the middle of the bin after the best threshold, or all, from counts [blocks, bins]."""
+    """Return [blocks]: the middle of the bin after the best threshold, or all, from counts [blocks, bins]."""
     kept_bins = entropy_objective(histogram, levels).argmin(1) + levels
     return torch.where(kept_bins == ENTROPY_BINS, amax, (kept_bins + 0.5) * width)
 
@@ -568,7 +569,8 @@ SHARES = "share0.0001 … share1"
 
 
 def calibrator_named(name: str) -> Calibrator:
-    """The row of ``CALIBRATORS`` in any case, or the one that ``SHARE`` spells; ``ValueError`` for others."""
+    """Return the row of ``CALIBRATORS`` in any case, or the one that ``SHARE`` describes; ``ValueError`` for
+    others."""
     lower = name.lower()
     if lower in CALIBRATORS:
         return CALIBRATORS[lower]
@@ -591,8 +593,8 @@ class _Share:
 
 
 def share_of_minmax(share: float) -> Calibrator:
-    """Both ends of min-max times ``share`` (above 0, at most 1) to four decimals, as ``SHARE`` spells it; 1
-    is min-max itself.
+    """Return the calibrator that multiplies both ends of min-max by ``share`` (above 0, at most 1), to four
+    decimals; for 1 min-max itself.
 
     ``ValueError`` for other shares.
     """

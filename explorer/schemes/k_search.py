@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 SMALLEST = 1e-15
-"""A block without minimums whose magnitudes are all below this counts as zeros."""
+"""Magnitude below which all values of a block without minimums count as zeros."""
 _SHIFT = 12582912.0  # 1.5 · 2^23: of a sum with it, the mantissa holds the nearest whole number
 
 
@@ -120,14 +120,14 @@ def search_with_minimum(
 
 
 def _levels(x: Tensor, low: Tensor, per_unit: Tensor, codes: int, out: Tensor) -> None:
-    """The codes of ``x`` [width, n], counted from 0 at ``low`` [n]."""
+    """Round ``x`` [width, n] to codes counted from 0 at ``low`` [n]."""
     torch.sub(x, low, out=out).mul_(per_unit).round_().clamp_(0, codes - 1)
 
 
 def _weighted_error(
     x: Tensor, weights: Tensor, level: Tensor, scale: Tensor, minimum: Tensor, absolute: bool
 ) -> Tensor:
-    """float32 [n]: Σ w · (scale · level + minimum - x)², or of magnitudes."""
+    """Compute Σ w · (scale · level + minimum - x)², or of magnitudes: float32 [n]."""
     error = (level * scale).add_(minimum).sub_(x)
     return sum_in_order((error.abs_() if absolute else error.square_()).mul_(weights))
 

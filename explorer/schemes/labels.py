@@ -35,8 +35,8 @@ _CODE_LABELS = {
 
 
 def custom_label(parts: SchemeParts) -> str:
-    """A unique label for a scheme without a row: "INT4 groups of 48, asymmetric, least squared error, FP16
-    scales". With the layout of a K-quant: "Q4_K layout, least squared error"."""
+    """Write a unique label for a scheme without a row: "INT4 groups of 48, asymmetric, least squared error,
+    FP16 scales". With the layout of a K-quant: "Q4_K layout, least squared error"."""
     layout = _k_quant(parts)
     words = [f"{layout} layout" if layout else f"{parts.format.label} {parts.granularity}"]
     if parts.mapping is not MappingType.SYMMETRIC and not layout:
@@ -54,7 +54,7 @@ def custom_label(parts: SchemeParts) -> str:
 
 
 def _k_quant(parts: SchemeParts) -> str:
-    """The K-quant with this layout ("Q4_K") if llama.cpp's search does not find the scales; otherwise
+    """Name the K-quant with this layout ("Q4_K") if llama.cpp's search does not find the scales; otherwise
     empty."""
     if parts.scale is None or parts.scale.is_searched or parts.flat:
         return ""
@@ -66,7 +66,7 @@ def _k_quant(parts: SchemeParts) -> str:
 
 
 def _scale_label(rule: ScaleRule) -> str:
-    """The storage of scales in a few words: "FP16 scales", "E8M0 scales (RCEIL)"."""
+    """Label the storage of scales: "FP16 scales", "E8M0 scales (RCEIL)"."""
     if rule.super_bits is not None:
         text = f"{rule.super_bits}-bit scales in super-blocks"
         return f"{text} {rule.convention.words}" if rule.is_searched else text
@@ -99,7 +99,7 @@ def sentence(parts: SchemeParts, stored_by: str = "") -> str:
 
 
 def _layout_words(parts: SchemeParts) -> str:
-    """The layout and the search of the scales, for K-quants without llama.cpp's search."""
+    """Describe the layout and the search of the scales, for K-quants without llama.cpp's search."""
     layout = _k_quant(parts)
     if not layout:
         return ""
@@ -116,7 +116,8 @@ def _mapping_words(parts: SchemeParts) -> str:
 
 
 def _scale_words(parts: SchemeParts) -> str:
-    """ "every row shares an FP16 scale and an integer zero point, so 0 stays exact" """
+    """Describe block and scale: "every row shares an FP16 scale and an integer zero point, so 0 stays
+    exact"."""
     assert parts.scale is not None
     if parts.scale.super_bits is not None:
         text, both = f"{_sharing_words(parts)} a scale", parts.mapping.has_offset

@@ -158,14 +158,14 @@ def nested(raw: Tensor) -> tuple[Tensor, NestedLevel]:
 
 
 def _mean(x: Tensor) -> Tensor:
-    """torch's mean, float32 []; in float64 where the sum exceeds float32, and 0 for an empty tensor."""
+    """Compute torch's mean, float32 []; in float64 if the sum exceeds float32, and 0 for an empty tensor."""
     mean = x.mean() if x.numel() else x.new_zeros(())
     return mean if bool(mean.isfinite()) else x.double().mean().float()
 
 
 def _dynamic_map() -> Tensor:
-    """float32 [256], ascending: 0, 1, and ± the middles of 2^i even intervals of 10^(i-6) · (0.1 … 1) for i
-    from 0 to 6 (dynamic tree quantization; Dettmers, arXiv 1511.04561 and 2110.02861)."""
+    """Build float32 [256], ascending: 0, 1, and ± the middles of 2^i even intervals of 10^(i-6) · (0.1 … 1)
+    for i from 0 to 6 (dynamic tree quantization; Dettmers, arXiv 1511.04561 and 2110.02861)."""
     positive = []
     for i in range(7):
         ends = torch.linspace(0.1, 1, 2**i + 1, dtype=torch.float32)
@@ -184,7 +184,7 @@ def integer_limits(bits: int, signed: bool) -> tuple[int, int]:
 
 
 def _whole(x: Tensor, unit: Tensor, low: int, high: int) -> Tensor:
-    """Divide float32 ``x`` by ``unit`` and round; 0 where the unit is 0. Integers have no -0.0."""
+    """Divide float32 ``x`` by ``unit`` and round; 0 if the unit is 0. Integers have no -0.0."""
     whole = (x / unit).round().clamp(low, high) + 0.0
     return torch.where(unit == 0, torch.zeros_like(whole), whole)
 

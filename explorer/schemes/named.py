@@ -55,7 +55,7 @@ def _fp8() -> list[Row]:
 
 
 def _with_asymmetric(name: str, label: str, fmt: Format, block: Block, scale: ScaleRule) -> list[Row]:
-    """The symmetric scheme and its variant with zero points."""
+    """Return the symmetric scheme and its variant with zero points."""
     return [
         Row(name, label, fmt, block, scale),
         Row(f"{name}_asym", f"{label}, asymmetric", fmt, block, scale, _ASYM),
@@ -129,7 +129,7 @@ _UP = CodeRule(reciprocal=True, unrounded=True, ties=Ties.UP)
 
 
 def _of_other_libraries() -> list[Row]:
-    """Schemes that equal other libraries' bit for bit: docs/conformance.md."""
+    """List schemes that equal other libraries' bit for bit: docs/conformance.md."""
     f, bf16_ct = FORMATS, ScaleRule(float_format("bfloat16"), convention=_CT)
     in_bf16, bnb = CodeRule(bfloat16=True), ScaleRule(convention=_ZERO)
     return [
@@ -150,7 +150,7 @@ def _of_other_libraries() -> list[Row]:
 
 
 def _gguf_blocks() -> list[Row]:
-    """GGUF's blocks of 32, of 256 for the ternary types, and of 16 for NVFP4, with scales of their own.
+    """List GGUF's blocks of 32, of 256 for the ternary types, and of 16 for NVFP4, with scales of their own.
 
     Bit for bit, but for NVFP4: llama.cpp rounds ties of its codes toward zero and those of its scales up, and
     has 448 for scales from 256 on. It has no scale over the tensor.
@@ -207,7 +207,7 @@ _ROWS = (
 )
 ROWS: dict[str, Row] = {row.name: row for row in _ROWS}
 NAMES = {row.text: row.name for row in _ROWS}
-"""The row's name for each spelled text."""
+"""Text of a scheme -> the name of its row."""
 
 _STORED_BY = {
     "int8_row_vllm": "llm-compressor's and vLLM's W8A8 weights of a BF16 checkpoint",

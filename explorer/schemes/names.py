@@ -9,9 +9,9 @@ In EBNF::
     ending = that of a name of SCHEMES with this format and kind of block
            | "asym" | "full" ;                                          (integers)
 
-All that a name leaves open, above all how scales are stored, is that of the named scheme with the same format
-and ending whose block is most like it: ``int8_group48_asym`` has the float16 scales of ``int8_group32``, and
-``int8_64x64`` the float32 scales of ``int8_tensor``.
+Parts that a name leaves open, above all the storage of scales, come from the named scheme with the same
+format and ending whose block is most similar: ``int8_group48_asym`` has the float16 scales of
+``int8_group32``, and ``int8_64x64`` the float32 scales of ``int8_tensor``.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ def named(name: str) -> SchemeParts:
 
 
 def _most_like(wanted: _Name, rows: list[tuple[_Name, SchemeParts]]) -> SchemeParts | None:
-    """Return the row of ``rows`` with the same ending and kind of block, or the one closest to it; None if
-    there is none.
+    """Find the row of ``rows`` with the same ending and kind of block, or the most similar one; None without
+    one.
 
-    An ending of ``MAPPING_ENDINGS`` is put on a row without ending; no ending, or such a one, goes with rows
-    of other blocks too.
+    An ending of ``MAPPING_ENDINGS`` is added to a row without ending. Without an ending, or with such a one,
+    rows of other blocks are accepted too.
     """
     integer = isinstance(rows[0][1].format, IntegerFormat)
     mapping = MAPPING_ENDINGS.get(wanted.ending) if integer else None

@@ -89,7 +89,7 @@ class Observer:
         return Range(torch.full((1, 1), low), torch.full((1, 1), high))
 
     def percentile(self, percentile: float = PERCENTILE) -> float:
-        """The upper edge of the bin that holds this percentile of |x|, at most the largest |x|.
+        """Return the upper edge of the bin that holds this percentile of |x|, at most the largest |x|.
 
         ``ValueError`` unless 0 < percentile ≤ 100.
         """
@@ -100,7 +100,7 @@ class Observer:
         return min(self.amax, (int(reached.to(torch.uint8).argmax()) + 1) * self.width)
 
     def entropy(self, levels: int) -> float:
-        """TensorRT's threshold for ``levels`` codes on one side of zero."""
+        """Find TensorRT's threshold for ``levels`` codes on one side of zero."""
         if not self.width or levels >= self.bins:
             return self.amax
         used = min(self.bins, max(levels, math.ceil(self.amax / self.width)))
@@ -108,7 +108,7 @@ class Observer:
         return self.amax if kept_bins >= used else min(self.amax, (kept_bins + 0.5) * self.width)
 
     def squared_error(self, levels: int, shrinks: int = 80) -> float:
-        """The threshold of least squared error for ``levels`` even codes per side, by bin centres."""
+        """Find the threshold of least squared error for ``levels`` even codes per side, by bin centres."""
         if not self.width:
             return self.amax
         centres = (torch.arange(self.bins, dtype=torch.float64) + 0.5) * self.width

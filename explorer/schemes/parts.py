@@ -208,7 +208,7 @@ class SchemeParts:
 
 
 def block_word(block: Block) -> str:
-    """``tensor``, ``row``, ``column``, or rows x columns such as ``1x128`` and ``4xall``."""
+    """Write a block: ``tensor``, ``row``, ``column``, or rows x columns such as ``1x128`` and ``4xall``."""
     return BLOCK_WORDS.get(block) or "x".join("all" if side is None else str(side) for side in block)
 
 

@@ -11,8 +11,8 @@ from explorer.formats.rounding import Rounding
 
 
 class MappingType(enum.Enum):
-    """The mapping of a range to codes. All but SYMMETRIC need an integer format; SIGNED_MAX also takes a
-    codebook with its level of largest magnitude as the least (IQ4_NL)."""
+    """Mapping of a range to codes. All but SYMMETRIC need an integer format; SIGNED_MAX also takes a codebook
+    whose level of largest magnitude is the least one (IQ4_NL)."""
 
     SYMMETRIC = "symmetric: scale = amax / max, for integers the codes -Q ... Q (restricted range)"
     FULL = "symmetric, full range: scale = amax / (2^(b-1) - 1/2), codes -2^(b-1) ... 2^(b-1)-1"
@@ -208,10 +208,9 @@ class ScaleRule:
 
     @property
     def word(self) -> str:
-        """The rule's name: ``float16``, ``RCEIL`` (E8M0 by that rule), ``nvfp4`` (two levels), each with its
-        convention: ``nvfp4-ct``; ``super6`` (6 bits under super-blocks), ``super6-ggml`` and
-        ``float16-ggml`` (found by llama.cpp's search); ``nested``. A scheme's text has it in lower case.
-        """
+        """Name of the rule: ``float16``, ``RCEIL`` (E8M0 by that rule), ``nvfp4`` (two levels), each with its
+        convention: ``nvfp4-ct``; ``super6`` (6 bits under super-blocks), ``super6-ggml`` and ``float16-ggml``
+        (found by llama.cpp's search); ``nested``. A scheme's text has it in lower case."""
         if self.super_bits is not None:
             return f"super{self.super_bits}{'-ggml' if self.is_searched else ''}"
         if self.nested:

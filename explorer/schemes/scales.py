@@ -169,7 +169,7 @@ def scale_for(clip_range: Range, scheme: Scheme, largest: Tensor | None = None) 
 
 
 def _under_super_blocks(clip_range: Range, scheme: Scheme) -> Scales:
-    """Integer scales and integer minimums (at most 0) under super-blocks."""
+    """Compute integer scales and integer minimums (at most 0) under super-blocks."""
     low = clip_range.low.clamp(max=0)
     raw = _raw_scale(Range(low, clip_range.high), scheme)
     minimum = low if scheme.mapping.has_offset else None
@@ -209,7 +209,7 @@ def _is_empty(clip_range: Range, scheme: Scheme) -> Tensor:
 
 
 def _raw_scale(clip_range: Range, scheme: Scheme) -> Tensor:
-    """The scale before it is rounded to its own format."""
+    """Compute the scale before it is rounded to its own format."""
     scale = _exact_scale(clip_range, scheme)
     return through_bfloat16(scale) if scheme.codes.bfloat16 else scale
 
@@ -274,14 +274,15 @@ def _power_of_two(amax: Tensor, scheme: Scheme) -> Tensor:
 
 
 def _nearest_power_of_two(x: Tensor) -> Tensor:
-    """The E8M0 power of two closest to positive float32 ``x``."""
+    """Round positive float32 ``x`` to the closest power of two of E8M0."""
     exponent = _floor_log2(x)
     exponent += (x.view(torch.int32) & MANTISSA_MASK) > MANTISSA_MASK // 2  # beyond 1.5 · 2^exponent
     return E8M0.decode((exponent.clamp(-127, 127) + 127).to(torch.uint8))
 
 
 def _floor_log2(x: Tensor) -> Tensor:
-    """int32 floor(log2 x) of positive float32, from the exponent field; subnormals count as 2^-127."""
+    """Compute floor(log2 x) of positive float32, int32, from the exponent field; subnormals count as
+    2^-127."""
     return ((x.view(torch.int32) & EXPONENT_MASK) >> MANTISSA_BITS) - 127
 
 
@@ -290,7 +291,7 @@ def _ceil_log2(x: Tensor) -> Tensor:
 
 
 def _width_of_even(scheme: Scheme) -> int:
-    """The number of mantissa bits that EVEN rounds amax to: the element's; by compressed-tensors at most one,
+    """Number of mantissa bits that EVEN rounds amax to: the element's; by compressed-tensors at most one,
     except for 6 bits."""
     assert scheme.scale is not None
     bits = scheme.format.significand_bits

@@ -27,8 +27,8 @@ _PLAIN = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True)
 class BitBudget:
-    """Storage bits per element, itemised. ``padding`` fills each row's last byte; ``added`` is a method's
-    extra storage: transforms and residues."""
+    """Storage bits per element by part. ``padding`` fills each row's last byte; ``added`` is a method's extra
+    storage: transforms and residues."""
 
     codes: float
     scales: float

@@ -1,13 +1,12 @@
 """Search the ranges of many short blocks for the least squared error.
 
 A candidate's error is the float64 sum of squares that ``calibrators`` defines; the least wins, the first
-tried of equals. That sum is computed only where it decides. Candidates are first judged
+tried of equals. That sum is computed only for candidates that two bounds leave open:
 
-1. by the error of the block's smallest and largest value alone, a lower bound of the whole error, and 2. by
-the sum in float32, with bounded rounding.
+1. the error of the block's smallest and largest value alone, a lower bound of the whole error;
+2. the sum in float32, with bounded rounding.
 
-Remaining candidates are summed in float64. The bounds are safe, so the ranges equal those of the plain
-search.
+The bounds are safe, so the ranges equal those of the plain search.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LONGEST = 1024
 TILE = 1 << 16
 """Elements processed at a time: 256 kB of float32, which stay in a core's cache with their temporaries."""
 SPARSE = 0.5
-"""If a candidate can win in fewer than this share of the blocks, those are gathered first."""
+"""Share of the blocks below which those that a candidate can win are gathered first."""
 
 
 class Grids(Protocol):

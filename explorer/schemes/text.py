@@ -121,7 +121,7 @@ def unlisted(parts: SchemeParts) -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of the text ``whole``: its word, its number (from 1), and its first character (from 0)."""
+    """Part of the text ``whole``: its word, its number (from 1), and its first character (from 0)."""
 
     whole: str
     number: int

@@ -62,7 +62,8 @@ class Trained:
 
 @cache
 def data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images float32 [n, 64] in 0 … 1 and labels int64 [n] to train on, then to test on; a fixed split."""
+    """Load images float32 [n, 64] in 0 … 1 and labels int64 [n] to train on, then to test on; a fixed
+    split."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -74,9 +75,9 @@ def data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def network(seed: int, hidden: tuple[int, ...] = (HIDDEN, HIDDEN)) -> nn.Sequential:
-    """A network with ``hidden`` layers of these widths, initialised as ``nn.Linear`` is.
+    """Make a network with ``hidden`` layers of these widths, initialised as ``nn.Linear`` is.
 
-    It draws from a generator of its own: visitors of the page share the global one.
+    It draws from its own generator: visitors of the page share the global one.
     """
     generator = torch.Generator().manual_seed(seed)
     parts = list[nn.Module]()
@@ -90,28 +91,31 @@ def network(seed: int, hidden: tuple[int, ...] = (HIDDEN, HIDDEN)) -> nn.Sequent
 
 
 def scheme_of(width: str) -> Scheme:
-    """The scheme of a row of ``WIDTHS``; ``ValueError`` with the widths there are."""
+    """Return the scheme of a row of ``WIDTHS``; ``ValueError`` lists the widths."""
     if width not in WIDTHS:
         raise ValueError(f"no width {width!r}; there are {', '.join(WIDTHS)}")
     return WIDTHS[width]
 
 
 def accuracy(model: nn.Module) -> float:
-    """Share of the test images that ``model`` classifies correctly."""
+    """Compute the share of the test images that ``model`` classifies correctly."""
     _, _, x, y = data()
     with torch.no_grad():
         return float((model(x).argmax(1) == y).float().mean())
 
 
 def fit(model: nn.Module, epochs: int, seed: int, rate: float = RATE) -> Iterator[float]:
-    """Train ``model`` in place as ``losses`` does; the accuracy after each epoch."""
+    """Train ``model`` in place as ``losses`` does; yields the accuracy after each epoch."""
     for _ in losses(model, epochs, seed, rate):
         yield accuracy(model)
 
 
 def losses(model: nn.Module, epochs: int, seed: int, rate: float = RATE) -> Iterator[float]:
-    """Train ``model`` in place by Adam, with a one-cycle learning rate; the mean cross-entropy of the
-    training images in each epoch, in nats, each before the step that it gives."""
+    """Train ``model`` in place by Adam, with a one-cycle learning rate.
+
+    Yields the mean cross-entropy of the training images in each epoch, in nats; each loss is taken before its
+    step.
+    """
     x, y, _, _ = data()
     batches = -(-len(x) // BATCH)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
@@ -139,11 +143,11 @@ def train(
     again: int = 8,
     activations: Scheme | None = None,
 ) -> Iterator[Trained]:
-    """For each seed: train ``epochs`` in float32; for each width evaluate PTQ, QAT by straight-through
-    gradients, and LSQ where the format is an integer, both trained on for ``again`` epochs.
+    """Train networks: for each seed in float32 for ``epochs``; then for each width PTQ, QAT by
+    straight-through gradients, and for integers LSQ, the latter two trained on for ``again`` epochs.
 
-    Float32 trained on for as long is what QAT is compared with. ``activations`` quantizes the inputs of all
-    layers but the first as well. ``ValueError`` for unknown widths and numbers below one.
+    QAT is compared with float32 trained on for as long. ``activations`` also quantizes the inputs of all
+    layers but the first. ``ValueError`` for unknown widths and numbers below one.
     """
     for width in widths:
         scheme_of(width)
@@ -177,7 +181,7 @@ def _quantized_stages(
 
 
 def _step_sizes(layers: Sequence[QuantLinear]) -> list[float]:
-    """Mean learned step size of each layer; empty where none is learned."""
+    """Mean learned step size of each layer; empty if none is learned."""
     return [float(m.step_size.detach().abs().mean()) for m in layers if m.step_size is not None]
 
 
@@ -193,7 +197,7 @@ class Underflow:
 
 
 def gradient_magnitudes(seed: int = 0, epochs: int = 12) -> Tensor:
-    """The nonzero |gradients| of one batch, of weights and hidden values, after a number of epochs in
+    """Compute the nonzero |gradients| of one batch, of weights and hidden values, after some epochs in
     float32."""
     model = network(seed)
     for _ in losses(model, epochs, seed):
@@ -211,7 +215,7 @@ def gradient_magnitudes(seed: int = 0, epochs: int = 12) -> Tensor:
 
 
 def underflow(gradients: Tensor, exponents: Sequence[int] = tuple(range(0, 25, 2))) -> list[Underflow]:
-    """The effect of each loss scale 2^exponent on the magnitudes ``gradients``."""
+    """Compute the effect of each loss scale 2^exponent on the magnitudes ``gradients``."""
 
     def share(of: Tensor) -> float:
         return float(of.float().mean())
@@ -236,7 +240,7 @@ class AccuracyRow:
 
 
 def accuracy_rows(results: Sequence[Trained]) -> list[AccuracyRow]:
-    """A row per width and stage: float32 first, then in the order of ``WIDTHS`` and ``STAGES``."""
+    """Make a row per width and stage: float32 first, then in the order of ``WIDTHS`` and ``STAGES``."""
     accuracies: dict[tuple[str, str], list[float]] = {}
     for r in results:
         accuracies.setdefault((r.width, r.stage), []).append(r.accuracy)
@@ -256,7 +260,7 @@ def count(widths: Sequence[str], seeds: int) -> int:
 
 
 def progress_words(done: Trained, index: int, total: int) -> str:
-    """One line about the network just trained."""
+    """Describe the network just trained in one line."""
     return (
         f"{index} of {total} networks · seed {done.seed + 1}, {width_words(done.width)}, {done.stage}: "
         f"{100 * done.accuracy:.1f} %"
@@ -264,7 +268,8 @@ def progress_words(done: Trained, index: int, total: int) -> str:
 
 
 def summary(results: Sequence[Trained]) -> str:
-    """The width down to which PTQ is free, and what QAT wins back below it; empty before there is either."""
+    """Name the width down to which PTQ loses nothing, and the gain of QAT below it; empty until both are
+    known."""
     mean = {(r.width, r.stage): 100 * r.mean for r in accuracy_rows(results)}
     widths = [w for w in WIDTHS if (w, POST) in mean]
     if not widths:
@@ -286,12 +291,13 @@ def summary(results: Sequence[Trained]) -> str:
 
 
 def width_words(width: str) -> str:
-    """A row of ``WIDTHS`` in words: "4 bits", "binary weights"."""
+    """Describe a row of ``WIDTHS``: "4 bits", "binary weights"."""
     return f"{width} bits" if width.isdigit() else f"{width} weights"
 
 
 def underflow_summary(rows: Sequence[Underflow]) -> str:
-    """The losses of float16 without a loss scale, the best scale, and the losses of bfloat16, in words."""
+    """Describe the gradients that float16 loses without a loss scale, the best scale, and those that bfloat16
+    loses."""
     best = min((r for r in rows if r.overflowed == 0), key=lambda r: (r.lost, r.loss_scale))
     over = next((f", and from {r.loss_scale:,.0f} on some overflow" for r in rows if r.overflowed), "")
     return (

@@ -1,4 +1,4 @@
-"""Quantizers of a layer's inputs: with scales of each batch's own, or under one range observed before."""
+"""Quantizers of a layer's inputs: with scales of each batch, or under one range observed beforehand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONE_SCALE = "static inputs have one range: give activations a scheme with one sc
 
 
 class Float32State(nn.Module):
-    """A module of which ``.to(dtype)``, ``.half()``, ``.bfloat16()`` leave some float32 tensors as they are.
+    """Module that keeps some float32 tensors under ``.to(dtype)``, ``.half()`` and ``.bfloat16()``.
 
     ``in_float32`` names those parameters and buffers: scales, step sizes, ranges. They still change their
     device. A scale rounded to bfloat16 moves all values of its block by up to 0.2 %.
@@ -42,9 +42,9 @@ class Float32State(nn.Module):
 
 
 class DynamicInputs(nn.Module):
-    """Inputs of any leading shape, quantized by ``scheme``: scales per block of each batch.
+    """Quantizer of inputs of any leading shape by ``scheme``: scales per block of each batch.
 
-    The gradient is zero where a value was clipped if ``masked``, otherwise passed on unchanged.
+    The gradient is zero for clipped values if ``masked``, otherwise passed on unchanged.
     """
 
     def __init__(self, scheme: Scheme, masked: bool = True) -> None:
@@ -59,13 +59,12 @@ class DynamicInputs(nn.Module):
 
 
 class StaticInputs(Float32State):
-    """Inputs of any leading shape, quantized by ``scheme`` under one range, ``low`` ... ``high``, for all
+    """Quantizer of inputs of any leading shape by ``scheme`` under one range, ``low`` ... ``high``, for all
     batches.
 
-    While ``observing``, batches pass unchanged, and the range is what an ``Observer`` of them finds by the
-    scheme's calibrator. The gradient is zero where a value was clipped. ``ValueError`` for a scheme of more
-    than one scale, or with a calibrator that no observer has; and in the forward pass while no range is
-    known.
+    While ``observing``, batches pass unchanged, and an ``Observer`` finds their range by the scheme's
+    calibrator. The gradient is zero for clipped values. ``ValueError`` for a scheme of more than one scale,
+    or with a calibrator that no observer has; and in the forward pass while no range is known.
     """
 
     low: Tensor
@@ -93,8 +92,8 @@ class StaticInputs(Float32State):
         return static_quantize(x, Range(self.low, self.high), self.scheme)
 
     def check_range(self) -> None:
-        """``ValueError`` while no range is known. Once it is, the forward pass asks no more: the answer costs
-        a wait for the GPU, and a break of the compiled graph."""
+        """``ValueError`` while no range is known. Once it is, the forward pass does not check again: that
+        would wait for the GPU, and break the compiled graph."""
         self._known = bool(self.high > self.low)
         if not self._known:
             raise ValueError(

@@ -26,7 +26,7 @@ from explorer.training.inputs import ONE_SCALE, DynamicInputs, Float32State, Sta
 
 SMALLEST_STEP_SIZE = 1e-8
 RANGES_OF_0_2 = {"low": "inputs.low", "high": "inputs.high"}
-"""Names in state dicts of version 0.2, and today's."""
+"""Names in state dicts of version 0.2 -> today's names."""
 
 
 class Rule(enum.Enum):
@@ -38,7 +38,8 @@ class Rule(enum.Enum):
 
 
 class _Linear(Float32State):
-    """Y = quantized X · quantized Wᵀ + bias, for a state with the names of today or of an earlier version."""
+    """Linear layer of quantized X and quantized Wᵀ, which reads states with today's names or those of an
+    earlier version."""
 
     inputs: DynamicInputs | StaticInputs | None
     bias: Tensor | None
@@ -60,13 +61,14 @@ class _Linear(Float32State):
 
 
 class QuantLinear(_Linear):
-    """A linear layer with a weight, and inputs if ``activations`` is given, quantized in the forward pass.
+    """Linear layer that quantizes its weight, and its inputs if ``activations`` is given, in the forward
+    pass.
 
     ``weight`` and ``bias`` have the names and shapes of ``nn.Linear``'s; ``step_size`` [grid] is learned
     under LSQ. ``inputs`` quantizes the inputs: each batch with its own scales, or if ``static`` under one
     range that was observed before. ``ValueError`` for a layer that computes its weight or output in another
-    way than ``nn.Linear``, for LSQ under schemes that are not symmetric integers, and for ``static``
-    without one scale for all inputs.
+    way than ``nn.Linear``, for LSQ under schemes that are not symmetric integers, and for ``static`` without
+    one scale for all inputs.
     """
 
     in_float32: ClassVar[tuple[str, ...]] = ("step_size",)
@@ -106,7 +108,7 @@ class QuantLinear(_Linear):
         return self.quantized_weight()
 
     def quantized_weight(self) -> Tensor:
-        """[out, in]: what the forward pass multiplies with."""
+        """The weight [out, in] of the forward pass."""
         if self.step_size is not None:
             return learned_quantize(self.weight, self._positive_step_size(self.step_size), self.weights)
         if self.rule is Rule.STE:
@@ -138,7 +140,7 @@ class QuantLinear(_Linear):
 
 
 class StoredLinear(_Linear):
-    """A linear layer of codes and scales that dequantizes its weight in each forward pass.
+    """Linear layer of codes and scales that dequantizes its weight in each forward pass.
 
     It takes over the layer's quantizer of inputs; ``ValueError`` if that is static and knows no range.
     """
@@ -177,7 +179,8 @@ class StoredLinear(_Linear):
 
 
 def init_lsq_step_size(weight: Tensor, scheme: Scheme) -> Tensor:
-    """LSQ's first step sizes [grid]: 2 · mean|w| / √(largest code) of each block of ``weight`` [out, in].
+    """Compute LSQ's first step sizes [grid]: 2 · mean|w| / √(largest code) of each block of ``weight`` [out,
+    in].
 
     ``ValueError`` for schemes that are not symmetric integers.
     """
@@ -202,10 +205,10 @@ def prepare(
     """Replace every ``nn.Linear`` of ``model`` in place by a ``QuantLinear`` that shares its parameters.
 
     Returns the names replaced; a layer under several names is replaced under all of them, by one. ``keep``:
-    names or patterns (``lm_head``, ``*.down_proj``) that stay as they are. ``ValueError`` where nothing is
-    left to replace, where ``model`` is itself such a layer, and for layers that would lose something and are
-    not kept: a parametrization of the weight, hooks, a forward pass of their own, or a module above that
-    reads the weight itself (``nn.MultiheadAttention``).
+    names or patterns (``lm_head``, ``*.down_proj``) that stay as they are. ``ValueError`` if nothing is left
+    to replace, if ``model`` is itself such a layer, and for layers that would lose something and are not
+    kept: a parametrization of the weight, hooks, a forward pass of their own, or a module above that reads
+    the weight itself (``nn.MultiheadAttention``).
     """
     return replace_linear(model, lambda layer: QuantLinear(layer, weights, activations, rule, static), keep)
 
@@ -213,8 +216,8 @@ def prepare(
 def replace_linear(
     model: nn.Module, make: Callable[[nn.Linear], nn.Module], keep: Sequence[str]
 ) -> list[str]:
-    """Replace every ``nn.Linear`` of ``model`` that is not kept by what ``make`` makes of it; see ``prepare``
-    for ``keep``, the names returned and errors."""
+    """Replace every ``nn.Linear`` of ``model`` that is not kept by the result of ``make``; ``keep``, returned
+    names and errors as in ``prepare``."""
     if isinstance(model, nn.Linear):
         raise ValueError(
             "the model is itself an nn.Linear, which cannot be replaced in place: put it into an "
@@ -245,10 +248,10 @@ def observe(model: nn.Module, on: bool) -> None:
 
 
 def convert(model: nn.Module) -> list[str]:
-    """Replace every ``QuantLinear`` of ``model`` in place by a ``StoredLinear``; the names replaced.
+    """Replace every ``QuantLinear`` of ``model`` in place by a ``StoredLinear``; returns the names replaced.
 
-    ``ValueError``, with no layer replaced, where ``model`` is itself such a layer, and where the inputs of
-    one are static and were never observed.
+    ``ValueError``, with no layer replaced, if ``model`` is itself such a layer, and for a layer whose static
+    inputs were never observed.
     """
     if isinstance(model, QuantLinear):
         raise ValueError(
@@ -266,7 +269,7 @@ def _names_of(model: nn.Module, kind: type[nn.Module]) -> list[list[str]]:
 
 
 def _check_replaceable(model: nn.Module, layers: Sequence[Sequence[str]]) -> None:
-    """``ValueError`` that names every layer which has to be kept, with the reason."""
+    """``ValueError`` that names every layer that has to be kept, with the reason."""
     attention = {id(m.out_proj) for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
     refused = dict[str, str]()
     for names in layers:
@@ -290,7 +293,7 @@ def check_plain(layer: nn.Linear) -> None:
 
 
 def _reason_to_leave(layer: nn.Linear) -> str:
-    """Features of ``layer`` that a ``QuantLinear`` in its place would lose; empty if none."""
+    """List features of ``layer`` that a ``QuantLinear`` in its place would lose; empty if none."""
     if "weight" not in layer._parameters:
         return "has a parametrization of its weight (weight_norm, spectral_norm, pruning), which would vanish"
     if type(layer).forward is not nn.Linear.forward or "forward" in vars(layer):

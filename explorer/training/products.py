@@ -1,8 +1,8 @@
-"""Linear layers whose three products, one forwards and two backwards, are of quantized operands: NVFP4
+"""Linear layers whose three products, one forwards and two backwards, have quantized operands: NVFP4
 training.
 
-Y = X Wᵀ, dL/dX = dL/dY W and dL/dW = dL/dYᵀ X are each computed from operands in blocks along what they sum
-over. The rules are those of NVIDIA, "Pretraining Large Language Models with NVFP4", arXiv 2509.25149:
+Y = X Wᵀ, dL/dX = dL/dY W and dL/dW = dL/dYᵀ X are each computed from operands in blocks along the axis that
+is summed. The rules are those of NVIDIA, "Pretraining Large Language Models with NVFP4", arXiv 2509.25149:
 
 * weights in tiles of 16 x 16, whose transpose has the same values: both products see the same weight;
 * the operands of dL/dW are multiplied by a random Hadamard matrix along tokens, 16 at a time, which the
@@ -10,9 +10,9 @@ over. The rules are those of NVIDIA, "Pretraining Large Language Models with NVF
 * gradients are rounded stochastically, all else to nearest;
 * some layers, the last above all, are left as they are.
 
-Their scheme for gradients clips what the rounded scale does not reach; ``NVFP4`` has the range "unclipped",
-so that the expected value of a rounded gradient is the gradient. Parameters, gradients of parameters and
-sums are in the model's own dtype.
+Their scheme for gradients clips values beyond the reach of the rounded scale; ``NVFP4`` has the range
+"unclipped", so that the expected value of a rounded gradient is the gradient. Parameters, gradients of
+parameters and sums are in the model's own dtype.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from explorer.schemes import SCHEMES, Scheme
 from explorer.training.layers import check_plain, replace_linear
 
 MOST_CALLS = 1 << 32
-"""Calls of one layer whose stochastic roundings have seeds of their own."""
+"""Number of calls of one layer whose stochastic roundings have different seeds."""
 
 
 @dataclass(frozen=True)
 class TrainingPrecision:
-    """How the operands of a linear layer's products are quantized.
+    """Quantization of the operands of a linear layer's products.
 
-    ``weights`` [N, K] forwards and transposed backwards, ``inputs`` [tokens, K] and ``gradients``
-    [tokens, N], both also transposed for dL/dW; ``stochastic`` rounds the gradients stochastically;
-    ``hadamard``: order of the random Hadamard matrix that the operands of dL/dW are multiplied by, 1 for
-    none. ``ValueError`` for another order, and for schemes that have a seed already.
+    ``weights`` [N, K] forwards and transposed backwards, ``inputs`` [tokens, K] and ``gradients`` [tokens,
+    N], both also transposed for dL/dW; ``stochastic`` rounds the gradients stochastically; ``hadamard``:
+    order of the random Hadamard matrix that the operands of dL/dW are multiplied by, 1 for none.
+    ``ValueError`` for another order, and for schemes that have a seed already.
     """
 
     weights: Scheme
@@ -62,7 +62,7 @@ class TrainingPrecision:
 _TILES = Scheme.parse("float4_e2m1fn~16x16~symmetric~nvfp4~minmax")
 _UNCLIPPED = Scheme.parse("float4_e2m1fn~1x16~symmetric~nvfp4~unclipped")
 NVFP4 = TrainingPrecision(_TILES, SCHEMES["nvfp4"], _UNCLIPPED)
-"""NVIDIA's rules, and headroom for gradients."""
+"""NVIDIA's rules, with headroom for gradients."""
 _CAST = SCHEMES["bf16"]
 BF16 = TrainingPrecision(_CAST, _CAST, _CAST, stochastic=False, hadamard=1)
 """Operands rounded to BF16."""
@@ -92,7 +92,7 @@ class TrainedLinear(nn.Module):
 
     @torch.compiler.disable(reason="TrainedLinear checks values on the host while it quantizes them")
     def forward(self, x: Tensor) -> Tensor:
-        """[..., N] for ``x`` [..., K]."""
+        """Compute [..., N] for ``x`` [..., K]."""
         first = (self.seed * MOST_CALLS + self.calls % MOST_CALLS) * 2
         self.calls += 1
         weight: Tensor = self.weight
@@ -110,7 +110,8 @@ class TrainedLinear(nn.Module):
 
 
 class _Products(torch.autograd.Function):
-    """X Wᵀ and its gradients, of quantized operands; ``first`` and ``first`` + 1 are the seeds backwards."""
+    """Autograd function X Wᵀ of quantized operands; ``first`` and ``first`` + 1 are the seeds of the backward
+    pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, by: TrainingPrecision, first: int) -> Tensor:
@@ -135,7 +136,7 @@ class _Products(torch.autograd.Function):
 
 
 def _rounded(x: Tensor, scheme: Scheme, seed: int | None = None) -> Tensor:
-    """``x`` [rows, cols] quantized by ``scheme`` and restored in its own dtype, stochastically with a
+    """Quantize ``x`` [rows, cols] by ``scheme`` and restore it in its own dtype; stochastically with a
     ``seed``."""
     if seed is not None:
         scheme = dataclasses.replace(scheme, seed=seed)

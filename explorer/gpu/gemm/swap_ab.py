@@ -38,8 +38,8 @@ SPLITTING_FEW, SPLITTING, SPLITTING_DENSE = 26, 15, 0.9
 """The cost of splitting tiles along K, in K-tiles multiplied in that time: with mma.sync, with wgmma from
 registers; the last relative to a whole tile if W is not decoded."""
 WORTH_SPLITTING = 1.1
-"""Splitting pays if whole tiles take this many times as long: the more tiles are split, the less is found in
-L2."""
+"""Ratio of the times of whole tiles and of split ones from which splitting pays: the more tiles are split,
+the less is found in L2."""
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,7 @@ def _forms(tokens: int, tiles: Tiles) -> list[Division]:
 
 
 def _shares_k(form: Division, tiles: Tiles) -> bool:
-    """True if two CTAs of a cluster may share K: where W is not decoded, few tokens lose by it."""
+    """True if two CTAs of a cluster may share K: with few tokens this costs time unless W is decoded."""
     return tiles.bits > 0 or tiles.scales is ScalePlace.BLOCK or form.blocks > 1
 
 
@@ -398,7 +398,7 @@ def gemm_swap_ab(
 
 
 class SwapAB:
-    """The product ``gemm_swap_ab`` at one shape, ready to launch: everything but addresses is settled."""
+    """The product ``gemm_swap_ab`` at one shape, ready to launch with addresses."""
 
     def __init__(
         self,
@@ -455,7 +455,7 @@ class SwapAB:
 
 
 planned = functools.lru_cache(1024)(SwapAB)
-"""The product of a shape, kept for the next call."""
+"""Return the product of a shape, cached for the next call."""
 
 
 _PARTIAL_SUMS: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}

@@ -50,7 +50,7 @@ the output."""
 _TRACED_OPSET = 20
 """Latest version of the operations that the exporter has; they are unchanged in later versions."""
 _TOKENS = 8
-"""Of a trace. Positions and ids are below it."""
+"""Number of tokens of a trace. Positions and ids are below it."""
 _EXPORTING = threading.Lock()
 """The exporter keeps its state in globals."""
 

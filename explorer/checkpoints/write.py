@@ -172,9 +172,9 @@ def check_shards(export: Export, shard_bytes: float | None) -> None:
         return
     if not export.sharded:
         some = ", ".join(row.name for row in EXPORTS.values() if row.sharded)
-        raise ValueError(f"{export.label} has its tensors in one file: a size of files is for {some}")
+        raise ValueError(f"{export.label} keeps its tensors in one file: only {some} take a size of files")
     if not shard_bytes > 0:
-        raise ValueError("a file has more than 0 bytes")
+        raise ValueError("the size of files has to be more than 0 bytes")
 
 
 def checked(target: str, plan: Plan, needs_inputs: bool = False) -> Export:

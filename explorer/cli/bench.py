@@ -1,4 +1,4 @@
-"""Commands that measure: ``bench`` times the library on this machine, ``speed`` reads what was recorded."""
+"""Commands on speed: ``bench`` times the library on this machine, ``speed`` reads recordings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Repeats = Annotated[int, typer.Option(min=1, help="Runs of each; the median coun
 
 
 def _in_a_checkout(record: bool) -> bool:
-    """``--record``, refused before anything else in an installed package."""
+    """Refuse ``--record`` in an installed package, before any work."""
     if record:
         checkout()
     return record

@@ -41,7 +41,7 @@ def naming_rows(text: str) -> str:
 
 
 class Command(TyperCommand):
-    """A command that names rows of tables only when its help is asked for: the tables import torch."""
+    """Command that inserts names from tables only into its help text: the tables import torch."""
 
     def get_help(self, ctx: Any) -> str:
         for option in self.params:
@@ -129,7 +129,7 @@ def _check_outputs(given: Mapping[str, Any], force: bool) -> None:
 
 
 def _holds(where: str | Path, path: Path) -> bool:
-    """Whether ``where`` is the file ``path``, or the folder of a model that has its weights in it."""
+    """True if ``where`` is the file ``path``, or the folder of a model with that file of weights."""
     try:
         found = Path(where).expanduser().resolve()
         weights = path.suffix.lower() in (".safetensors", ".gguf")
@@ -139,7 +139,7 @@ def _holds(where: str | Path, path: Path) -> bool:
 
 
 def _made_here(path: Path) -> bool:
-    """Whether a file has a mark of this program, or is empty."""
+    """True if a file has a mark of this program, or is empty."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)

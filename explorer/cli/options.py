@@ -141,7 +141,7 @@ class RecipeLimits:
 
 
 COMMAND = ExitStack()
-"""Closed when a command ends, and with it the command's choice of a device."""
+"""Exit stack of the running command; closing it restores the choice of a device."""
 
 
 def use_device(choice: str | None) -> torch.device:
@@ -166,7 +166,7 @@ def split(text: str) -> list[str]:
 
 
 def listed(text: str | None) -> tuple[str, ...]:
-    """``split``, but nothing for an option that was not given."""
+    """Split ``text`` as ``split`` does; empty for an option that was not given."""
     return tuple(split(text)) if text else ()
 
 
@@ -183,13 +183,14 @@ def check_readable(*paths: str | None) -> None:
 
 
 def check_model(where: str) -> None:
-    """``ValueError`` before any work for what is neither a path here nor a Hub id."""
+    """``ValueError`` before any work unless the text is a path on this machine or has the form of a Hub
+    id."""
     if not Path(where).expanduser().exists() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", where.strip()):
         raise ValueError(f"no folder {where[:200]!r} here, and it is no Hub id (owner/name)")
 
 
 def parse_scheme(text: str) -> Scheme:
-    """Return a scheme by its name or spelled out; ``ValueError`` names the accepted ones."""
+    """Return a scheme by its name or text; ``ValueError`` lists the accepted ones."""
     from explorer.schemes import Scheme
 
     return Scheme.parse(text)
@@ -203,7 +204,7 @@ def parse_schemes(texts: str | None) -> list[Scheme]:
 
 
 def sizes(text: str, form: str, flag: str = "--shape") -> tuple[int, ...]:
-    """Return (4096, 4096) for ``4096x4096``; ``form``, "M x N x K" or the like, tells how many there are."""
+    """Return (4096, 4096) for ``4096x4096``; ``form``, such as "M x N x K", gives the number of sides."""
     parts, wanted = text.lower().split("x"), len(form.split(" x "))
     if len(parts) != wanted or not all(part.strip().isdecimal() and int(part) for part in parts):
         example = "x".join(["4096"] * wanted)

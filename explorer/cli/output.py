@@ -67,7 +67,7 @@ def emit(as_json: bool, records: object, *shown: PrintedTable | str | None) -> N
 
 
 def written(path: object) -> str | None:
-    """Return the line that tells the file a command wrote, None without one."""
+    """Return a line with the file that a command wrote; None without one."""
     return f"written: {path}" if path else None
 
 
@@ -135,8 +135,8 @@ class _Rate(ProgressColumn):
 
 
 class _Lines:
-    """Progress for a log file: a line each tenth, and after half a minute; none for what is done at once.
-    ``later``: time begins with the first step that is reported, because something else runs before it."""
+    """Progress for a log file: a line each tenth, and after half a minute; none for work that is done at
+    once. ``later``: time begins with the first reported step, because another phase runs before it."""
 
     def __init__(self, label: str, in_bytes: bool, later: bool) -> None:
         self._label, self._shown = label, words.bytes_ if in_bytes else words.count

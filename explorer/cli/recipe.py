@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 command = partial(add_command, app, MODELS)
 FEW_SCHEMES = 3
-"""A survey with fewer schemes that a target carries leaves a recipe little to choose from."""
+"""Number of schemes below which a survey leaves a recipe for a target little choice."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class RecipeOptions(RecipeLimits):
         _inputs_scheme(self.inputs)
 
     def constraints(self, unplaced: Iterable[str]) -> Constraints:
-        """Return what a choice is limited to; ``unplaced`` layers stay as they are."""
+        """Return the constraints of a choice; ``unplaced`` layers stay as they are."""
         from explorer.survey import Constraints
         from explorer.survey.carried import target_of
 
@@ -106,7 +106,7 @@ class RecipeOptions(RecipeLimits):
         )
 
     def choice(self, front: Frontier) -> tuple[Choice, str]:
-        """Return the choice within the budget, and what slightly more would do, if that is worth a line."""
+        """Return the choice within the budget, and a line on a slightly larger budget if that is worth it."""
         from explorer.survey.sentences import slightly_more
         from explorer.survey.times import seconds_of
 
@@ -188,7 +188,7 @@ def recipe(
 
 
 def _hint_at_schemes(target: str, found: Survey, front: Frontier) -> list[str]:
-    """Tell that a survey has few schemes for ``target``, and which its users take."""
+    """Warn that a survey has few schemes for ``target``, and name the target's usual ones."""
     from explorer.checkpoints.targets import export_of
 
     carried = [name for name in found.head.schemes if name not in front.refused]
@@ -202,8 +202,8 @@ def _hint_at_schemes(target: str, found: Survey, front: Frontier) -> list[str]:
 
 
 def _check_together(target: str, chosen: ModelRecipe, schemes: Sequence[str]) -> None:
-    """``ValueError`` if ``target`` cannot carry these layers in one model; asked where its files are here. It
-    advises fewer of ``schemes`` where one of them alone is carried."""
+    """``ValueError`` if ``target`` cannot carry these layers in one model; checked if the model's files are
+    on this machine. It suggests fewer of ``schemes`` if the target carries one of them alone."""
     from explorer.checkpoints import EXPORTS, Plan
     from explorer.checkpoints.model import ModelFolder
     from explorer.methods.recipe import Recipe
@@ -241,7 +241,7 @@ def _record(chosen: ModelRecipe) -> dict[str, object]:
 
 
 def _layer_table(found: Survey, front: Frontier, choice: Choice, chosen: ModelRecipe) -> PrintedTable:
-    """Return the layers with their schemes, and the share that each has in the predicted cost."""
+    """Return the layers with their schemes, and their shares of the predicted cost."""
     rows = []
     for name, one in chosen.layers.items():
         layer, scheme = found.layer(name), choice.schemes[name]
@@ -254,7 +254,7 @@ def _layer_table(found: Survey, front: Frontier, choice: Choice, chosen: ModelRe
 
 
 def _recipe_words(found: Survey, front: Frontier, choice: Choice, chosen: ModelRecipe) -> list[str]:
-    """Tell size, predicted loss, inputs and time of a recipe, a line each."""
+    """Describe size, predicted loss, inputs and time of a recipe, a line each."""
     from explorer.survey import SENSITIVITIES
     from explorer.survey.apply import inputs_words, weights_alone
     from explorer.survey.sentences import between_words
@@ -282,7 +282,7 @@ def _recipe_words(found: Survey, front: Frontier, choice: Choice, chosen: ModelR
 
 
 def _methods_words(found: Survey, choice: Choice, method: str) -> str:
-    """Tell which methods a recipe has: one for all layers, or by layer."""
+    """Describe the methods of a recipe: one for all layers, or by layer."""
     from explorer.methods import label_of
     from explorer.survey.sentences import methods_words
 
@@ -297,7 +297,7 @@ def _methods_words(found: Survey, choice: Choice, method: str) -> str:
 
 @dataclass(frozen=True)
 class WrittenRecipe:
-    """A recipe in a file, and how its model is run."""
+    """Recipe in a file, and the options for running its model."""
 
     recipe: str = typer.Argument(metavar="RECIPE", help="A file that `explorer recipe` wrote.")
     place: str | None = typer.Option(
@@ -447,7 +447,7 @@ class CheckedFiles:
     text: str | None = texts_option("to measure on")
 
     def measured(self, base: str | None) -> bool:
-        """Return whether the loss is measured; ``ValueError`` for options that do not go together."""
+        """True if the loss is measured; ``ValueError`` for options that exclude each other."""
         measured = bool(self.verify and base is None) if self.measure is None else self.measure
         if measured and base is not None:
             raise ValueError("--measure runs a model's folder; a .gguf file is not run here")
@@ -560,7 +560,7 @@ def _exported(wanted: Wanted, as_json: bool) -> Written:
 
 
 def _say_unsaid(why: str) -> None:
-    """Tell that the files do not say how the recipe stores keys and values."""
+    """Warn that the files do not describe the recipe's storage of keys and values."""
     if why:
         say(f"the cache of keys and values is not in these files: {why}", error=True)
 
@@ -591,7 +591,7 @@ def _from_base(
 
 
 def _print_written(made: Written, upload: PushOptions, as_json: bool) -> None:
-    """Tell what was written, and upload it if asked to."""
+    """Describe the written files, and upload them if requested."""
     from explorer.checkpoints.push import push
 
     if not as_json:

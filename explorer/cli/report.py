@@ -43,7 +43,7 @@ class OfATensor(TyperGroup):
     """A group in which ``report W.npy`` is ``report tensor W.npy``: only other kinds have to be named."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Insert the command that is left out."""
+        """Insert the omitted command "tensor"."""
         named = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
         return super().parse_args(ctx, list(args) if named else [DEFAULT, *args])
 

@@ -45,7 +45,7 @@ EngineName = Literal["auto", "torch", "llama.cpp"]
 """``explorer.running.choice.NAMES``, whose module imports torch."""
 ORIGINAL = "original"
 MARKS = "⟦⟧"
-"""Around the token in which two texts part."""
+"""Marks around the first token that differs between two texts."""
 COLUMNS = (
     "", "engine", "tokens of prompt", "prompt tokens/s", "tokens written", "tokens/s", "weights in files",
     "in memory",
@@ -56,7 +56,7 @@ STOPPED = 130
 
 @dataclass(frozen=True)
 class RunModels:
-    """The model that writes, and the one that it is compared with."""
+    """The model that writes, and the model to compare it with."""
 
     model: str = typer.Argument(
         help="A folder of a model or a checkpoint, a Hub id (owner/name) or a .gguf file."
@@ -92,7 +92,7 @@ class RunModels:
         check_readable(self.recipe)
 
     def subjects(self) -> tuple[Subject, Subject | None]:
-        """Return the model to run, and what to compare it with, if anything."""
+        """Return the model to run, and the model to compare it with, if any."""
         from explorer.running import subject_of
 
         subject = subject_of(self.model, self._recipe(), self.revision)
@@ -180,7 +180,7 @@ class _Run:
 
 
 def _name(subject: Subject) -> str:
-    """Return the name of a run: by its recipe, or by what the files hold."""
+    """Return the name of a run: by its recipe, or by the form of the files."""
     if subject.recipe is None:
         return subject.kind.value if subject.kind.value != "weights" else ORIGINAL
     return next(iter(subject.recipe.counts)) if len(subject.recipe.counts) == 1 else "recipe"
@@ -189,7 +189,7 @@ def _name(subject: Subject) -> str:
 def _write(
     runs: list[_Run], name: str, engine: Engine, asked: tuple[str, int, Sampling], as_json: bool
 ) -> None:
-    """Add a text to ``runs`` and print it as it comes; Ctrl-C passes through, and what there is stays."""
+    """Add a text to ``runs`` and print it as it comes; Ctrl-C passes through, and the text so far stays."""
     writing = engine.write(*asked)
     runs.append(_Run(name, writing))
     if as_json:
@@ -229,7 +229,7 @@ def _print_figures(runs: Sequence[_Run]) -> None:
 
 
 def _print_comparison(compared: Comparison, runs: Sequence[_Run]) -> None:
-    """Print both texts, the token in which they part, and KL along the original's."""
+    """Print both texts, the first token that differs, and KL along the original's."""
     changed, original = runs
     parting = compared.parting
     index = parting.index if parting else None

@@ -83,7 +83,7 @@ class SurveyOptions:
         check_readable(self.text)
 
     def plan(self, texts: AnyTexts) -> SurveyPlan:
-        """Return what is to be surveyed, calibrated by ``texts``."""
+        """Return the request of the survey, calibrated by ``texts``."""
         from explorer.survey.run import SCHEMES, SurveyPlan
 
         return SurveyPlan(
@@ -146,7 +146,7 @@ def survey(
 
 
 def _kept_of(path: Path) -> str:
-    """Tell what a stopped survey leaves in its file, and how to go on."""
+    """Describe what a stopped survey leaves in its file, and how to continue."""
     from explorer.survey import load_survey
 
     try:
@@ -158,7 +158,7 @@ def _kept_of(path: Path) -> str:
 
 
 def _doubts(found: Survey) -> list[str]:
-    """Tell what limits the trust in a survey, a line each."""
+    """Describe what limits the trust in a survey, a line each."""
     from explorer.survey import SENSITIVITIES
     from explorer.survey.sentences import kept, rarely_reached
 
@@ -190,7 +190,7 @@ def _shown(found: Survey) -> tuple[PrintedTable, str]:
 
 
 def loss_words(found: Survey, is_loss: bool) -> str:
-    """Return the name of what a survey predicts: a loss, or an error that is none."""
+    """Return the name of the predicted quantity: a loss, or an error that is not a loss."""
     return f"predicted loss ({found.head.loss})" if is_loss else "error, not a loss"
 
 
@@ -269,7 +269,7 @@ def _cache_table(rows: Sequence[CacheRow]) -> PrintedTable:
 
 
 def _cache_words(found: CacheSurvey) -> list[str]:
-    """Tell what the cache of a model takes exactly, and which layers keep a window of it."""
+    """Describe the size of a model's exact cache, and the layers that keep a window of it."""
     from explorer.analysis.cache import CONTEXT, CachePlan
 
     exact, shape = CachePlan(), found.shape

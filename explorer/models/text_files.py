@@ -43,7 +43,9 @@ def read_texts(
     try:
         if rows_of is None:
             if column is not None:
-                raise ValueError(f"has no columns: a document a line; {', '.join(_TABLES)} have")
+                raise ValueError(
+                    f"has no columns: each of its lines is a document; {', '.join(_TABLES)} have columns"
+                )
             found = Texts(tuple(path.read_text(encoding="utf-8").splitlines()))
         else:
             found = _of_rows(rows_of(path), column)
@@ -137,7 +139,7 @@ def _reader(names: Sequence[str], column: str | None) -> Callable[[Row], Documen
     answer = next((name for name in ANSWERS if name in names), None)
     usual = [name for name in COLUMNS if name in names]
     if not usual and not ("prompt" in names and answer):
-        raise ValueError(f"has no column that is read by itself ({_NEEDED}); {there}: name one by --column")
+        raise ValueError(f"has no column that is read by default ({_NEEDED}); {there}: name one by --column")
 
     def first_filled(row: Row) -> Document:
         """Read the first column that the row fills: rows of a table may be of several sorts."""

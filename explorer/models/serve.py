@@ -56,7 +56,9 @@ def quantize_model(
         _warn_of_others(model, chosen)
 
     def weight(name: str) -> Tensor:
-        return model.get_parameter(f"{name}.weight").detach()
+        weight = model.get_submodule(name).weight  # of a pruned or normalized layer no parameter
+        assert isinstance(weight, Tensor)
+        return weight.detach()
 
     rounded = rounding(chosen, fused, weight)
 

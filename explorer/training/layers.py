@@ -223,7 +223,7 @@ def replace_linear(
             "the model is itself an nn.Linear, which cannot be replaced in place: put it into an "
             "nn.Sequential"
         )
-    linear = _names_of(model, nn.Linear)
+    linear = [n for n in names_of_modules(model) if isinstance(model.get_submodule(n[0]), nn.Linear)]
     chosen = [names for names in linear if not any(fnmatch.filter(names, name) for name in keep)]
     if not chosen:
         raise ValueError(
@@ -250,22 +250,15 @@ def observe(model: nn.Module, on: bool) -> None:
 def convert(model: nn.Module) -> list[str]:
     """Replace every ``QuantLinear`` of ``model`` in place by a ``StoredLinear``; returns the names replaced.
 
-    ``ValueError``, with no layer replaced, if ``model`` is itself such a layer, and for a layer whose static
-    inputs were never observed.
+    ``ValueError``, with no layer replaced, if ``model`` is itself such a layer, for a weight that holds NaN
+    or Inf, and for a layer whose static inputs were never observed.
     """
     if isinstance(model, QuantLinear):
         raise ValueError(
             "the model is itself a QuantLinear, which cannot be replaced in place: make it a StoredLinear"
         )
-    for module in model.modules():
-        if isinstance(module, QuantLinear) and isinstance(module.inputs, StaticInputs):
-            module.inputs.check_range()
-    names = [names[0] for names in _names_of(model, QuantLinear)]
-    return replace_layers(model, names, lambda _, layer: StoredLinear(layer))
-
-
-def _names_of(model: nn.Module, kind: type[nn.Module]) -> list[list[str]]:
-    return [names for names in names_of_modules(model) if isinstance(model.get_submodule(names[0]), kind)]
+    stored = {name: StoredLinear(m) for name, m in model.named_modules() if isinstance(m, QuantLinear)}
+    return replace_layers(model, stored, lambda name, _: stored[name])
 
 
 def _check_replaceable(model: nn.Module, layers: Sequence[Sequence[str]]) -> None:

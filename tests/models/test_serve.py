@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.utils import prune
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -127,6 +128,19 @@ def test_a_shared_layer_is_quantized_once_by_any_of_its_names(names: tuple[str, 
     explorer.quantize_model(model, dict.fromkeys(names, INT8))
     assert isinstance(model["one"], QuantizedLinear) and model["other"] is model["one"]
     assert not model["one"].training and type(model["more"]) is nn.Linear
+
+
+def test_a_weight_that_is_computed_is_quantized_as_it_is() -> None:
+    """Of a layer with a normalized or pruned weight, which is no parameter."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(32, 16)),
+        prune.l1_unstructured(nn.Linear(16, 8), "weight", 0.5),
+    )
+    weights = [layer.weight.detach() for layer in model]
+    explorer.quantize_model(model, {"0": INT8, "1": INT8})
+    for layer, weight in zip(model, weights, strict=True):
+        assert torch.equal(layer.weight, explorer.quantize(weight, INT8).dequantize())
 
 
 def test_a_nan_names_its_layer(llama: nn.Module) -> None:

@@ -125,6 +125,13 @@ def test_keep_leaves_layers_alone_and_what_is_refused() -> None:
         with pytest.raises(ValueError, match="calibrate first"):
             unseen()
     assert isinstance(ready[0], QuantLinear)
+    ready = model()
+    prepare(ready, by)
+    with torch.no_grad():
+        ready[2].weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        convert(ready)
+    assert isinstance(ready[0], QuantLinear)
     search = Scheme.parse("int8~tensor~asymmetric~float32~mse")  # knows |x| alone
     with pytest.raises(ValueError, match="ends"):
         prepare(model(), by, search, static=True)

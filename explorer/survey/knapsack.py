@@ -98,20 +98,22 @@ def least_within(path: HullPath, budget: float) -> Solved | None:
     last = int((path.size_at <= budget * _WHOLE).sum()) - 1
     if not budget > 0 or last < 0:
         return None
-    sizes, costs, chosen, unfollowed = _between(path, last)
-    at = max(int((sizes <= budget * _WHOLE).sum()) - 1, 0)
-    cost, line = float(costs[at]), float(np.interp(budget, path.size_at, path.cost_at))
-    return Solved(chosen[at], cost, min(cost, line + unfollowed))
+    sizes, chosen, unfollowed = _between(path, last)
+    picked = chosen[max(int((sizes <= budget * _WHOLE).sum()) - 1, 0)]
+    # Sums along the path differ in their last digits, which are all of a cost near 0.
+    cost = float(path.costs[np.arange(len(picked)), picked].sum())
+    line = float(np.interp(budget, path.size_at, path.cost_at))
+    return Solved(picked, cost, min(cost, line + unfollowed))
 
 
 @lru_cache(_STEPS)
-def _between(path: HullPath, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Find the best choices from point ``k`` to the next one: sizes, costs, the schemes of each unit; and the
-    least reduced cost of those that were not followed."""
+def _between(path: HullPath, k: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Find the best choices from point ``k`` to the next one: sizes, the schemes of each unit; and the least
+    reduced cost of those that were not followed."""
     chosen, units, unfollowed = path.at(k)[None].astype(np.int16), np.arange(len(path.start)), 0.0
     sizes, costs = path.size_at[[k]], path.cost_at[[k]]
     if k + 1 == len(path.size_at):
-        return sizes, costs, chosen, np.inf
+        return sizes, chosen, np.inf
     end, reduced = path.size_at[k + 1], path.reduced(k)
     for width in _WIDTHS:
         # What the best choice at hand costs more than the line, where the next one does not fit yet.
@@ -123,7 +125,7 @@ def _between(path: HullPath, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
         sizes, costs = path.sizes[units, chosen].sum(1), path.costs[units, chosen].sum(1)
         best = _undominated(sizes, costs)
         sizes, costs, chosen = sizes[best], costs[best], chosen[best]
-    return sizes, costs, chosen, unfollowed
+    return sizes, chosen, unfollowed
 
 
 def _followed(

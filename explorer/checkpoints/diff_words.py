@@ -73,8 +73,8 @@ def _kept(found: Diff) -> str:
         plural = "" if len(kept) == 1 else "s"
         return f"Kept as stored: {count(len(kept))} tensor{plural} ({kinds}), equal to the original's."
     return (
-        f"Kept in {kinds}: {count(len(kept))} tensors, of which {count(len(other))} differ from the "
-        f"original's: {_named(other)}."
+        f"Kept in {kinds}: {count(len(kept))} tensors. Not equal to the original's: {count(len(other))} of "
+        f"them, {_named(other)}."
     )
 
 

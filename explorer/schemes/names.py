@@ -122,7 +122,7 @@ def _refuse_ending(name: str, wanted: _Name, rows: list[tuple[_Name, SchemeParts
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(
-        f"no scheme {name[:_LONGEST]!r}{suggestion(name, [*ROWS, *ALIASES])}; `explorer schemes` lists all "
-        "names, whose block may be another one, such as int4_group48_asym; another scheme is spelled "
-        f"{OUTLINE}, such as int4~1x48~asymmetric~float16~minmax"
+        f"no scheme {name[:_LONGEST]!r}{suggestion(name, [*ROWS, *ALIASES]) or '.'} `explorer schemes` lists "
+        "the names; the block in a name may be of another size, as in int4_group48_asym. Any other scheme is "
+        f"spelled {OUTLINE}, such as int4~1x48~asymmetric~float16~minmax"
     )

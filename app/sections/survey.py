@@ -323,8 +323,9 @@ def show(which: str, own: str | None) -> SurveyView:
     """Describe a survey, "own" and the file or the name of a recorded one, and map its layers × schemes."""
     found = _survey(which, own)
     row = SENSITIVITIES[found.head.default]
+    what = f"the loss predicted by {row.label}" if row.is_loss else row.label
     return SurveyView(
-        status=html.status(f"{about(found)} Shown: {row.label}. {row.trust}"),
+        status=html.status(f"{about(found)} Shown: {what}. {row.trust}"),
         heat=plot_data(heat_figure(found, row.name)),
     )
 

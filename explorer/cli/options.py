@@ -83,7 +83,7 @@ class TextOptions:
 
     column: str | None = typer.Option(
         None,
-        help="The column of --text or --calibration with text or dialogues.",
+        help="The column of the files of texts that holds text or dialogues.",
         show_default="text, messages, conversations, or prompt and completion",
     )
     sequence_length: int | None = typer.Option(

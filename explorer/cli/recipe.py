@@ -303,7 +303,7 @@ class WrittenRecipe:
     place: str | None = typer.Option(
         None, "--model", help="Folder or Hub id.", show_default="the recipe's own"
     )
-    calibration: str | None = texts_option("that methods see layers' inputs of")
+    calibration: str | None = texts_option("to run for the layers' inputs, which methods need")
     imatrix: str | None = typer.Option(
         None,
         metavar="FILE",
@@ -350,9 +350,9 @@ class WrittenRecipe:
 def check(
     asked: WrittenRecipe,
     how: TextOptions,
-    text: str | None = texts_option("not calibrated by"),
+    text: str | None = texts_option("to measure the loss on, others than those of calibration"),
     survey: str | None = typer.Option(
-        None, help="The recipe's survey: predictions of what it stands beside."
+        None, help="The recipe's survey: the single schemes' predicted losses are read from it."
     ),
     device: Device = None,
     as_json: Json = False,

@@ -65,7 +65,7 @@ command = partial(add_command, kinds, None)
 ROUNDED = 0.005
 """Bits per weight: tolerance for a budget that was rounded to two decimals."""
 TIMINGS = typer.Option(
-    None, help="Products timed on your machine: the JSON of `bench gemm --json` or of the page."
+    None, help="Products timed on your machine: the JSON of `bench gemm --record-to` or of the page."
 )
 
 

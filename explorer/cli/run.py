@@ -129,7 +129,7 @@ def run(
     ),
     temperature: float = typer.Option(0, min=0, help="0: the most probable token each time; above: drawn."),
     seed: int = typer.Option(0, min=0, help="Seed of the draws."),
-    calibration: str | None = texts_option("that methods see layers' inputs of"),
+    calibration: str | None = texts_option("to run for the layers' inputs, which methods need"),
     device: Device = None,
     as_json: Json = False,
 ) -> None:

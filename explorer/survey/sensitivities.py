@@ -34,9 +34,9 @@ SENSITIVITIES: dict[str, Sensitivity] = {
     row.name: row
     for row in (
         Sensitivity(WEIGHT, "weight error", "‖ΔW‖², from the weights alone",
-                    "Orders the schemes of one layer; says next to nothing of which layer matters.", False),
+                    "It orders the schemes of one layer, and hardly says which layer matters.", False),
         Sensitivity(FISHER, "Fisher's diagonal", "½ Σ gradient² · ΔW²",
-                    "Near to measured losses; needs memory for another copy of the model.", True),
+                    "It is near to measured losses, and needs memory for another copy of the model.", True),
     )
 }  # fmt: skip
 """Every signal by name; recipes are chosen by the last one, if texts could be run."""

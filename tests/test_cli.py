@@ -116,7 +116,7 @@ def test_kl_of_a_small_sample_is_said_to_be_one(
     """If this fails, the KL of a few rows is read as that of the tensor: it is twice as large."""
     np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((rows, 384), np.float32))
     command = ("quantize", str(tmp_path / "x.npy"), "--scheme", "int4_group128")
-    assert ("kl: 1,536 values are 6 to each of 256 bins" in run(capsys, *command)[1]) is said
+    assert ("kl: 1,536 values are 6 per bin in 256 bins" in run(capsys, *command)[1]) is said
     assert ("note" in json.loads(run(capsys, *command, "--json")[1])["report"]) is said
 
 

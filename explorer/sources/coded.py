@@ -95,7 +95,7 @@ class CodedWeight:
             raise SourceError(self.problem)
         checkpoint()
         total, name = self.info.shape[0], plain(self.info.name, 80)
-        of = ", ".join(plain(part.name, 80) for part in self.layer.infos.values())
+        of = _listed(self.layer.infos.values())
         with refused(f"{name}, of {of}, cannot be restored (its codes: {name}{STORED})"):
             parts = self.form.read(self.layer, rows, total, lambda info, n: read_rows(info, n, None))
             found = self.form.restore(self.layer, parts)
@@ -197,9 +197,8 @@ class CodedSource(TensorSource):
                     TensorInfo(name, shape, f"{form.label(layer)} · {bits:.7g} bits"), layer, form
                 )
             except _UNREADABLE as error:
-                there = ", ".join(plain(part.name, 80) for part in beside.values())
                 why = plain(str(error) or type(error).__name__, 300)
-                problem = f"{plain(name, 80)}: {why}. It has {there}. {_how_to_see(name)}"
+                problem = f"{plain(name, 80)}: {why}. It has {_listed(beside.values())}. {_how_to_see(name)}"
                 layer = CodedLayer({main: info, **beside}, settings, main)
                 return CodedWeight(replace(info, name=name), layer, form, problem)
         return None
@@ -282,6 +281,11 @@ def _in_header_words(info: TensorInfo) -> TensorInfo:
     """Rename the entry's dtype as in safetensors' headers: "U8" for "uint8"."""
     dtype = getattr(torch, info.dtype, None)
     return replace(info, dtype=NAMES[dtype]) if isinstance(dtype, torch.dtype) and dtype in NAMES else info
+
+
+def _listed(infos: Iterable[TensorInfo]) -> str:
+    """Names and shapes: of damaged tensors these say what does not fit."""
+    return ", ".join(f"{plain(info.name, 80)} {shape_words(info.shape)}" for info in infos)
 
 
 def _how_to_see(name: str) -> str:

@@ -27,8 +27,8 @@ def test_a_links_recipe() -> None:
     assert (back.survey, back.budget["value"]) == ("all-MiniLM-L6-v2", 4.5)
     assert (back.target["value"], back.keep) == ("compressed-tensors", "")
     assert (back.by, back.batch) == ("bits", 1) and visited("for=any").kept.target["value"] == "any"
-    timed = visited("by=time&batch=16&budget=150.5&for=any").kept
-    assert (timed.by, timed.batch, timed.budget["value"]) == ("time", 16, 150.5)
+    timed = visited("by=time&batch=16&budget=250.5&for=any").kept
+    assert (timed.by, timed.batch, timed.budget["value"]) == ("time", 16, 250.5)
     assert "µs" in timed.budget["label"] and timed.budget["maximum"] > 1e6
     assert visited("by=time&batch=16").kept.budget["value"] == 0, "the middle"
     own = visited("survey=own", first=True)
@@ -58,7 +58,7 @@ LINKS: list[tuple[dict[str, str], list[str]]] = [
     ({"budget": "4.5", "for": "awq", "ranked": "weight", "fuse": "true"}, []),
     ({"budget": "1e3", "for": "tar", "survey": "x"}, ["budget '1e3'", "survey 'x'", "for 'tar'"]),
     ({"inputs": "int4_row"}, ["inputs 'int4_row'"]),
-    ({"by": "time", "batch": "16", "budget": "150", "for": "any"}, []),
+    ({"by": "time", "batch": "16", "budget": "250", "for": "any"}, []),
     ({"by": "weight", "batch": "3"}, ["by 'weight'", "batch '3'"]),
     ({"by": "time", "batch": "16", "budget": "4.5", "for": "any"}, ["budget '4.5'"]),
     ({"budget": "20"}, ["2.53 to 8.07"]),

@@ -118,8 +118,8 @@ def test_a_body_arrives_in_time_and_few_at_once(monkeypatch: pytest.MonkeyPatch)
         return refused.value.status, guard._bodies["192.0.2.9"]
 
     monkeypatch.setattr(guard, "BODY_SECONDS", 0)
-    assert asyncio.run(ended(0)) == (408, 0)
-    assert asyncio.run(ended(limits.LOCAL.bodies)) == (429, limits.LOCAL.bodies)
+    assert loops.run(asyncio.run, ended(0)) == (408, 0)
+    assert loops.run(asyncio.run, ended(limits.LOCAL.bodies)) == (429, limits.LOCAL.bodies)
 
 
 def test_streams_of_one_address_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_the_answer_is_there_before_gradio_and_does_not_jump(page: Page, url: st
         [...root.querySelectorAll('.figure [data-scheme]')].map(point => point.dataset.scheme),
         getComputedStyle(explorer.firstLook.host).visibility]; }}"""
     )
-    assert "+1.0 dB" in said and seen == "visible"
+    assert "1.0 dB higher" in said and seen == "visible"
     assert len(rows) == 5 and set(points) >= {"int4_group128_asym", "nvfp4"}
     page.evaluate(JUMP)
     let_go()

@@ -64,7 +64,7 @@ def agree(page: Page) -> dict[str, Any]:
 def test_alive_on_load(page: Page, url: str) -> None:
     """The first page shows a real layer: the answer, numbers, figures, an inspected element, the frontier."""
     open_page(page, url)
-    expect(page.locator("#answer")).to_contain_text("+1.0 dB")
+    expect(page.locator("#answer")).to_contain_text("1.0 dB higher")
     expect(page.locator("#which .tensor")).to_contain_text("all-MiniLM-L6-v2")
     assert "19.47" in sqnr(page)
     expect(page.locator("#frontier-status")).to_contain_text(ALL)

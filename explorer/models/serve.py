@@ -139,13 +139,17 @@ def _check(model: nn.Module, chosen: Mapping[str, Recipe]) -> None:
         raise ValueError(
             "there is no linear layer to quantize: those are torch.nn.Linear, not Conv1D as in GPT-2"
         )
-    known = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    known = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
     if missing := [name for name in chosen if name not in known]:
         raise ValueError(
             f"{missing[0]!r} is no linear layer of this model; it has {len(known)}, such as "
-            f"{', '.join(known[:3])}"
+            f"{', '.join(list(known)[:3])}"
         )
+    first = dict[nn.Module, str]()
     for name, one in chosen.items():
+        other = first.setdefault(known[name], name)
+        if chosen[other] != one:
+            raise ValueError(f"{other} and {name} are one layer, which cannot have {chosen[other]} and {one}")
         if one.method:
             raise ValueError(
                 f"{name} is to be rounded by {one.label}, which needs the layer's inputs: `explorer apply` "

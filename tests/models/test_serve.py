@@ -128,6 +128,9 @@ def test_a_shared_layer_is_quantized_once_by_any_of_its_names(names: tuple[str, 
     explorer.quantize_model(model, dict.fromkeys(names, INT8))
     assert isinstance(model["one"], QuantizedLinear) and model["other"] is model["one"]
     assert not model["one"].training and type(model["more"]) is nn.Linear
+    model["one"] = model["other"] = nn.Linear(32, 8)
+    with pytest.raises(ValueError, match=r"one and other are one layer.*int8_row.*int4_group32"):
+        explorer.quantize_model(model, {"one": INT8, "other": "int4_group32"})
 
 
 def test_a_weight_that_is_computed_is_quantized_as_it_is() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
@@ -73,7 +74,7 @@ class Stored:
         return cls(*(tensors[name] for name in cls.names))
 
 
-class Residue(Stored):
+class Residue(Stored, ABC):
     """Term of the product besides the codes. Inputs and weights are in the transformed basis."""
 
     def remaining(self, x: Tensor) -> Tensor:
@@ -81,12 +82,12 @@ class Residue(Stored):
         multiplies itself."""
         return x
 
+    @abstractmethod
     def product(self, x: Tensor, remaining: Tensor) -> Tensor:
         """Compute this residue's term of the output, [tokens, N] in ``remaining``'s dtype.
 
         ``x``: inputs before quantization; ``remaining``: inputs that the codes multiply.
         """
-        raise NotImplementedError
 
     def merged(self, values: Tensor) -> Tensor:
         """Add this residue to the weight [N, K] ``values`` of the codes and later residues."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import fnmatch
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -37,7 +38,7 @@ class Rule(enum.Enum):
     STE = "BitNet: straight-through everywhere"
 
 
-class _Linear(Float32State):
+class _Linear(Float32State, ABC):
     """Linear layer of quantized X and quantized Wᵀ, which reads states with today's names or those of an
     earlier version."""
 
@@ -45,9 +46,9 @@ class _Linear(Float32State):
     bias: Tensor | None
     renamed: ClassVar[Mapping[str, str]] = RANGES_OF_0_2
 
+    @abstractmethod
     def matrix(self, dtype: torch.dtype) -> Tensor:
-        """[out, in]: the quantized weight for inputs of a dtype."""
-        raise NotImplementedError
+        """Return the quantized weight [out, in] for inputs of ``dtype``."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x if self.inputs is None else self.inputs(x)

@@ -131,7 +131,11 @@ def test_streams_of_one_address_are_bounded(client: TestClient, monkeypatch: pyt
 
 def test_the_page_holds_nothing_of_a_request(client: TestClient) -> None:
     """A shared cache would hand a page to all visitors that one visitor has made."""
+    evil = client.get(
+        "/?a=evil.example", headers={"x-forwarded-host": "evil.example"}
+    )  # the first, which is kept
     plain = client.get("/")
+    assert "evil.example" not in evil.text and "//localhost" not in evil.text
     for headers in ({"x-gradio-server": "http://evil.example"}, {"x-forwarded-host": "evil.example"}):
         assert client.get("/?a=evil.example", headers=headers).content == plain.content
     assert "cache-control" in plain.headers and "page.invalid" not in plain.text

@@ -29,7 +29,8 @@ from app.parts.widgets import LATEST, PRIVATE, TOGETHER, hidden
 from app.sections.answer import AnswerView, answered, of_sampled_tensor, of_tensor, sampled
 from app.sections.overview import TensorView, element_of, place_of, words_of, words_of_sample
 from app.sections.speed_machines import OpenedRecordings
-from app.serving.work import FILLING, OvertakenError, first_numbers, overtake, session_now
+from app.serving.sessions import current_session
+from app.serving.work import FILLING, OvertakenError, first_numbers, overtake
 from app.state.analyses import Pairs, analyses_of, analysing, each, loading, output_sqnr, reading
 from app.state.estimates import Estimated, estimated
 from app.state.record import (
@@ -170,7 +171,7 @@ def _chosen(asked: Acts, upload: str | None, held: Record, opened: OpenedRecordi
     for why in left_out:
         limits.notify(why)
     if not _asks_the_same(wanted, held):
-        overtake(session_now(), FILLING)
+        overtake(current_session(), FILLING)
     outputs = output_sqnr(wanted, found[1])
     first = answered(wanted, found, outputs, asked.everything)
     if _another_tensor(asked, held, wanted):

@@ -28,6 +28,7 @@ class Limits:
     connections: of one visitor (address).
     queue: requests that may wait.
     share: requests of one visitor (address) that may wait or run.
+    views: server functions of one visitor (address) that run at once; ``functions.AT_ONCE`` of all.
     wait_seconds: until a request's work begins.
     sessions: open pages that are remembered.
     keep_seconds: how long uploads and results are kept.
@@ -54,6 +55,7 @@ class Limits:
     connections: int
     queue: int
     share: int
+    views: int
     wait_seconds: float
     sessions: int
     keep_seconds: int
@@ -81,6 +83,7 @@ LOCAL = Limits(
     connections=2048,
     queue=64,
     share=64,
+    views=12,
     wait_seconds=3600,
     sessions=1000,
     keep_seconds=86400,
@@ -107,6 +110,7 @@ HOSTED = Limits(
     connections=512,
     queue=64,
     share=16,
+    views=4,
     wait_seconds=60,
     sessions=256,
     keep_seconds=3600,

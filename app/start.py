@@ -22,7 +22,7 @@ from app import limits
 from app.first_look import look_of, with_first_look
 from app.learn import picture
 from app.sections import answer
-from app.serving import addresses, connections, opened, uploads, waiting
+from app.serving import addresses, connections, functions, opened, uploads, waiting
 from app.serving.guard import Guard
 from app.serving.headers import PageHtml, SecurityHeaders
 from app.serving.measure import ROUTES
@@ -165,7 +165,7 @@ def launch_options(port: int | None = None) -> dict[str, object]:
         "state_session_capacity": limits.current().sessions,
         "app_kwargs": {
             "middleware": middleware(),
-            "routes": [*ROUTES, addresses.FILE, picture.ROUTE],
+            "routes": [*ROUTES, *functions.ROUTES, addresses.FILE, picture.ROUTE],
             "lifespan": waiting.watched,
         },
     }

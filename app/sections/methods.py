@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +41,7 @@ from app.state.files import Downloads, downloads
 from app.state.gpu_lock import locked_steps
 from app.state.layers import BUILTIN, THIS, chosen_layer
 from app.state.selection import Selection, tensor_key
+from app.state.visits import Owner
 from app.theme import plot_data
 from explorer import Scheme
 from explorer.figures.methods import (
@@ -96,17 +97,6 @@ class MethodsView(StatusView):
     csv_file: Shown
     json_file: Shown
     owner: Shown
-
-
-@dataclass(frozen=True)
-class Owner:
-    """Owner of the displayed results: the layer's name, and the selected tensor if it is that layer (else
-    None); for reports the outcomes, without the layers, and the scheme of the inputs."""
-
-    label: str
-    tensor: tuple[Hashable, ...] | None
-    outcomes: tuple[Outcome, ...] = ()
-    activations: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from app.parts import html
 from app.parts.views import Shown, StatusView, shows
 from app.sections.speed_live import Own
 from app.state.record import FileRefusedError
+from app.state.visits import OpenedRecording
 from explorer import words
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
 from explorer.core.backend import gpu_device
@@ -47,20 +48,6 @@ ACCEPTED = (
     "Accepted is a JSON file of matrix products: what explorer bench gemm --record-to FILE writes, or what "
     "Download JSON in this section does"
 )
-
-
-@dataclass(frozen=True)
-class OpenedRecording:
-    """A recording that a visitor opened.
-
-    name    what pickers and the address call it: made of what it holds, so that an address never leads to
-            another file
-    file    the name of its file
-    """
-
-    name: str
-    file: str
-    recording: Own
 
 
 OpenedRecordings = tuple[OpenedRecording, ...]

@@ -16,7 +16,6 @@ from app.parts.page import Page
 from app.parts.report_files import KINDS
 from app.parts.views import Shown, StatusView, listen, shows
 from app.parts.widgets import LATEST, PRIVATE, QUIET, RunButtons, block, hidden, stop_button
-from app.sections.methods import Owner
 from app.sections.speed_live import Own
 from app.state.analyses import Pairs, analysing, each
 from app.state.controls import DEFAULT_RANGE
@@ -24,6 +23,7 @@ from app.state.files import fresh_folder
 from app.state.gpu_lock import gpu_lock
 from app.state.layers import LAYERS, own_layer
 from app.state.selection import Selection, tensor_key
+from app.state.visits import Owner
 from explorer.checkpoints import EXPORTS, write_one
 from explorer.core.serialize import to_json
 from explorer.figures.style import file_name

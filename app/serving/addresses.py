@@ -78,6 +78,7 @@ ROUTES: tuple[Route, ...] = (
     Route(f"{API_PREFIX}/call/{{api_name}}/{{event_id}}", GET, True, "its answers, as a stream"),
     *_both(f"{API_PREFIX}/call/v2/{{api_name}}", POST, True, "a request with named parameters"),
     Route(f"{API_PREFIX}/call/v2/{{api_name}}/{{event_id}}", GET, True, "its answers, as a stream"),
+    *_both(f"{API_PREFIX}/component_server", POST, True, "a view of a section: ``functions``"),
     *_both(f"{API_PREFIX}/run/{{api_name}}", POST, True, "handlers that do not wait: they only set values"),
     Route(f"{API_PREFIX}/cancel", POST, True, "Stop"),
     *_both(f"{API_PREFIX}/reset", POST, True, "does nothing; older clients ask it"),
@@ -94,7 +95,6 @@ ROUTES: tuple[Route, ...] = (
     Route(
         f"{API_PREFIX}/custom_component/{{id}}/{{environment}}/{{type}}/{{file_name}}", GET, False, "the same"
     ),
-    *_both(f"{API_PREFIX}/component_server", POST, False, "functions of components; none of ours has one"),
     Route(f"{API_PREFIX}/process_recording", POST, False, "writes a recording to the disk"),
     Route("/pwa_icon", GET, False, "resizes an icon that the page does not have"),
     Route("/pwa_icon/{size}", GET, False, "the same, to any size"),

@@ -1,4 +1,6 @@
-"""Session state in memory: the values of ``gr.State`` and the components that an update has changed.
+"""Sessions: the one that the current work is for, and what Gradio keeps of each in memory.
+
+That is the values of ``gr.State`` and the components that an update has changed.
 
 Gradio's own ``SessionState`` keeps more: a copy of everything that was shown, for its own links, which
 this page does not need (its URL holds the view), and that copy again under a new number whenever a
@@ -8,11 +10,53 @@ which never ends.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from gradio.blocks import Block
 from gradio.state_holder import SessionState, StateHolder
+
+
+def _goes_on() -> None:
+    """Do nothing: outside a server somebody waits for every answer."""
+
+
+@dataclass(frozen=True)
+class CurrentRequest:
+    """The request that the current work answers: its session (None outside a server), and a function that
+    raises ``StoppedError`` once nobody waits for the answer."""
+
+    session: str | None = None
+    ended: Callable[[], None] = _goes_on
+
+
+_NOBODY = CurrentRequest()
+_ASKED: ContextVar[CurrentRequest] = ContextVar("asked", default=_NOBODY)
+
+
+@contextmanager
+def answering(asked: CurrentRequest) -> Iterator[None]:
+    """Inside, and in threads that start with a copy of this context, ``asked`` is the current request."""
+    before = _ASKED.set(asked)
+    try:
+        yield
+    finally:
+        _ASKED.reset(before)
+
+
+def current_request() -> CurrentRequest:
+    """The request that the current work answers."""
+    return _ASKED.get()
+
+
+def current_session() -> str | None:
+    """The session of the current queued handler or server function; None outside a server. Data of one
+    visitor is kept under this name: the browser draws it at random, and nobody else knows it."""
+    return _ASKED.get().session
 
 
 class Session(SessionState):

@@ -19,6 +19,8 @@ import gradio as gr
 from gradio import processing_utils
 
 from app.serving.measure import REFUSED
+from app.serving.sessions import CurrentRequest, answering
+from app.serving.work import while_heard
 
 LOG = logging.getLogger("explorer")
 MOST_LINE = 1 << 16
@@ -67,8 +69,10 @@ class CheckedBlocks(gr.Blocks):
                 check_event(options["event_data"])
         except (ValueError, OSError) as error:
             raise _refusal(function, str(error)) from error
+        ended = while_heard(self._queue, options.get("event_id"))
         try:
-            return await super().process_api(block_fn, inputs, *others, **options)
+            with answering(CurrentRequest(options.get("session_hash"), ended)):
+                return await super().process_api(block_fn, inputs, *others, **options)
         except gr.Error:
             raise
         except Exception as error:

@@ -9,14 +9,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from gradio.context import LocalContext
-from gradio.queueing import Event
+from gradio.queueing import Queue
 
 from app import limits
 from app.serving.cores import share_of_cores
 from app.serving.listeners import unheard
+from app.serving.sessions import current_request
 from explorer.progress import StoppedError, stoppable
 
 Item = TypeVar("Item")
@@ -105,20 +105,14 @@ def _disturbed(quiet: _Quiet) -> Iterator[None]:
         quiet.add(-1)
 
 
-def session_now() -> str | None:
-    """The session of the current request; None outside a server."""
-    event = _event()
-    return None if event is None else event.session_hash
-
-
 def check_of_this_run(kind: str = "") -> Callable[[], None]:
     """Return the function that ``explorer.progress.checkpoint`` calls during the current handler.
 
     ``kind``: of work that the same visitor can ``overtake``.
     """
     longest = limits.current().run_seconds
-    began, left = time.monotonic(), _left()
-    end, session = began + longest, session_now() if kind else None
+    began, asked = time.monotonic(), current_request()
+    end, session = began + longest, asked.session if kind else None
     waited = 0.0
 
     def check() -> None:
@@ -135,28 +129,22 @@ def check_of_this_run(kind: str = "") -> Callable[[], None]:
             )
         if session is not None and began <= _OVERTAKEN.get((session, kind), -math.inf):
             raise OvertakenError("stopped: something else was asked for")
-        if left():
-            raise LeftError("stopped: the visitor has left")
+        asked.ended()
 
     return check
 
 
-def _left() -> Callable[[], bool]:
-    """Return a check that is true if the visitor of the current request has left, pressed Stop or never
-    listened; always false outside a server."""
-    event = _event()
-    if event is None:
-        return lambda: False
-    known: Any = LocalContext.blocks.get()._queue.event_ids_to_events  # type: ignore[union-attr]
-    return lambda: not event.alive or event._id not in known or unheard(event)
+def while_heard(queue: Queue, event_id: str | None) -> Callable[[], None]:
+    """The function that raises ``LeftError`` once nobody waits for a queued request any more: its visitor has
+    left, pressed Stop or never listened."""
+    known = queue.event_ids_to_events
+    event = None if event_id is None else known.get(event_id)
 
+    def ended() -> None:
+        if event is not None and (not event.alive or event._id not in known or unheard(event)):
+            raise LeftError("stopped: the visitor has left")
 
-def _event() -> Event | None:
-    """The current request in the queue; None outside a server."""
-    blocks, number = LocalContext.blocks.get(None), LocalContext.event_id.get(None)
-    if blocks is None or number is None:
-        return None
-    return blocks._queue.event_ids_to_events.get(number)
+    return ended
 
 
 def checked_steps(

@@ -25,7 +25,7 @@ from app import limits
 from app.chosen import ChosenView, choose
 from app.parts import html, tensor_controls
 from app.sections import answer, compare, overview, sizes, take_away
-from app.serving import work
+from app.serving import sessions, work
 from app.state import analyses, record
 from app.state import selection as selections
 from app.state.analyses import analyses_of
@@ -233,7 +233,7 @@ def test_what_is_overtaken_ends(monkeypatch: pytest.MonkeyPatch, said: list[str]
 
     monkeypatch.setattr(analyses, "analyse_anywhere", slow)
     monkeypatch.setattr(analyses, "SAID_AGAIN_S", 0.01)
-    monkeypatch.setattr(work, "session_now", lambda: "mine")
+    monkeypatch.setattr(work, "current_request", lambda: sessions.CurrentRequest("mine"))
     views = views_of({"do": "scheme", "text": "int3~1x24~asymmetric~float32~minmax"})  # no other test's
     assert "INT3" in unescape(next(views).notice) and begun.wait(60)
     work.overtake("another's", "choosing")

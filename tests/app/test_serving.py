@@ -35,6 +35,7 @@ from app import api, limits
 from app.parts.views import listen, shows
 from app.serving import connections, guard, listeners, sessions, uploads, visitors, waiting
 from app.serving.headers import HEADERS, PageHtml
+from app.serving.values import CheckedBlocks
 from app.state import choices
 from explorer.progress import checkpoint
 from tests import loops
@@ -355,7 +356,7 @@ def test_what_has_waited_too_long_is_ended_in_words(
 def _shown_and_filled(text: str) -> Iterator[Any]:
     """An update of a property and then a value, as the sections of the page are shown."""
     yield gr.update(visible=True)
-    yield text * 1000
+    yield f"{text * 1000} of {sessions.current_session()}"
 
 
 @pytest.fixture(scope="module")
@@ -383,7 +384,7 @@ def real() -> Iterator[tuple[str, SimpleQueue[str], gr.Blocks]]:
         yield text
         work()
 
-    with gr.Blocks() as blocks:
+    with CheckedBlocks() as blocks:
         name = gr.Textbox()
         for number, handler in enumerate((once, steps)):
             listen(name.submit if number else name.change, handler, name, name, api_name=handler.__name__)
@@ -404,7 +405,7 @@ def test_a_session_keeps_no_answers(real: Any) -> None:
             body = {"data": ["words"], "fn_index": 2, "session_hash": "long"}
             assert client.post("queue/join", json=body).status_code == 200
             with client.stream("GET", "queue/data", params={"session_hash": "long"}) as lines:
-                assert any("wordswords" in line for line in lines.iter_lines())
+                assert any("wordswords of long" in line for line in lines.iter_lines())
     blocks = real[2]
     session = blocks.state_holder["long"]
     assert set(session.blocks_config.blocks) == set(blocks.blocks)

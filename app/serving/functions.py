@@ -1,0 +1,244 @@
+"""Server functions: what the script of a section calls, answered here in place of Gradio's own route.
+
+``gr.HTML(server_functions=[view])`` lets the component's script call ``view`` by a POST to
+``component_server``. Gradio's route takes any attribute of any component and any JSON, and runs it at once,
+in the threads that its queue needs. Here a call names one of the functions that were declared, has a flat
+object of texts as its argument, and waits in a line with a place for few.
+
+A call ends at its next checkpoint after ``Limits.run_seconds``, when its client has left, and when the same
+session calls the same function of the same component again. Nobody reads the answer then: it is ``null``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+import orjson
+from anyio import CapacityLimiter, to_thread
+from gradio.routes import API_PREFIX
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from app import limits
+from app.serving.cores import share_of_cores
+from app.serving.guard import TOO_MANY, TooMuchError
+from app.serving.measure import LOG, measured
+from app.serving.sessions import CurrentRequest, answering
+from app.serving.values import DEFECT, MOST_LINE, check_sizes, logged, shortened
+from app.serving.visitors import address_of
+from app.serving.work import LeftError, OvertakenError, awaited, check_of_this_run
+from explorer.progress import StoppedError, stoppable
+
+AT_ONCE = 16
+"""Calls that run at once, of all visitors. They have threads of their own, so that slow ones take none from
+the queue."""
+WAITING = 64
+"""Calls of one address that wait for a place."""
+WAIT_SECONDS = 10.0
+"""The longest that a call waits for a place."""
+KEYS = 100
+"""Entries of the argument."""
+KEY_LENGTH = 64
+"""Characters of the name of an entry."""
+_TOO_BUSY = "try again when one of them has ended"
+
+
+@dataclass(frozen=True)
+class CalledFunction:
+    """What a call names: session, component, function and its argument."""
+
+    session: str
+    component: gr.HTML
+    function: Callable[[dict[str, str]], Any]
+    query: dict[str, str]
+
+    @property
+    def label(self) -> str:
+        """The name in metrics and the log: it is one of the page's own."""
+        return f"{self.component.elem_id or self.component.get_block_name()}.{self.function.__name__}"
+
+    @property
+    def kind(self) -> tuple[str, int, str]:
+        """What a newer call overtakes."""
+        return self.session, self.component._id, self.function.__name__
+
+
+def named_by(components: Mapping[int, Any], body: Any) -> CalledFunction:
+    """What the body of a call names among the page's ``components``; ``TooMuchError`` for anything else."""
+    if not isinstance(body, dict):
+        raise _refusal("a call of a server function is an object", "body")
+    session, number, name = (body.get(key) for key in ("session_hash", "component_id", "fn_name"))
+    if not isinstance(session, str):  # its letters are checked for every request
+        raise _refusal("session_hash is a text", "body")
+    if type(number) is not int or not isinstance(name, str):  # True is an int, too
+        raise _refusal("component_id is a number, and fn_name is a text", "function")
+    component = components.get(number)
+    functions = {one.__name__: one for one in component.server_fns} if isinstance(component, gr.HTML) else {}
+    if component is None or name not in functions:
+        raise _refusal("this component has no such function", "function", 404)
+    return CalledFunction(session, component, functions[name], _query_of(body.get("data")))
+
+
+def _query_of(data: Any) -> dict[str, str]:
+    """The argument of a call: one object of texts, or a list of it."""
+    query = data[0] if isinstance(data, list) and len(data) == 1 else data
+    if not isinstance(query, dict):
+        raise _refusal(f"data is one object of texts, not {shortened(data)}", "values")
+    if len(query) > KEYS or any(len(key) > KEY_LENGTH for key in query):
+        raise _refusal(
+            f"data has at most {KEYS} entries, and their names {KEY_LENGTH} characters", "values", 413
+        )
+    for name, value in query.items():
+        if not isinstance(value, str):
+            raise _refusal(f"{shortened(name)} is a text, not {shortened(value)}", "values")
+        try:
+            check_sizes(shortened(name), [name, value], MOST_LINE)
+        except ValueError as error:
+            raise _refusal(str(error), "values") from error
+    return query
+
+
+def _refusal(message: str, reason: str, status: int = 422) -> TooMuchError:
+    return TooMuchError(status, message, reason)
+
+
+class Call:
+    """A call that waits or runs, and why its answer is no longer wanted."""
+
+    def __init__(self, named: CalledFunction, address: str) -> None:
+        self.named, self.address = named, address
+        self.change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the call gets a place, or is ended before it has one."""
+        self.reason: StoppedError | None = None
+
+    def end(self, reason: StoppedError) -> None:
+        """End the call, at its next checkpoint if it runs. To be called in the server's own thread."""
+        self.reason = self.reason or reason
+        self.notice()
+
+    def notice(self) -> None:
+        if not self.change.done():
+            self.change.set_result(None)
+
+    def check(self) -> None:
+        """Raise the reason why the call has ended."""
+        if self.reason is not None:
+            raise self.reason
+
+    def answer(self) -> bytes:
+        """What the function returns, as JSON; numbers that JSON does not know are null. To be called in a
+        thread; ``ValueError`` and ``StoppedError`` are refusals in words."""
+        with measured(self.named.label) as outcome:
+            try:
+                with awaited(), share_of_cores(), stoppable(check_of_this_run()):
+                    found = self.named.function(self.named.query)
+                return orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+            except (LeftError, OvertakenError):
+                outcome.how = "left"
+                raise
+            except (ValueError, StoppedError):
+                outcome.how = "refused"
+                raise
+
+
+class Line:
+    """Calls that run, and those that wait: of the addresses with the fewest running calls, the one that came
+    first is next. Everything happens in the server's own thread."""
+
+    def __init__(self) -> None:
+        self.running = Counter[str]()
+        self.waiting: list[Call] = []
+
+    @asynccontextmanager
+    async def place(self, call: Call) -> AsyncIterator[None]:
+        """Hold a place for a call. ``TooMuchError`` after ``WAIT_SECONDS`` or if too many wait already;
+        ``StoppedError`` if the call is ended meanwhile."""
+        who, most = call.address, limits.current().views
+        if sum(one.address == who for one in self.waiting) >= WAITING:
+            message = f"{WAITING} views wait for your address, which is the limit for one visitor"
+            raise TooMuchError(TOO_MANY, f"{message}; {_TOO_BUSY}", "views", 1)
+        self.waiting.append(call)
+        self._next()
+        try:
+            await asyncio.wait([call.change], timeout=WAIT_SECONDS)
+            if call in self.waiting:
+                call.check()
+                message = f"{most} views of your address or {AT_ONCE} of all visitors are being computed"
+                raise TooMuchError(TOO_MANY, f"{message}, which is the limit; {_TOO_BUSY}", "views", 1)
+            yield
+        finally:
+            if call in self.waiting:
+                self.waiting.remove(call)
+            else:
+                self.running[who] -= 1
+                self.running += Counter()  # an address that has none is not kept
+            self._next()
+
+    def _next(self) -> None:
+        """Give free places to those who wait."""
+        most = limits.current().views
+        while self.running.total() < AT_ONCE:
+            able = [one for one in self.waiting if one.reason is None and self.running[one.address] < most]
+            if not able:
+                return
+            first = min(able, key=lambda one: self.running[one.address])
+            self.waiting.remove(first)
+            self.running[first.address] += 1
+            first.notice()
+
+
+LINE = Line()
+_latest: dict[tuple[str, int, str], Call] = {}
+"""By session, component and function: the call that is answered."""
+_THREADS = CapacityLimiter(AT_ONCE)
+
+
+async def answer(request: Request) -> Response:
+    """Answer a call: what the function returns as JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise TooMuchError(415, "a server function takes JSON, and no form", "body")
+    named = named_by(request.app.get_blocks().blocks, await request.json())
+    call = Call(named, address_of(request.scope))
+    if (earlier := _latest.get(named.kind)) is not None:
+        earlier.end(OvertakenError("stopped: something else was asked for"))
+    _latest[named.kind] = call
+    leaving = asyncio.create_task(_end_with_client(request, call))
+    try:
+        async with LINE.place(call):
+            with answering(CurrentRequest(named.session, call.check)):
+                found = await to_thread.run_sync(call.answer, limiter=_THREADS)
+        return Response(found, media_type="application/json")
+    except (LeftError, OvertakenError):
+        return JSONResponse(None)
+    except TooMuchError:
+        raise
+    except (ValueError, StoppedError) as error:
+        return JSONResponse({"detail": str(error)}, 422)
+    except Exception as error:
+        LOG.error("%s failed: %s", named.label, logged(error))
+        return JSONResponse({"detail": DEFECT}, 500)
+    finally:
+        leaving.cancel()
+        with suppress(KeyError):
+            if _latest[named.kind] is call:
+                del _latest[named.kind]
+
+
+async def _end_with_client(request: Request, call: Call) -> None:
+    """End the call once its client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    call.end(LeftError("stopped: the visitor has left"))
+
+
+PATH = f"{API_PREFIX}/component_server"
+ROUTES = [Route(path, answer, methods=["POST"]) for path in (PATH, f"{PATH}/")]
+"""Stand before Gradio's routes of the same addresses."""

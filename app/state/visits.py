@@ -1,0 +1,73 @@
+"""Data that the server holds for each open page because an address is too short for it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from app import limits
+from app.serving.sessions import current_session
+from explorer.methods.evaluate import Outcome
+from explorer.recordings.files import Recording
+from explorer.recordings.gemm import GemmTiming
+
+
+@dataclass(frozen=True)
+class OpenedRecording:
+    """A recording that a visitor opened.
+
+    name    what pickers and the address call it: made of what it holds, so that an address never leads to
+            another file
+    file    the name of its file
+    """
+
+    name: str
+    file: str
+    recording: Recording[GemmTiming]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Owner of the displayed results: the layer's name, and the selected tensor if it is that layer (else
+    None); for reports the outcomes, without the layers, and the scheme of the inputs."""
+
+    label: str
+    tensor: tuple[Hashable, ...] | None
+    outcomes: tuple[Outcome, ...] = ()
+    activations: str = ""
+
+
+@dataclass
+class VisitData:
+    """Data of one open page.
+
+    opened_recordings: recordings of machines that the visitor opened, in that order.
+    method_results: what the visitor's run of methods left of the layer.
+    gemm_timings: products that were timed for the visitor.
+    """
+
+    opened_recordings: tuple[OpenedRecording, ...] = ()
+    method_results: Owner | None = None
+    gemm_timings: Recording[GemmTiming] | None = None
+
+
+_visits: OrderedDict[str, VisitData] = OrderedDict()
+_LOCK = threading.Lock()
+
+
+def visit() -> VisitData:
+    """The visit of the current session, empty at first; outside a server one that is not kept.
+
+    At most ``Limits.sessions`` are kept: the one that was used longest ago is dropped, and begins anew.
+    """
+    session = current_session()
+    if session is None:
+        return VisitData()
+    with _LOCK:
+        found = _visits.setdefault(session, VisitData())
+        _visits.move_to_end(session)
+        while len(_visits) > limits.current().sessions:
+            _visits.popitem(last=False)
+    return found

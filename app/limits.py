@@ -5,6 +5,9 @@ from __future__ import annotations
 import html
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import gradio as gr
@@ -171,12 +174,33 @@ def _decided() -> tuple[bool, str]:
     return False, f"{address} can be reached from this machine only"
 
 
+_notices: ContextVar[list[str] | None] = ContextVar("notices", default=None)
+"""Words for the visitor whose request is answered now, where its answer carries them."""
+
+
+@contextmanager
+def gathered() -> Iterator[list[str]]:
+    """Inside, what is said to the visitor is put into the list, which the answer carries."""
+    said: list[str] = []
+    token = _notices.set(said)
+    try:
+        yield said
+    finally:
+        _notices.reset(token)
+
+
 def notify(message: str) -> None:
     """Show ``message`` to the visitor for eight seconds; the view is unchanged. It is plain text: content
     from a file or a link is not interpreted as HTML."""
+    if (said := _notices.get()) is not None:
+        said.append(message)
+        return
     gr.Warning(html.escape(message, quote=False), duration=8)
 
 
 def inform(message: str) -> None:
     """Say ``message``, which is text, to the visitor for four seconds: something was done."""
+    if (said := _notices.get()) is not None:
+        said.append(message)
+        return
     gr.Info(html.escape(message, quote=False), duration=4)

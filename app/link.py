@@ -34,9 +34,7 @@ from app.state.controls import (
 from app.state.record import MOST_LISTED, SEPARATOR, Record
 from app.state.selection import file_source
 from explorer import words
-from explorer.analysis.cache import USUAL as CACHES
 from explorer.analysis.goals import DEFAULT, GOALS, is_goal
-from explorer.analysis.memory import MODELS
 from explorer.checkpoints import EXPORTS
 from explorer.checkpoints.inputs import INPUTS
 from explorer.methods.recipe import Recipe
@@ -47,8 +45,6 @@ _BITS = r"([12]?\d|3[01])(\.\d{1,4})?"
 _MOST_MICROSECONDS = 1e7
 _MICROSECONDS = r"\d{1,7}(\.\d{1,4})?"
 """The same of a budget of time."""
-_SIZED = (*MODELS, sizes.BY_COUNT)
-"""What sizes may be of."""
 NO_FILE = "This link shows somebody's own file, which a link cannot carry: drop the file in again"
 """Said in the page as long as nothing else is chosen."""
 NO_RECORDING = (
@@ -76,9 +72,6 @@ class Kept(View):
     prompt: Shown
     by: Shown
     batch: Shown
-    sized: Shown
-    billions: Shown
-    stored: Shown
 
 
 @dataclass(frozen=True)
@@ -98,8 +91,10 @@ _WRITTEN_ELSEWHERE = ("tab", "section", "row", "column", "list", "for", opened.K
 _OF_LEARN = ("format", "code", "number", "step")
 """Keys that ``assets/playground.js`` and ``assets/story.js`` read and write."""
 _OF_GRADIO = ("view",)
+SECTIONS = (sizes.SECTION,)
 KEYS = frozenset(
     {f.name for f in (*fields(Record), *fields(Kept))} - {"element", "shortlist", "file", "target"}
+    | {control.key for section in SECTIONS for control in section.controls}
     | {*_WRITTEN_ELSEWHERE, *_OF_LEARN, *_OF_GRADIO, *_ASIDE}
 )
 """Every key that an address may have."""
@@ -170,7 +165,6 @@ def visited(
         **{key: _whole(query.get(key)) or usual for key, usual in zip("mnk", DEFAULT_PRODUCT, strict=True)},
         **_survey_of(query),
         **_run_of(query),
-        **_sizes_of(query),
     )
     unknown = [key for key in dict(parse_qsl(text.removeprefix("?"), True)) if key not in KEYS]
     told = [(refused or NO_FILE) if lost else missing, *dict.fromkeys(wrong.values()), _unknown(unknown)]
@@ -312,22 +306,6 @@ def _run_of(query: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _sizes_of(query: Mapping[str, str]) -> dict[str, Any]:
-    """The controls of a model's sizes: the usual ones for what is missing or unknown."""
-    model, stored = query.get("sized"), query.get("stored")
-    return {
-        "sized": model if model in _SIZED else sizes.USUAL_MODEL,
-        "billions": _billions(query.get("billions")) or sizes.USUAL_BILLIONS,
-        "stored": stored if stored in CACHES else next(iter(CACHES)),
-    }
-
-
-def _billions(text: str | None) -> float | None:
-    """A link's number of parameters in billions, None if it is none."""
-    number = float(text) if text and re.fullmatch(r"\d{1,6}(\.\d{1,6})?", text) else 0.0
-    return number or None
-
-
 def _columns(text: str) -> bool:
     return set(text.split(",")) <= run.COLUMNS.keys()
 
@@ -364,11 +342,6 @@ def _nonsense(query: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
         yield "by", query["by"], f"one of {', '.join(survey.BUDGETS)}"
     if query.get("batch") and query["batch"] not in map(str, survey.BATCHES):
         yield "batch", query["batch"], f"one of {', '.join(map(str, survey.BATCHES))}"
-    for key, known in (("sized", _SIZED), ("stored", CACHES)):
-        if query.get(key) and query[key] not in known:
-            yield key, query[key], f"one of {', '.join(known)}"
-    if query.get("billions") and _billions(query["billions"]) is None:
-        yield "billions", query["billions"], "billions of parameters, such as 7 or 0.5"
     for key in ("row", "column", "m", "n", "k"):
         if query.get(key) and _whole(query[key]) is None:
             yield key, query[key], "a whole number"

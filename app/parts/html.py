@@ -321,9 +321,9 @@ def _specials(fmt: Format) -> str:
     return "Inf, NaN" if isinstance(fmt, FloatFormat) and fmt.has_infinity else "NaN"
 
 
-def memory(rows: Sequence[MemoryEstimate], chosen: str) -> str:
-    """Sizes by scheme, and what each leaves free on GPUs on which the schemes differ; the page's own is
-    marked."""
+def memory(rows: Sequence[MemoryEstimate], chosen: Sequence[str]) -> str:
+    """Sizes by scheme, and what each leaves free on GPUs on which the schemes differ; A and B, which are
+    ``chosen``, are marked."""
     by_model = all(row.linears_only is not None for row in rows)
     gpus = sizes_that_differ([row.linears_only or row.everything for row in rows])
     head = [
@@ -337,7 +337,9 @@ def memory(rows: Sequence[MemoryEstimate], chosen: str) -> str:
         vars(row) | {"left": [left_on(row.linears_only or row.everything, size) for size in gpus]}
         for row in rows
     ]
-    return render("memory", head=head, rows=lines, chosen=chosen, by_model=by_model)
+    return render(
+        "memory", head=head, rows=lines, chosen=dict(zip(chosen, SIDES, strict=False)), by_model=by_model
+    )
 
 
 def figure_title(title: str, about: str) -> str:

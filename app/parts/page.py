@@ -17,6 +17,7 @@ from typing import Any
 import gradio as gr
 
 from app.parts.bar import Bar
+from app.parts.section import Section
 from app.parts.views import Control, View, listen
 from app.parts.widgets import LATEST, PRIVATE, TOGETHER, hidden
 from app.state.record import Record
@@ -82,6 +83,12 @@ class Page:
             if name in self._last_seen:
                 shown = f"() => explorer.sectionShown({json.dumps(name)})"
                 self._last_seen[name].then(None, None, None, js=shown, **PRIVATE)
+
+    def add(self, section: Section) -> gr.HTML:
+        """Lay out a section that is one component, and list it."""
+        if section.title:
+            self.titles.append((section.name, section.title))
+        return section.build()
 
     def follow(self, handler: Any, inputs: list[Control], outputs: View | Control, *, api_name: str) -> None:
         """Run ``handler``, with the selection and ``inputs``, when the section that is being built is next on

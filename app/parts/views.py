@@ -210,6 +210,16 @@ def _message(error: Exception) -> str:
     return page_words(str(error))
 
 
+def refusal_words(error: Exception) -> str | None:
+    """The words for a refusal; None for an error that no input explains."""
+    if not isinstance(error, _REFUSED):
+        return None
+    try:
+        return _message(error)
+    except RuntimeError:
+        return None
+
+
 def page_words(message: str) -> str:
     """A message of the library without what is of use only in Python or on the command line."""
     return _LISTS_SCHEMES.sub(SCHEMES_ARE_CHOSEN, without_python(message))

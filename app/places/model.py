@@ -24,5 +24,4 @@ def build(page: Page) -> None:
         whole_model.build_whole_model(page)
     with page.section("checkpoints", "Two checkpoints"):
         checkpoints.build(page)
-    with page.section("sizes", "Sizes"):
-        sizes.build(page)
+    page.add(sizes.SECTION)

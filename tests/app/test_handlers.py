@@ -30,6 +30,7 @@ from app.state import analyses, record
 from app.state import selection as selections
 from app.state.analyses import analyses_of
 from app.state.memo import Memo
+from app.state.query import Query
 from app.state.record import Record, next_record
 from app.state.selection import Selection, matrix_of
 from explorer import SCHEMES, SourceError, load_matrix, quantize
@@ -274,14 +275,18 @@ def test_every_template_escapes_what_it_is_given() -> None:
 def test_the_cache_of_a_model_by_its_context() -> None:
     """Llama-3-8B keeps 128 KiB of a token in 16 bits, and half of that in FP8; Mistral-7B 4,096 tokens."""
     names = list(sizes.USUAL)
-    view = sizes.cache("Llama-3-8B", names[0])
-    exact, stored = json.loads(view.figure)["data"]
-    assert exact["y"] == [128 * 1024 * tokens / 1e9 for tokens in exact["x"]]
-    assert stored["name"] == names[0] and stored["y"] == [size / 2 for size in exact["y"]]
-    assert "4.29 GB" in view.sentence and "2.15 GB" in view.sentence
-    windowed = json.loads(sizes.cache("Mistral-7B 0.1", "NVFP4").figure)["data"][1]
-    assert windowed["y"][windowed["x"].index(4096) :] == [windowed["y"][-1]] * 6
-    assert all(sizes.cache("Llama-2-7B", name).sentence for name in names)
+
+    def shown(model: str, stored: str = names[0]) -> tuple[list[Any], str]:
+        said = sizes.view(Query({"sized": model, "stored": stored}))
+        return said["cache-size"].data, said["said"]  # type: ignore[union-attr, return-value]
+
+    (exact, stored), sentence = shown("Llama-3-8B")
+    assert list(exact["y"]) == [128 * 1024 * tokens / 1e9 for tokens in exact["x"]]
+    assert stored["name"] == names[0] and list(stored["y"]) == [size / 2 for size in exact["y"]]
+    assert "4.29 GB" in sentence and "2.15 GB" in sentence
+    windowed = shown("Mistral-7B 0.1", "NVFP4")[0][1]
+    assert windowed["y"][windowed["x"].index(4096) :] == (windowed["y"][-1],) * 6
+    assert all(shown("Llama-2-7B", name)[1] for name in names)
 
 
 def test_comparison_comes_row_by_row(said: list[str]) -> None:

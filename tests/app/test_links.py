@@ -68,8 +68,6 @@ LINKS: list[tuple[dict[str, str], list[str]]] = [
     ({"budget": "8.06", "keep": "encoder.layer.0.*"}, []),
     ({"pear": "1", "__theme": "dark", "utm_source": "x", "view": "api", "opened": "x"}, ["'pear'"]),
     ({"pear": ""}, ["'pear'"]),
-    ({"sized": "Llama-2-7B", "stored": "NVFP4", "billions": "0.5"}, []),
-    ({"sized": "GPT-9", "stored": "zip", "billions": "0"}, ["sized 'GPT-9'", "stored 'zip'", "billions '0'"]),
 ]
 
 

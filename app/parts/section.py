@@ -1,0 +1,245 @@
+"""A section of the page: one component, and one function that computes what it shows of the address.
+
+The browser sends the whole record of the address to ``view``, a server function, and fills the section's
+slots with what comes back (``assets/section.js``). What takes longer than a second is a run: it goes through
+Gradio's queue, shows its progress and can be stopped. The same functions are endpoints with named parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gradio as gr
+import plotly.graph_objects as go
+from markupsafe import Markup
+
+from app import limits
+from app.parts import html
+from app.parts.controls import Control
+from app.parts.views import refusal_words
+from app.parts.widgets import FIGURE, PRIVATE
+from app.serving.cores import share_of_cores
+from app.serving.measure import LOG, measured
+from app.serving.values import DEFECT
+from app.serving.work import LeftError, OvertakenError, awaited, check_of_this_run, checked_steps
+from app.state.query import ASKED, ELEMENT, SCHEMES_KEYS, TENSOR, Query
+from app.theme import plot_data
+from explorer.progress import stoppable
+
+SELECTION = (*TENSOR, *SCHEMES_KEYS)
+"""Keys of the tensor and of schemes A and B."""
+RECORD = (*SELECTION, *ELEMENT, *ASKED)
+"""Keys of all that the bar and the first screen choose."""
+Shown = Mapping[str, str | go.Figure]
+"""What a section shows: by the name of its slot, HTML that ``app.parts.html`` has made, or a figure. ""
+empties a slot, and one that is not named stays as it is."""
+
+
+class NotComputedError(Exception):
+    """Another part of the page computes it now: the section asks again in a moment, and says so in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A section. Its markup is the template ``sections/NAME.html``.
+
+    name: in links, and of the endpoint. title: in the place's list of sections; "" leaves it out.
+    follows: keys of the record that it shows something of; its ``controls``' keys are always among them.
+    view: what it shows of a record, in well under a second. runs: by name, generators of what a longer run
+    shows, started by a button. acts: by name, what a click on ``data-act`` (or a figure's "point", "brush",
+    "range") changes in the address, given the record and what was clicked. script: a function of the page's
+    scripts that is called with the section's element, once. shares: values of the project for the template.
+    """
+
+    name: str
+    title: str = ""
+    follows: Sequence[str] = SELECTION
+    controls: Sequence[Control] = ()
+    view: Callable[[Query], Shown] | None = None
+    runs: Mapping[str, Callable[[Query], Iterator[Shown]]] = field(default_factory=dict)
+    acts: Mapping[str, Callable[[Query, Mapping[str, Any]], Mapping[str, str]]] = field(default_factory=dict)
+    script: str = ""
+    shares: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the address that the section reads."""
+        return tuple(dict.fromkeys((*self.follows, *(control.key for control in self.controls))))
+
+    def markup(self) -> str:
+        """The section's HTML, its controls as on a fresh page."""
+        by_key = {control.key: control for control in self.controls}
+        return html.render(
+            f"sections/{self.name}",
+            control=lambda key, **changed: by_key[key].markup(**changed),
+            figure=figure_slot,
+            slot=slot,
+            run=run_buttons,
+            **self.shares,
+        )
+
+    def build(self) -> gr.HTML:
+        """Lay the section out as one component."""
+        facts = json.dumps({"name": self.name, "title": self.title, "keys": self.keys})
+        part: Any = gr.HTML(
+            "",
+            html_template=self.markup(),
+            # Gradio finds the names of events in this text.
+            js_on_load=f"explorer.mount(element, props, {facts}, {self.script or 'null'}, server, "
+            "(what, data) => trigger(what === 'run' ? 'run' : 'stop', data), watch)",
+            server_functions=self._server_functions(),
+            apply_default_css=False,
+            padding=False,
+            elem_id=f"section-{self.name}",
+            elem_classes="section",
+        )
+        if self.runs:
+            running = part.run(
+                self._runner(), None, part, api_visibility="private", trigger_mode="always_last",
+                show_progress="hidden", concurrency_limit=4,
+            )  # fmt: skip
+            ended = f"() => explorer.runEnded({json.dumps(self.name)})"
+            running.failure(None, None, None, js=ended, **PRIVATE)
+            part.stop(None, None, None, cancels=[running], queue=False, **PRIVATE)
+        if self.view is not None:
+            gr.api(self._endpoint(), api_name=self.name.replace("-", "_"))
+        return part
+
+    def _server_functions(self) -> list[Callable[..., Any]]:
+        view, acts, name = self.view, self.acts, self.name
+        functions: list[Callable[..., Any]] = []
+        if view is not None:
+            compute = view
+
+            def shown(given: Any) -> dict[str, Any]:
+                return _answered(name, given, lambda query: {"slots": drawn(compute(query))})
+
+            shown.__name__ = "view"
+            functions.append(shown)
+        if acts:
+
+            def act(given: Any) -> dict[str, Any]:
+                """``given``: the record under "query", the act's name under "act", what was clicked under
+                "what"."""
+                asked = given if isinstance(given, dict) else {}
+                known, what = acts.get(str(asked.get("act"))), asked.get("what")
+                if known is None or not isinstance(what, dict):
+                    return {"refused": f"an act is one of {', '.join(acts)}, with an object of what it is on"}
+                return _answered(name, asked.get("query"), lambda query: {"set": dict(known(query, what))})
+
+            functions.append(act)
+        return functions
+
+    def _runner(self) -> Callable[..., Iterator[str]]:
+        """The listener for the section's runs; it says at its end that it has ended."""
+
+        def run(event: gr.EventData) -> Iterator[str]:
+            asked = event._data if isinstance(event._data, dict) else {}
+            function, number = self.runs.get(str(asked.get("run"))), asked.get("number")
+            if function is None:
+                raise gr.Error(f"a run is one of {', '.join(self.runs)}", print_exception=False)
+            for said in _steps(
+                f"{self.name}.{asked['run']}", function, asked.get("query"), str(asked["run"])
+            ):
+                yield json.dumps({**said, "number": number})
+
+        return run
+
+    def _endpoint(self) -> Callable[..., dict[str, Any]]:
+        """The view with the record's keys as its named parameters, for programs."""
+        keys, compute, name = self.keys, self.view, self.name
+        usual = {control.key: control.usual for control in self.controls}
+
+        def endpoint(*values: Any) -> dict[str, Any]:
+            given = {key: value for key, value in zip(keys, values, strict=False) if value}
+            said = _answered(f"api.{name}", given, lambda query: {"slots": drawn(compute(query))})  # type: ignore[misc]
+            if problem := said.get("refused") or said.get("waits"):
+                raise gr.Error(problem, print_exception=False)
+            if said["problems"]:
+                raise gr.Error(". ".join(said["problems"].values()), print_exception=False)
+            return dict(said["slots"])
+
+        endpoint.__doc__ = inspect.getdoc(compute)
+        endpoint.__annotations__ = {**dict.fromkeys(keys, str), "return": dict}
+        endpoint.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(
+                    key, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=usual.get(key, ""), annotation=str
+                )
+                for key in keys
+            ],
+            return_annotation=dict,
+        )
+        return endpoint
+
+
+def drawn(shown: Shown) -> dict[str, str]:
+    """The slots as texts: figures as the JSON that plotly's script takes."""
+    return {
+        name: plot_data(value) if isinstance(value, go.Figure) else str(value)
+        for name, value in shown.items()
+    }
+
+
+def _answered(name: str, given: Any, compute: Callable[[Query], dict[str, Any]]) -> dict[str, Any]:
+    """What ``compute`` makes of a record, with the words for its invalid values; or why it is refused."""
+    with measured(name) as outcome, limits.gathered() as notices:
+        try:
+            query = Query(given)
+            with awaited(), share_of_cores(), stoppable(check_of_this_run()):
+                return {**compute(query), "problems": query.problems, "notices": notices}
+        except NotComputedError as error:
+            return {"waits": str(error)}
+        except (LeftError, OvertakenError):
+            outcome.how = "left"
+            return {"left": True}
+        except Exception as error:  # what no input explains is a defect: logged, and said to be one
+            outcome.how, said = "refused", refusal_words(error)
+            if said is None:
+                outcome.how, said = "failed", DEFECT
+                LOG.exception("%s failed", name)
+            return {"refused": said}
+
+
+def _steps(
+    name: str, function: Callable[[Query], Iterator[Shown]], given: Any, kind: str
+) -> Iterator[dict[str, Any]]:
+    """What a run shows, step by step, and at last how it ended."""
+    with measured(name) as outcome:
+        try:
+            query = Query(given)
+            for shown in checked_steps(function(query), check_of_this_run(kind), awaited):
+                yield {"slots": drawn(shown)}
+            yield {"ended": True, "problems": query.problems}
+        except (LeftError, OvertakenError):
+            outcome.how = "left"
+            yield {"ended": True}
+        except Exception as error:  # as above
+            outcome.how, said = "refused", refusal_words(error)
+            if said is None:
+                outcome.how, said = "failed", DEFECT
+                LOG.exception("%s failed", name)
+            yield {"ended": True, "refused": said}
+
+
+def slot(name: str, tag: str = "div", classes: str = "") -> Markup:
+    """A place in a template that a view fills with HTML."""
+    return Markup(f'<{tag} data-slot="{name}" class="{classes}"></{tag}>')
+
+
+def figure_slot(name: str, height: int = 340, draggable: bool = False) -> Markup:
+    """A place in a template that a view fills with a figure; its id is ``name``."""
+    inner = FIGURE.format(height=height, options=" data-draggable" if draggable else "")
+    return Markup(f'<div class="figure-box" id="{name}" data-figure="{name}">{inner}</div>')
+
+
+def run_buttons(name: str, label: str, classes: str = "primary") -> Markup:
+    """The button that starts the run ``name``, and the Stop that stands there while it runs."""
+    return Markup(
+        '<span class="run-buttons"><button type="button" class="{}" data-run="{}">{}</button>'
+        '<button type="button" data-stop="{}" hidden>Stop</button></span>'
+    ).format(classes, name, label, name)

@@ -1,0 +1,176 @@
+"""The record of the address: texts by key, from which every section computes what it shows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+from app.serving import opened, uploads
+from app.state.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME, SOURCES, best_tensors
+from app.state.record import MOST_LISTED, SEPARATOR, Record
+from app.state.selection import file_source
+from explorer import words
+from explorer.analysis.goals import GOALS, is_goal
+from explorer.methods.recipe import Recipe
+from explorer.sources.samples import SAMPLES
+
+MOST_KEYS = 100
+MOST_CHARACTERS = 1 << 16
+"""Characters of one value."""
+TENSOR = ("source", "sample", "file", "opened", "file_tensor", "model", "revision", "layer")
+"""Keys that choose the tensor; ``file`` is the path of an upload, which no address holds."""
+SCHEMES_KEYS = ("scheme", "second")
+ELEMENT = ("row", "column")
+ASKED = ("goal", "list")
+"""Keys that choose the shortlist."""
+
+
+class Query(Mapping[str, str]):
+    """Texts of an address by key. ``problems``: words by key for values that are not valid; each is then
+    read as the usual one.
+
+    ``ValueError`` for anything but at most ``MOST_KEYS`` texts of at most ``MOST_CHARACTERS`` characters.
+    """
+
+    def __init__(self, given: object) -> None:
+        if not isinstance(given, Mapping) or len(given) > MOST_KEYS:
+            raise ValueError(f"a record is an object of at most {MOST_KEYS} texts by key")
+        for key, value in given.items():
+            if not isinstance(key, str) or not isinstance(value, str) or len(value) > MOST_CHARACTERS:
+                raise ValueError(
+                    f"a record holds texts of at most {MOST_CHARACTERS:,} characters, and {str(key)[:40]!r} "
+                    "is none"
+                )
+        self._texts = dict(given)
+        self.problems: dict[str, str] = {}
+
+    def __getitem__(self, key: str) -> str:
+        return self._texts[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def wrong(self, key: str, accepted: str) -> None:
+        """Note that the value of ``key`` is not valid, and what is accepted."""
+        said = words.plain(self[key], 40)
+        self.problems[key] = f"{key} {said!r} is not valid: the usual one is shown. Accepted: {accepted}"
+
+    def one_of(self, key: str, accepted: Mapping[str, object], usual: str) -> str:
+        """The value of ``key`` if it is among ``accepted``, else ``usual``."""
+        text = self.get(key) or usual
+        if text in accepted:
+            return text
+        self.wrong(key, ", ".join(accepted))
+        return usual
+
+    @cached_property
+    def record(self) -> Record:
+        """The tensor, the schemes, the element, the goal and the shortlist that the address chooses."""
+        source = self.one_of("source", SOURCES, "builtin")
+        sample = self.one_of("sample", SAMPLES, DEFAULT_SAMPLE)
+        file = self._file() if source == "file" else None
+        if source == "file" and file is None:
+            source = "builtin"
+        scheme = self._scheme("scheme", DEFAULT_SCHEME)
+        second = self._scheme("second", "" if "scheme" in self else Record.fresh().second)
+        if second == scheme:
+            second = ""
+        row, column = self._whole("row"), self._whole("column")
+        tensor = self.get("file_tensor")
+        if file and not tensor:
+            tensor = next(iter(best_tensors(file_source(file).infos)), None)
+        return Record(
+            source=source,
+            sample=sample,
+            file=file,
+            file_tensor=tensor,
+            model=self.get("model", ""),
+            revision=self.get("revision", ""),
+            layer=self.get("layer") or None,
+            scheme=scheme,
+            second=second,
+            element="" if row is None or column is None else f"{row},{column}",
+            goal=self._goal(),
+            shortlist=SEPARATOR.join(self._list()),
+        )
+
+    def _file(self) -> str | None:
+        """The path of the visitor's file: an upload, or the file that the page was started on."""
+        try:
+            if self.get("file"):
+                return str(uploads.of_visitor(self["file"]))
+            started_on = opened.linked_file(self)
+            if started_on is not None:
+                return str(started_on)
+        except (ValueError, OSError) as error:
+            self.problems["file"] = str(error)
+            return None
+        self.problems["file"] = (
+            "This link shows somebody's own file, which a link cannot carry: drop the file in again"
+        )
+        return None
+
+    def _scheme(self, key: str, usual: str) -> str:
+        text = self.get(key, usual)
+        try:
+            return str(Recipe.parse(text)) if text else ""
+        except ValueError as error:
+            self.problems[key] = f"The link's scheme is not usable: {words.without_python(str(error))}"
+            return usual
+
+    def _whole(self, key: str) -> int | None:
+        text = self.get(key, "")
+        if text.isascii() and text.isdigit() and len(text) < 10:
+            return int(text)
+        if text:
+            self.wrong(key, "a whole number from 0")
+        return None
+
+    def _goal(self) -> str:
+        text = self.get("goal", "").strip()
+        if not text or is_goal(text):
+            return text
+        self.wrong("goal", f"{', '.join(GOALS)}, at-most-4.25, at-most-3MB")
+        return ""
+
+    def _list(self) -> list[str]:
+        texts = [text for text in self.get("list", "").split(SEPARATOR)[: 2 * MOST_LISTED] if text]
+        names: list[str] = []
+        for text in texts:
+            try:
+                names.append(str(Recipe.parse(text)))
+            except ValueError:
+                self.wrong("list", "schemes, separated by commas")
+        return list(dict.fromkeys(names))[:MOST_LISTED]
+
+
+def texts_of(record: Record) -> dict[str, str]:
+    """The keys and texts of an address that chooses ``record``; empty where it is what a page without a link
+    shows."""
+    fresh = Record.fresh()
+    of_source = {
+        "builtin": ("sample",),
+        "file": ("file", "file_tensor"),
+        "model": ("model", "revision", "layer"),
+    }
+    row, _, column = record.element.partition(",")
+    texts = {name: getattr(record, name) or "" for name in of_source[record.source]}
+    usual = dataclasses.replace(fresh, source=record.source)
+    changed = {name: "" if text == getattr(usual, name) else text for name, text in texts.items()}
+    schemes = {"scheme": record.scheme, "second": record.second}
+    if (record.scheme, record.second) == (fresh.scheme, fresh.second):
+        schemes = dict.fromkeys(schemes, "")
+    return {
+        **dict.fromkeys((*TENSOR, *ELEMENT), ""),
+        **changed,
+        **schemes,
+        "source": "" if record.source == "builtin" else record.source,
+        "row": row,
+        "column": column,
+        "goal": record.goal,
+        "list": record.shortlist,
+    }

@@ -1,0 +1,272 @@
+/* Sections: each is one component whose slots a view of the address's record fills (app/parts/section.py). */
+Object.assign(explorer, {
+  /* Sections by name, as `mount` has made them. */
+  mounted: new Map(),
+
+  /* Values that no address holds: the path of an uploaded file, long texts. */
+  local: {},
+
+  /* The record: what the address says, and what it cannot hold. */
+  query() {
+    const said = Object.fromEntries(new URLSearchParams(location.search));
+    return {...said, ...Object.fromEntries(Object.entries(explorer.local).filter(([, value]) => value))};
+  },
+
+  /* Change the record; sections on the screen that read a changed key show it. With `visit`, Back leads to
+     what it was. An empty value takes a key out. */
+  set(changes, visit = true) {
+    const before = explorer.query();
+    const linked = Object.entries(changes).filter(([key]) => !(key in explorer.local));
+    for (const key of Object.keys(changes)) if (key in explorer.local) explorer.local[key] = changes[key];
+    if (visit) explorer.settle();
+    explorer.writeQuery(Object.fromEntries(linked), visit);
+    const now = explorer.query(), same = key => (before[key] || '') === (now[key] || '');
+    for (const section of explorer.mounted.values()) if (!section.keys.every(same)) section.behind();
+  },
+
+  /* Make the section of `element`. `facts`: its name, title, and the keys that it reads; `script` is called
+     with the section once; `server`: its functions; `send`: to Gradio's queue. */
+  mount(element, props, facts, script, server, send, watch) {
+    const section = new Section(element, facts, server, send);
+    explorer.mounted.set(facts.name, section);
+    explorer.sections.set(facts.name, section);
+    explorer.contents.fill();
+    script?.(section);
+    watch('value', () => section.heard(props.value));
+    section.listen();
+  },
+
+  /* A run ended without saying so: its request was refused, or the server has failed. */
+  runEnded(name) {
+    explorer.mounted.get(name)?.endRun('The server does not answer.');
+  },
+});
+
+class Section {
+  constructor(element, {name, title, keys}, server, send) {
+    Object.assign(this, {element, name, title, keys, server, send});
+    this.box = element.closest('.section') || element;
+    this.near = false;
+    this.drawn = false;  // true once it has shown something
+    this.shown = 0;      // the page's version that is shown, as the list of sections counts it
+    this.asked = 0;      // counts requests: the newest answer wins
+    this.stale = true;
+    this.running = null;
+    this.figures = {};
+    for (const box of element.querySelectorAll('[data-figure]')) this.addFigure(box);
+  }
+
+  /* --- what is shown ------------------------------------------------------------------------------- */
+
+  addFigure(box) {
+    const props = {value: ''}, name = box.dataset.figure;
+    let changed = () => {};
+    explorer.figure(box, props, (_, then) => { changed = then; }, (kind, what) => this.act(kind, what, name));
+    this.figures[name] = value => {
+      if (props.value === value) return;
+      props.value = value;
+      changed();
+    };
+  }
+
+  /* Show the slots of an answer, without a change where a slot holds the same; the focus stays on the same
+     control or button. */
+  fill(slots) {
+    for (const [name, value] of Object.entries(slots || {})) {
+      if (this.figures[name]) {
+        this.figures[name](value);
+        continue;
+      }
+      const slot = this.element.querySelector(`[data-slot="${name}"]`);
+      if (!slot || slot.holds === value) continue;
+      const at = slot.contains(document.activeElement) && explorer.pathOf(document.activeElement);
+      slot.innerHTML = value;
+      slot.holds = value;
+      if (at) slot.querySelector(at)?.focus({preventScroll: true});
+    }
+    this.setControls();
+    this.element.dispatchEvent(new CustomEvent('filled', {detail: slots}));
+  }
+
+  /* Controls hold what the record says. */
+  setControls() {
+    const query = explorer.query();
+    for (const control of this.element.querySelectorAll('[data-key]')) {
+      if (control === document.activeElement && control.matches('input:not([type=checkbox]), textarea')) continue;
+      const text = query[control.dataset.key] || control.dataset.usual;
+      if (control.type === 'checkbox') control.checked = text === '1';
+      else if (control.value !== text) control.value = text;
+      const output = control.parentElement.querySelector('output');
+      if (output && !control.dataset.said) output.textContent = control.value;
+    }
+    for (const group of this.element.querySelectorAll('[data-choice], [data-several]')) {
+      const {choice, several, usual} = group.dataset, held = (query[choice || several] || usual).split(',');
+      for (const input of group.querySelectorAll('input')) input.checked = held.includes(input.value);
+    }
+  }
+
+  /* A line of the section: why it shows nothing new. */
+  say(words, kind = '') {
+    const line = this.element.querySelector('[data-slot=status]');
+    if (!line) {
+      if (words) explorer.notice(words);
+      return;
+    }
+    const said = Object.assign(document.createElement('div'), {className: `status ${kind}`, textContent: words});
+    said.setAttribute('role', 'status');
+    line.replaceChildren(...words ? [said] : []);
+    line.holds = null;
+  }
+
+  /* --- asking --------------------------------------------------------------------------------------- */
+
+  /* What is shown is of another record. */
+  behind() {
+    this.stale = true;
+    this.refresh();
+  }
+
+  /* As the list of sections calls it: the page has something else to show. */
+  seen() {
+    this.behind();
+  }
+
+  refresh() {
+    if (this.near && this.stale) this.ask();
+  }
+
+  async ask() {
+    this.stale = false;
+    if (!this.server?.view) return this.setControls();
+    const mine = ++this.asked, answer = await this.call('view', explorer.query());
+    if (mine !== this.asked || answer.left) return;
+    clearTimeout(this.again);
+    if (answer.waits) {
+      this.box.toggleAttribute('data-behind', this.drawn);
+      this.say(answer.waits, 'computing');
+      this.again = setTimeout(() => this.near ? this.ask() : this.stale = true, 400);
+      return;
+    }
+    this.box.removeAttribute('data-behind');
+    this.take(answer);
+    this.drawn = true;
+  }
+
+  /* Call a server function; a failure is an answer too. */
+  call(name, given) {
+    return this.server[name](given).catch(() => ({refused: 'The server does not answer; what is shown stays.'}));
+  }
+
+  take(answer) {
+    const problems = Object.values(answer.problems || {});
+    this.say([answer.refused, ...problems].filter(Boolean).join('. '), answer.refused ? 'refusal' : '');
+    for (const words of answer.notices || []) explorer.notice(words);
+    if (answer.set) explorer.set(answer.set);
+    if (answer.slots) this.fill(answer.slots);
+    else if (!answer.set) this.setControls();
+  }
+
+  /* Do an act of the section, named by a button or a figure, on `what`. What a point of a figure holds as
+     `set` needs no server. */
+  async act(name, what, figure = '') {
+    if (what?.data?.set) return explorer.set(what.data.set);
+    if (!this.server?.act) return;
+    this.take(await this.call('act', {act: name, what: {...what, figure}, query: explorer.query()}));
+  }
+
+  /* --- runs ----------------------------------------------------------------------------------------- */
+
+  run(name) {
+    if (this.running) return;
+    this.running = {name, number: `${Date.now()}`};
+    this.markRun();
+    this.say('');
+    this.send('run', {run: name, number: this.running.number, query: explorer.query()});
+  }
+
+  stop() {
+    if (!this.running) return;
+    this.send('stop', {});
+    this.endRun('Stopped; what was finished is shown.');
+  }
+
+  endRun(words) {
+    if (!this.running) return;
+    this.running = null;
+    this.markRun();
+    if (words) this.say(words);
+  }
+
+  markRun() {
+    for (const button of this.element.querySelectorAll('[data-run]')) button.disabled = Boolean(this.running);
+    for (const button of this.element.querySelectorAll('[data-stop]')) {
+      button.hidden = button.dataset.stop !== this.running?.name;
+    }
+  }
+
+  listen() {
+    this.element.addEventListener('change', event => this.changed(event.target));
+    this.element.addEventListener('input', ({target}) => {
+      const output = target.type === 'range' && target.parentElement.querySelector('output');
+      if (output) output.textContent = target.value;
+    });
+    this.element.addEventListener('click', event => this.clicked(event));
+    this.element.addEventListener('keydown', event => {
+      if (event.key === 'Enter' && event.target.matches('input[data-key]')) event.target.blur();
+    });
+    new IntersectionObserver(entries => {
+      this.near = entries.at(-1).isIntersecting;
+      this.refresh();
+    }, {rootMargin: '150px'}).observe(this.box);
+    this.setControls();
+  }
+
+  /* The queue's answers come as the component's value. */
+  heard(value) {
+    if (!value) return;
+    const said = JSON.parse(value);
+    if (said.number !== this.running?.number) return;
+    if (said.slots) this.fill(said.slots);
+    if (!said.ended) return;
+    this.endRun('');
+    this.take(said);
+  }
+
+  /* --- what a visitor does ---------------------------------------------------------------------------- */
+
+  changed(target) {
+    const group = target.closest('[data-choice], [data-several]');
+    const key = target.dataset.key || group?.dataset.choice || group?.dataset.several;
+    if (!key) return;
+    const of = group || target;
+    let value = target.type === 'checkbox' && !group ? (target.checked ? '1' : '0') : target.value;
+    if (group?.dataset.several) value = [...group.querySelectorAll('input:checked')].map(box => box.value).join();
+    if ('local' in of.dataset) explorer.local[key] ??= '';
+    if (target.validity?.badInput || (target.validity && !target.validity.valid)) {
+      target.reportValidity();
+      return;
+    }
+    explorer.set({[key]: value === of.dataset.usual ? '' : value});
+  }
+
+  clicked(event) {
+    const button = event.target.closest('[data-set], [data-act], [data-run], [data-stop]');
+    if (!button || !this.element.contains(button)) return;
+    const {set, act, run, stop} = button.dataset;
+    if (set) explorer.set(JSON.parse(set));
+    else if (run) this.run(run);
+    else if (stop) this.stop();
+    else if (act && this.server?.act) this.act(act, {...button.dataset, shift: event.shiftKey});
+    else return;
+    event.preventDefault();
+  }
+}
+
+/* A selector of a control or button within its slot, to find the same one again. */
+explorer.pathOf = part => {
+  for (const name of ['id', 'data-key', 'data-set', 'data-run', 'data-act', 'value']) {
+    const value = part.getAttribute(name);
+    if (value) return `[${name}="${CSS.escape(value)}"]`;
+  }
+  return part.tagName.toLowerCase();
+};

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import gradio as gr
-import plotly
 import plotly.graph_objects as go
 from gradio.themes.utils import fonts
 
 from app import glossary, scheme_groups
-from explorer.paths import ASSETS
-
-PLOTLY = Path(plotly.__file__).with_name("package_data")
-"""Folder of the script in the installed plotly package."""
+from explorer.paths import ASSETS, PLOTLY
 
 
 def _assets(suffix: str, first: str) -> str:
@@ -25,7 +19,7 @@ def _assets(suffix: str, first: str) -> str:
 # In the head, as Gradio puts what it takes as css= below a class of its own, where rules for <html> are lost.
 HEAD = (
     glossary.head() + scheme_groups.head() + f'<style id="page-style">{_assets("css", "style.css")}</style>'
-    f'<script id="plotly" defer src="gradio_api/file={(PLOTLY / "plotly.min.js").as_posix()}"></script>'
+    f'<script id="plotly" defer src="gradio_api/file={PLOTLY.as_posix()}"></script>'
     f"<script>{_assets('js', 'explorer.js')}</script>"
 )
 """Style sheet and scripts, which ``app.serving.headers`` puts into the HTML: they run before Gradio's."""

@@ -14,13 +14,13 @@ from app.parts.widgets import block, hidden
 from app.places import NAMES, PLACES
 from app.sections.overview import first_sight
 from app.serving.values import CheckedBlocks
-from app.theme import ASSETS, PLOTLY
+from app.theme import ASSETS
 from explorer.core.backend import gpu_status, native_formats
 
 
 def build() -> gr.Blocks:
     """The whole page, not yet launched."""
-    gr.set_static_paths([ASSETS, PLOTLY])
+    gr.set_static_paths([ASSETS])
     keep = limits.current().keep_seconds
     with CheckedBlocks(
         title="Quantization Explorer",

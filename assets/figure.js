@@ -6,6 +6,16 @@
    Removing it changes no other reference: it is the folder of the page itself. */
 document.querySelector('base')?.remove();
 
+/* The buttons of a figure. What it is saved as is for a paper, one or two columns wide. */
+explorer.FIGURE_TOOLS = `<button type="button" data-kind="reset" hidden>Reset zoom</button>
+  <button type="button" data-kind="zoom" aria-pressed="false" hidden title="Drag out a part">Zoom</button>
+  <select aria-label="Width of the saved figure" title="Width of the saved figure: one column or two">
+  <option value="85">85 mm</option><option value="174">174 mm</option></select>
+  <button type="button" data-kind="svg" title="Save as SVG">SVG</button>
+  <button type="button" data-kind="png" title="Save as PNG, 600 dots per inch">PNG</button>
+  <button type="button" data-kind="pdf" title="Print on a sheet of its size: choose “Save as PDF”">PDF</button>`;
+explorer.columns = '85';
+
 explorer.touch = matchMedia('(hover: none)').matches;
 
 /* Draw the figures that arrive in `props.value` (JSON with data and layout, or empty) in `element`. `send`
@@ -96,6 +106,8 @@ explorer.figure = (element, props, watch, send) => {
   };
 
   const tools = element.querySelector('.figure-tools');
+  tools.innerHTML = explorer.FIGURE_TOOLS;
+  tools.querySelector('select').value = explorer.columns;
   tools.hidden = !props.value;
   tools.addEventListener('click', event => {
     const tool = event.target.closest('button')?.dataset.kind;
@@ -108,9 +120,24 @@ explorer.figure = (element, props, watch, send) => {
         if (plot.data.some(explorer.errorMap.isOfElements)) explorer.markElement(plot);
       });
     }
-    Plotly.downloadImage(plot, {format: tool, scale: 2, width: plot.clientWidth,
-      height: plot._fullLayout.height, filename: plot.layout.meta?.filename || 'figure'});
+    const mm = Number(tools.querySelector('select').value);
+    explorer.paper.save(asSeen(mm * explorer.paper.PER_MM), tool, mm).catch(console.error);
   });
+  tools.addEventListener('change', event => {
+    explorer.columns = event.target.value;
+    document.querySelectorAll('.figure-tools select').forEach(other => { other.value = explorer.columns; });
+  });
+
+  /* What is drawn now, laid out for another width: as it was switched and zoomed. */
+  const asSeen = wide => {
+    const spec = JSON.parse(props.value);
+    explorer.keepSwitches(plot, spec);
+    explorer.fit(spec.layout, wide);
+    spec.data.forEach((trace, i) => { trace.visible = plot.data[i].visible; });
+    const ranges = zoomed ? Object.entries(explorer.ranges(plot)) : [];
+    for (const [name, range] of ranges) Object.assign(spec.layout[name] ??= {}, {range, autorange: false});
+    return {data: spec.data, layout: {...spec.layout, ...explorer.callouts(spec.layout, wide)}};
+  };
   const showReset = () => {
     tools.querySelector('[data-kind=reset]').hidden = !zoomed;
     tools.querySelector('[data-kind=zoom]').hidden = !explorer.touch || 'draggable' in plot.dataset;

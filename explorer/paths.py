@@ -12,6 +12,8 @@ CHECKOUT = None if _DATA == _PACKAGE else _DATA
 
 ASSETS = _DATA / "assets"
 """Sample tensors, texts, recorded measurements; fonts, styles and scripts."""
+PLOTLY = ASSETS / "plotly" / "plotly-cartesian.min.js"
+"""plotly's script with the traces of lines, bars and maps: a third of the one in plotly's package."""
 KERNELS = _DATA / "kernels"
 """CUDA C++ sources."""
 PAGE = _PACKAGE / "_page" if CHECKOUT is None else _DATA

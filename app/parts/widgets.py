@@ -47,12 +47,9 @@ def card(title: str, about: str) -> Iterator[gr.HTML]:
         yield block(html.figure_title(title, about))
 
 
-FIGURE = """<div class="figure-tools"><button type="button" data-kind="reset" hidden>Reset zoom</button>\
-\
-<button type="button" data-kind="zoom" aria-pressed="false" hidden title="Drag out a part">Zoom</button>\
-<button type="button" data-kind="svg" title="Save as SVG">SVG</button>\
-<button type="button" data-kind="png" title="Save as PNG">PNG</button></div>\
+FIGURE = """<div class="figure-tools" hidden></div>\
 <div class="figure" style="min-height:{height}px"{options}></div>"""
+"""``assets/figure.js`` adds the buttons."""
 DRAW = """explorer.figure(element, props, watch, (kind, what) =>
   kind === 'point' ? ({point})(what)
     : kind === 'brush' ? trigger('brush', what) : trigger('range', what))"""

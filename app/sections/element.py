@@ -87,7 +87,7 @@ def arithmetic(
 def brushed(chosen: Selection, event: Brushed) -> str:
     """The histogram of the errors in the rows and columns that the map shows."""
     matrix, pairs = analyses_of(chosen)
-    sides, name = sides_of(pairs), f"{matrix.name} {' '.join(chosen.schemes)}"
+    sides, name = sides_of(pairs), matrix.name
     if not event.rows or not event.columns:
         return plot_data(error_figure(sides, name))
     shape = pairs[0][1].q.shape

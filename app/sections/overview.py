@@ -113,7 +113,7 @@ def element_of(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
     """The fields of ``ElementView`` for the record's element."""
     matrix, pairs = found
     position = chosen.position or pairs[0][1].report.max_error_at
-    name = f"{matrix.name} {' '.join(chosen.schemes)}"
+    name = matrix.name
     return vars(shown_element(matrix, sides_of(pairs), position, name, chosen.position is None))
 
 
@@ -129,7 +129,7 @@ def values(chosen: Record) -> ValuesView:
     """What became of the values: their figures, scales and codes."""
     matrix, pairs = found = analyses_of(chosen)
     sides = sides_of(pairs)
-    name = f"{matrix.name} {' '.join(chosen.schemes)}"
+    name = matrix.name
     scales, usage = figure_pair(scales_figures(sides, name)), figure_pair(usage_figures(sides, name))
     return ValuesView(
         values=element_of(chosen, found)["values"],
@@ -146,7 +146,7 @@ def maps(chosen: Record) -> MapsView:
     """Where the error is."""
     matrix, pairs = analyses_of(chosen)
     position = chosen.position or pairs[0][1].report.max_error_at
-    name = f"{matrix.name} {' '.join(chosen.schemes)}"
+    name = matrix.name
     return MapsView(plot_data(error_map_figure(matrix.values, sides_of(pairs), position, name)))
 
 

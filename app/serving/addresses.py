@@ -24,13 +24,13 @@ from starlette.routing import compile_path
 from starlette.types import Scope
 
 from app.serving import uploads
-from app.theme import ASSETS, PLOTLY
+from app.theme import ASSETS
 
 NAME_LENGTH = 64
 """Characters of a session, an event or an upload: a browser sends 32 at most, and the server keeps them."""
 _NAME = re.compile(rf"[!-~]{{1,{NAME_LENGTH}}}")
 UNKNOWN = "this page has no such address"
-STATIC = (ASSETS, PLOTLY)
+STATIC = (ASSETS,)
 """Folders of the page's own fonts, styles and scripts."""
 SANDBOX = "default-src 'none'; sandbox"
 """The policy of a visitor's file: opened in a browser it runs nothing, and is of no site."""

@@ -25,4 +25,4 @@ def cache_figure(shape: CacheShape, plan: CachePlan, label: str, name: str) -> g
         style.add_line(fig, title, at, [size / 1e9 for size in taken], color, hover, size=6, customdata=told)
     style.log_axis(fig, "x", at[0] / 1.1, at[-1] * 1.1, base=4)
     style.log_axis(fig, "y", min(sizes) / 1.5e9, max(sizes) * 1.5 / 1e9)
-    return style.legend_below(fig)
+    return style.captioned(style.legend_below(fig), "Memory of the cache of one text", name)

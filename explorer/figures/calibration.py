@@ -20,6 +20,7 @@ from explorer.figures.style import (
     add_line,
     add_points,
     axis_look,
+    captioned,
     empty,
     figure,
     fit_height,
@@ -60,6 +61,7 @@ def range_figure(report: CalibrationReport, low: float, high: float, name: str) 
     bands = [choice for choice in report.choices if choice.method != "own"]
     inside = _HISTOGRAM + _BAND * len(bands) + 8
     fig = fit_height(figure("value", "number of elements", f"{name} ranges"), inside)
+    captioned(fig, "Ranges of the calibrators", name, [report.scheme.label], int(report.counts.sum()))
     first, last = float(report.edges[0]), float(report.edges[-1])
     fig.add_bar(
         x=((report.edges[1:] + report.edges[:-1]) / 2).astype(np.float32),
@@ -120,6 +122,7 @@ def objectives_figure(report: CalibrationReport, name: str) -> go.Figure:
     (min-max, a custom range) are in the panel of the squared error.
     """
     fig = figure("threshold on |x|", "", f"{name} objectives")
+    captioned(fig, "Objectives of the calibrators", name, [report.scheme.label], int(report.counts.sum()))
     ends = [float(report.thresholds[0]), float(report.thresholds[-1])]
     room = 0.04 * (ends[1] - ends[0])
     x_range = [ends[0] - room, ends[1] + room]
@@ -194,4 +197,5 @@ def amount_figure(points: Sequence[tuple[int, str, float]], name: str) -> go.Fig
         add_line(fig, CALIBRATORS[method].label, x, y, COLORS[method], hover, mode="lines+markers")
     amounts = sorted({rows for rows, _, _ in points})
     fig.update_xaxes(type="log", tickvals=amounts, ticktext=[f"{n:,}" for n in amounts])
+    captioned(fig, "Thresholds by the amount of calibration data", name)
     return fig.update_yaxes(**POWERS)

@@ -19,12 +19,12 @@ from explorer.figures.style import (
     TEXT,
     A,
     B,
+    about,
     add_line,
     add_points,
     caption,
     empty,
     figure,
-    file_name,
     marker_look,
     note,
     translucent,
@@ -138,6 +138,9 @@ def frontier_figure(
     fig.update_layout(xaxis_automargin=False, yaxis_automargin=False)
     _add_frontier(fig, edge, window)
     _add_schemes(fig, points, window)
+    chosen = [row.scheme.label for row in (a, b) if row is not None]
+    subject, elements = _measured_on(rows, name)
+    meta = about(fig, "Accuracy against size of the schemes", subject, chosen, elements)
     low, high = map(window.x, window.bits)
     xaxis: dict[str, Any] = {"range": [low, high], "showgrid": False, "title_standoff": 6}
     if window.logarithmic:
@@ -147,12 +150,20 @@ def frontier_figure(
         margin={"l": LEFT, "r": RIGHT, "t": ABOVE, "b": BELOW},
         showlegend=False,
         hoverdistance=14,
-        meta={"filename": file_name(f"{name} frontier"), "callouts": callouts},
+        meta={**meta, "callouts": callouts},
         annotations=callouts[_MIDDLE][1],
         xaxis=xaxis,
         yaxis={"range": list(window.db), "nticks": 7},
         uirevision=f"frontier {goal.name} {window.db}",
     )
+
+
+def _measured_on(rows: Sequence[ComparisonRow], name: str) -> tuple[str, int]:
+    """Return the subject of the caption, and the number of elements; of a sample too where some of ``rows``
+    were measured on one."""
+    counts = {round(8 * row.report.nbytes / row.report.bits.total) for row in rows if row.report.bits.total}
+    few, most = min(counts, default=0), max(counts, default=0)
+    return f"{name}, some schemes on a sample of {few:,} elements" if few < 0.99 * most else name, most
 
 
 def exact_words(rows: Sequence[ComparisonRow]) -> str:

@@ -14,6 +14,7 @@ from explorer.figures.style import (
     SERIES,
     add_line,
     add_points,
+    captioned,
     empty,
     figure,
     legend_below,
@@ -59,4 +60,4 @@ def depth_figure(layers: Sequence[LayerDiff], name: str) -> go.Figure:
     fig.update_xaxes(dtick=1 if last <= 12 else None, tickformat="d", range=[-0.5, last + 0.5])
     if outside:
         fig.add_annotation(note("in no block", x=beyond, y=0, yref="paper", yshift=8))
-    return fig
+    return captioned(fig, "Error of the layers along the depth of the model", name)

@@ -29,6 +29,7 @@ from explorer.figures.style import (
     add_switches,
     axis_look,
     caption,
+    captioned,
     colour_bar,
     figure,
     legend_below,
@@ -121,7 +122,7 @@ def error_map_figure(x: Tensor, sides: Sequence[Side], picked: tuple[int, int], 
         texts = [f"<b>{letter}</b>  {text}" for letter, text in zip("AB", texts, strict=True)]
         texts.append("<b>A − B</b>  which errs more")
     fig.lay({"annotations": [panel_title(text, *_of_map(i), STRIP + 2) for i, text in enumerate(texts)]})
-    return _finished(fig, f"{name} error map", shape, len(sides), switch)
+    return _finished(fig, name, shape, sides, switch)
 
 
 def _scale(errors: Sequence[Tensor]) -> ColourScale:
@@ -304,28 +305,31 @@ def _marks(fig: _Plan, maps: Sequence[ErrorMap], picked: tuple[int, int], panels
 
 
 def _finished(
-    fig: _Plan, name: str, shape: tuple[int, int], sides: int, switch: Sequence[Switch]
+    fig: _Plan, name: str, shape: tuple[int, int], sides: Sequence[Side], switch: Sequence[Switch]
 ) -> go.Figure:
     """Return the figure, with its height, legend and switch, and the changes for a narrow page."""
-    base = legend_below(figure("column", "row", name))
+    base = legend_below(figure("column", "row", f"{name} error map"))
+    labels = [side.label for side in sides]
+    captioned(base, "Largest error in each cell of the matrix", name, labels, math.prod(shape))
     if switch:
         add_switches(base, {"mode": switch})
-    panels = sides + (sides > 1)
+    count = len(sides)
+    panels = count + (count > 1)
     margin = base.layout.margin
     around = margin.t + margin.b
     strips = [trace for trace in fig.data if "fill" in trace]
     top = max(float(np.max(trace[trace["fill"].removeprefix("tozero")])) for trace in strips)
     ends = {"range": [0, 1.05 * top or 1.0]}
-    fig.lay({f"{axis}axis{4 + index}": ends for index in range(sides) for axis in "xy"})
+    fig.lay({f"{axis}axis{4 + index}": ends for index in range(count) for axis in "xy"})
     for axis, place in _bars_at(panels, False).items():
         if axis in fig.layout:
             fig.layout[axis]["colorbar"] |= place
-    meta = {**base.layout.meta, "brush": True, "narrow": _narrow(fig, panels, sides, around)}
+    meta = {**base.layout.meta, "brush": True, "narrow": _narrow(fig, panels, count, around)}
     layout = {
         **base.layout.to_plotly_json(),
         **fig.layout,
         "height": _height(panels, False) + around,
-        "uirevision": f"map {shape[0]} {shape[1]} {sides}",
+        "uirevision": f"map {shape[0]} {shape[1]} {count}",
         "meta": meta,
     }
     return go.Figure(fig.data, layout)

@@ -21,8 +21,10 @@ from explorer.figures.style import (
     A,
     B,
     Dict,
+    about,
     axis_look,
     caption,
+    captioned,
     empty,
     figure,
     legend_below,
@@ -79,6 +81,9 @@ def histogram_figure(errors: Sequence[Errors], name: str, part: str = "") -> go.
     fig.update_yaxes(tickformat="~%")
     fig.update_xaxes(**POWERS, **FEW_TICKS)
     switch_axis(fig, "yaxis")
+    labels = [each.label for each in errors]
+    subject = f"{name}, {part}" if part else name
+    captioned(fig, "Errors of the elements", subject, labels, errors[0].spread.total)
     return _say_beyond(fig, errors, part)
 
 
@@ -135,7 +140,9 @@ def multiples_figure(sides: Sequence[Side], name: str) -> go.Figure:
     ends = float(counted[0].edges[0]), float(counted[0].edges[-1])
     base = figure("", Y_TITLE, f"{name} errors of {len(sides)} schemes")
     layout = base.layout.to_plotly_json() | _panels(sides, ends, top)
-    layout["meta"] |= base.layout.meta
+    labels = [each.label for each in sides]
+    meta = about(base, "Errors of the elements by scheme", name, labels, errors[0].spread.total)
+    layout["meta"] |= meta
     return go.Figure(data, layout)
 
 

@@ -23,6 +23,7 @@ from explorer.figures.style import (
     add_line,
     add_points,
     axis_look,
+    captioned,
     colour_bar,
     empty,
     figure,
@@ -71,6 +72,7 @@ def output_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
             hovertemplate="%{y}<br>%{x:.2f} dB, %{customdata[0]}" + EXTRA,
         )
     row_axis(fig, labels)
+    captioned(fig, "SQNR of the layer's output by method", name, [label_of_text(each) for each in schemes])
     return fig.update_layout(barmode="group", bargap=0.3, margin={"l": 10, "r": 36})
 
 
@@ -90,6 +92,7 @@ def objective_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
     axes = list(dict.fromkeys(objective_axis(o.method) for o in drawn))
     fig = products_figure("", "", f"{name} objectives", 90 + PANEL_HEIGHT * len(axes))
     fig.set_subplots(rows=len(axes), cols=1, vertical_spacing=0.3 / len(axes) if len(axes) > 1 else 0)
+    captioned(fig, "Objectives of the methods", name)
     colors, seen = _colors(outcomes), set[str]()
     schemes = list(dict.fromkeys(o.scheme for o in drawn))
     dashes = dict(zip(schemes, itertools.cycle(DASHES), strict=False))
@@ -146,6 +149,7 @@ def snapshots_figure(outcome: Outcome | None, weight: Tensor | None, name: str) 
     small = torch.stack([_tiles(moved[step], SNAPSHOT_ROWS, SNAPSHOT_COLUMNS) for step in chosen])
     top, last = float(small.amax()), len(small) - 1
     fig = figure("input channel", "output channel", f"{name} film", height=400)
+    captioned(fig, "Distance of the weights from the originals under GPTQ", name)
     steps = []
     for index, (frame, block) in enumerate(zip(small, chosen, strict=True)):
         hover = "input channel %{x}, output channel %{y}" + EXTRA
@@ -184,6 +188,7 @@ def channel_error_figure(outcomes: Sequence[Outcome], name: str) -> go.Figure:
         return empty(NOTHING, f"{name} channels")
     y_title = f"relative error, {rows[0].scheme_label}"
     fig = products_figure("output channels, least error first (%)", y_title, f"{name} channel error", 460)
+    captioned(fig, "Error of each output channel by method", name, [rows[0].scheme_label])
     colors = _colors(outcomes)
     for index, o in enumerate(rows[:12]):
         values = np.sort(np.asarray(o.channel_error))
@@ -214,6 +219,7 @@ def channels_figure(
     if x is None or w is None:
         return empty(NOTHING, f"{name} input channels")
     fig = products_figure("input channel", "largest magnitude", f"{name} input channels", 480)
+    captioned(fig, "Largest magnitude of each input channel", name)
     for values, label, color, dash in (
         (x, "inputs", SERIES[0], "solid"),
         (w, "weights", SERIES[1], "solid"),
@@ -249,6 +255,7 @@ def before_after_figure(
         return empty("run SmoothQuant, AWQ or a rotation to see this before and after", title)
     top = float(max(values.abs().max() for values in (before, after))) or 1.0
     fig = figure("", "", title, height=420)
+    captioned(fig, f"Magnitudes of {side}s before and after", f"{name}; after: {label}")
     titles = ("as they come", label)
     fig.set_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.14, subplot_titles=titles)
     for row, values in enumerate((before, after), 1):
@@ -273,6 +280,7 @@ def drift_figure(rows: Sequence[EmbeddingDrift], name: str) -> go.Figure:
         return empty(NOTHING, f"{name} embeddings")
     y_title = "agreement with the original model"
     fig = products_figure("bits per weight", y_title, f"{name} embeddings", 420)
+    captioned(fig, "Agreement of embeddings with the original model", name)
     hover = "%{customdata[0]}<br>%{y:.4f} at %{x:.3f} bits"
     told = [[f"{r.scheme}, {r.method}"] for r in rows]
     for attribute, label, color, symbol in (

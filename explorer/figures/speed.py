@@ -71,6 +71,7 @@ def speed_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None
         return style.empty(NOTHING, f"{name} speed")
     height = TOP + ROW_HEIGHT * len(best)
     figure = products_figure(TIME_TITLE, "", f"{name} speed", height, LEGEND_HEIGHT)
+    style.captioned(figure, "Time of each product's fastest kernel", name)
     low, high = _ends(best)
     gaps = [(1e6 * t.floor_s, 1e6 * t.seconds, t.label) for t in best if t.floor_s]
     x = [x for floor, time, _ in gaps for x in (max(floor, low), min(time, high), None)]
@@ -139,6 +140,7 @@ def ladder_figure(timings: Sequence[GemmTiming], name: str) -> go.Figure:
     if not timings:
         return style.empty("its kernels were measured at another shape", f"{name} ladder")
     figure = products_figure(TIME_TITLE, "", f"{name} ladder", 110 + RUNG * len(timings))
+    style.captioned(figure, f"Kernels of {timings[0].label}", name)
     times, kernels = [t.seconds * 1e6 for t in timings], [words.kernel_name(t.variant) for t in timings]
     factors = ["", *(f", {words.times(before / after)}" for before, after in itertools.pairwise(times))]
     texts = [words.duration(t.seconds) + factor for t, factor in zip(timings, factors, strict=True)]
@@ -183,6 +185,7 @@ def sweep_figure(timings: Sequence[GemmTiming], name: str, marked: Marked | None
     _, n, k = next(iter(curves.values()))[0][1].shape
     x_title = f"tokens (M), at N = {words.count(n)} and K = {words.count(k)}"
     figure = products_figure(x_title, "µs", f"{name} over M", SWEEP_HEIGHT)
+    style.captioned(figure, "Time of products over the number of tokens", name)
     usual, named = usual_of(timings)
     of_torch = {m: t.baseline_graph.median_s for m, t in curves.get(usual, []) if t.baseline_graph}
     times = [1e6 * s for s in of_torch.values()]
@@ -272,6 +275,7 @@ def roofline_figure(
     if not best or limits is None:
         return style.empty("its roofs were not measured" if best else NOTHING, f"{name} roofline")
     figure = products_figure("operations per byte moved", "TFLOP/s", f"{name} roofline", ROOFLINE_HEIGHT)
+    style.captioned(figure, "Roofline of the products", name)
     dots = [_rate_dot(t) for t in best]
     roofs = {core: limits.rates[core] for core in CORES_DRAWN if core in limits.rates}
     ridges = [rate / limits.copy for rate in roofs.values()]
@@ -321,6 +325,7 @@ def tradeoff_figure(points: Sequence[Point], name: str, marked: Marked | None = 
     inside = [p for p in points if p.seconds <= TOO_SLOW * usual] or list(points)
     x_title, y_title = "time (µs), quantizing X included, logarithmic", "SQNR of the output (dB)"
     figure = products_figure(x_title, y_title, title, TRADEOFF_HEIGHT)
+    style.captioned(figure, "Error of the output against time", name)
     times, errors = [1e6 * p.seconds for p in inside], [p.sqnr_db for p in inside]
     x_ends, y_ends = (min(times) / 1.25, max(times) * 1.25), (min(errors) - 6, max(errors) + 8)
     edge = sorted((p for p in inside if p.on_frontier), key=lambda p: p.seconds)

@@ -59,5 +59,6 @@ def steps_figure(steps: Sequence[StepTiming], name: str) -> go.Figure:
         fig.add_annotation(note(text, 11, **at, hovertext=told))
     fig.update_layout(barmode="stack", bargap=0.35, margin={"l": 10, "r": 8}, legend={"traceorder": "normal"})
     fig.update_xaxes(range=[0, WIDER * end])
+    style.captioned(fig, "Time of one step by kind of kernel", name)
     row_axis(fig, {label: style.wrapped(style.caption(label)) for label in labels})
     return fig

@@ -13,6 +13,8 @@ import plotly.graph_objects as go
 
 from explorer.formats import CodebookFormat, Format, IntegerFormat
 from explorer.formats.integers import FixedPointFormat
+from explorer.recordings.machine import commit
+from explorer.version import __version__
 
 Dict = dict[str, Any]
 """Options as plotly takes them."""
@@ -42,7 +44,8 @@ MUTED = "#98A2B3"
 TEXT = "#344054"
 RED = "#d92d20"
 """Colour of the ring around outliers and inspected points."""
-FONT = "Inter, system-ui, sans-serif"
+FONT = "Inter, Arial, Helvetica, sans-serif"
+"""The page and its files hold Inter. The fonts that replace it elsewhere are no wider: labels stay apart."""
 
 _AXIS: Dict = {
     "showgrid": True,
@@ -116,6 +119,31 @@ def figure(x_title: str, y_title: str, name: str, height: int = 340) -> go.Figur
         yaxis=axis_look(y_title),
     )
     return go.Figure(layout=layout)
+
+
+def captioned(
+    fig: go.Figure, title: str, subject: str, schemes: Sequence[str] = (), elements: int = 0
+) -> go.Figure:
+    """Give ``fig`` the title and caption that stand on its files, where no page is around it, and add the
+    schemes to their names.
+
+    ``subject``: the tensor, model or machine; ``schemes``: labels, lettered where there are two;
+    ``elements``: their number n.
+    """
+    return fig.update_layout(meta=about(fig, title, subject, schemes, elements))
+
+
+def about(fig: go.Figure, title: str, subject: str, schemes: Sequence[str] = (), elements: int = 0) -> Dict:
+    """Return the ``meta`` of the layout with what ``captioned`` sets."""
+    letters = "AB" if len(schemes) == 2 else ""
+    named = [f"{x}: {scheme}" for x, scheme in zip(letters, schemes, strict=False)] or list(schemes)
+    count = f"n = {elements:,} elements" if elements else ""
+    shown = "; ".join(filter(None, (subject, *named, count)))
+    checkout = "" if commit() == "unknown" else f", commit {commit()}"
+    text = f"{shown}. Quantization Explorer {__version__}{checkout}."
+    meta: Dict = fig.layout.meta or {}
+    name = file_name(" ".join((meta.get("filename", "figure"), *map(caption, schemes))))
+    return {**meta, "filename": name, "title": title, "caption": text}
 
 
 LINE = 34

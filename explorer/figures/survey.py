@@ -28,6 +28,7 @@ from explorer.figures.style import (
     add_switches,
     axis_look,
     caption,
+    captioned,
     colour_bar,
     empty,
     figure,
@@ -80,7 +81,7 @@ def cost_label(survey: Survey, signal: str) -> str:
 
 def by_bits(survey: Survey) -> list[str]:
     """Return the schemes of a survey, the smallest first."""
-    weights = sum(layer.weights for layer in survey.linear)
+    weights = _weights(survey)
 
     def mean(scheme: str) -> float:
         return sum(layer.bits[scheme] * layer.weights for layer in survey.linear) / max(weights, 1)
@@ -101,8 +102,14 @@ def heat_figure(survey: Survey, signal: str, choice: Choice | None = None) -> go
     costs = _Costs.of(survey, signal)
     chosen = choice.schemes if choice else {}
     if len(costs.layers) > MOST_ROWS and len({x.depth for x in costs.layers}) > 1:
-        return _along_depth(costs, chosen, name, cost_label(survey, signal))
-    return _rows_of_layers(costs, chosen, name, cost_label(survey, signal))
+        fig = _along_depth(costs, chosen, name, cost_label(survey, signal))
+    else:
+        fig = _rows_of_layers(costs, chosen, name, cost_label(survey, signal))
+    return captioned(fig, "Cost of each layer by scheme", survey.head.model, elements=_weights(survey))
+
+
+def _weights(survey: Survey) -> int:
+    return sum(layer.weights for layer in survey.linear)
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,6 +329,7 @@ def budget_figure(survey: Survey, front: Frontier, choice: Choice) -> go.Figure:
         at, losses, own = 1e6 * timed.seconds, timed.loss, 1e6 * choice.time.seconds
         single_at = [1e6 * (u.seconds or 0.0) for u in front.uniform]
     fig = legend_below(figure(x_title, cost_label(survey, front.signal), name, 380))
+    captioned(fig, "Loss against size of the model", survey.head.model, elements=_weights(survey))
     hover = f"%{{x:.4g}} {unit}: %{{y:.3g}}"
     add_line(fig, "best scheme for each layer", at[losses > 0], losses[losses > 0], A, hover, shape="hv")
     single = [(u, x) for u, x in zip(front.uniform, single_at, strict=True) if u.loss > 0]
@@ -343,6 +351,7 @@ def strip_figure(survey: Survey, choice: Choice) -> go.Figure:
     schemes = [s for s in by_bits(survey) if s in set(choice.schemes.values())]
     total = sum(layer.weights for layer in layers)
     fig = legend_below(figure("layers, from the first to the last", "", name, STRIP_HEIGHT), 2)
+    captioned(fig, f"Recipe of {choice.bits:.3g} bits per weight", survey.head.model, elements=total)
     shades = sample_colorscale(BITS_SCALE, [i / max(len(schemes) - 1, 1) for i in range(len(schemes))])
     starts = np.cumsum([0, *(layer.weights for layer in layers)]) / max(total, 1)
     methods = list(dict.fromkeys(choice.methods.get(layer.name, "") for layer in layers))

@@ -15,7 +15,7 @@ from explorer.analysis.tensor import MAP_LIMIT, Side
 from explorer.analysis.tiles import tile_maximum
 from explorer.core.quantize import QuantizedTensor
 from explorer.figures.maps import ColourScale, scale_map_figure
-from explorer.figures.style import EXTRA, A, B, empty, figure, switch_axis
+from explorer.figures.style import EXTRA, A, B, captioned, empty, figure, switch_axis
 from explorer.formats import FloatFormat, float_format
 
 LINE_POINTS = 1024
@@ -30,8 +30,14 @@ def scales_figures(sides: Sequence[Side], name: str) -> list[go.Figure]:
     scale = ColourScale.of([grid for grid in grids if grid is not None and grid.numel() > 1], True)
     suffixes = (" A", " B") if len(sides) > 1 else ("",)
     return [
-        _scales_figure(grid, scale, color, f"{name} scales{suffix}")
-        for grid, color, suffix in zip(grids, (A, B), suffixes, strict=False)
+        captioned(
+            _scales_figure(grid, scale, color, f"{name} scales{suffix}"),
+            "Scales of the blocks",
+            name,
+            [side.label],
+            math.prod(side.analysis.q.shape),
+        )
+        for side, grid, color, suffix in zip(sides, grids, (A, B), suffixes, strict=False)
     ]
 
 
@@ -69,6 +75,7 @@ def usage_figures(sides: Sequence[Side], name: str) -> list[go.Figure]:
         else:
             fig = _code_usage(q, counts, color, f"{name} codes used{suffix}")
         fig.update_yaxes(tickformat="~%")
+        captioned(fig, "Codes used", name, [side.label], math.prod(q.shape))
         figures.append(switch_axis(fig.update_layout(bargap=0.15), "yaxis"))
     return figures
 

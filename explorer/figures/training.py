@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from explorer.figures.style import MUTED, SERIES, TEXT, add_line, empty, figure
+from explorer.figures.style import MUTED, SERIES, TEXT, add_line, captioned, empty, figure
 from explorer.training.digits import (
     FLOAT,
     LONGER,
@@ -22,6 +22,7 @@ from explorer.training.digits import (
 )
 
 NOTHING = "nothing trained yet: press Train"
+DIGITS = "a network that reads 8 × 8 handwritten digits"
 RECOGNISED = "test images recognised, %"
 COLORS = {FLOAT: MUTED, LONGER: TEXT, POST: SERIES[3], STRAIGHT: SERIES[0], LSQ: SERIES[2]}
 
@@ -32,7 +33,7 @@ def accuracy_figure(results: Sequence[Trained]) -> go.Figure:
     if not results:
         return empty(NOTHING, name)
     rows, widths = accuracy_rows(results), [w for w in WIDTHS if any(r.width == w for r in results)]
-    fig = figure("bits per weight", RECOGNISED, name, height=420)
+    fig = captioned(figure("bits per weight", RECOGNISED, name, height=420), "Accuracy against bits", DIGITS)
     for stage in stages(results):
         members = [r for r in rows if r.stage == stage]
         mean = [100 * r.mean for r in members]
@@ -60,6 +61,7 @@ def curves_figure(results: Sequence[Trained]) -> go.Figure:
     if not first:
         return empty(NOTHING, "training curves")
     fig = figure("epoch of training on", RECOGNISED, "training curves", height=380)
+    captioned(fig, "Accuracy while training on", DIGITS)
     colors = dict(zip(["32", *WIDTHS], [MUTED, *SERIES, "#8C564B", "#17BECF", "#BCBD22"], strict=False))
     for r in first:
         name, dash = (f"{r.width} LSQ", "dot") if r.stage == LSQ else (r.width, "solid")
@@ -75,6 +77,7 @@ def steps_figure(results: Sequence[Trained]) -> go.Figure:
     if not first:
         return empty("LSQ learns step sizes for integer widths: none trained yet", "learned steps")
     fig = figure("bits per weight", "step size after training / before", "learned steps")
+    captioned(fig, "Step sizes that LSQ learned", DIGITS)
     for layer in range(len(first[0].steps)):
         fig.add_bar(
             x=[r.width for r in first],
@@ -96,6 +99,7 @@ def underflow_figure(rows: Sequence[Underflow]) -> go.Figure:
     if not rows:
         return empty(NOTHING, "loss scaling")
     fig = figure("loss scale", "gradients lost, %", "loss scaling")
+    captioned(fig, "Gradients lost by float16", DIGITS)
     for attribute, label, color in (
         ("lost", "FP16: flushed to zero", SERIES[0]),
         ("overflowed", "FP16: overflow to Inf", SERIES[3]),

@@ -24,6 +24,7 @@ from explorer.figures.style import (
     Dict,
     add_buttons,
     caption,
+    captioned,
     figure,
     fit_height,
     legend_below,
@@ -48,6 +49,7 @@ def values_figure(
     """
     inside = ROW + TICKS * len(sides)
     fig = legend_below(figure("value", "", f"{name} values"))
+    captioned(fig, "Values before and after", name, [side.label for side in sides], before.total)
     _switch(fig, before, sides)
     edges = before.middle.edges
     identity = f"values {edges[0]:.6g} {edges[-1]:.6g} {before.total}"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def this_machine(
         torch=torch.__version__,
         python=platform.python_version(),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        commit=os.environ.get("EXPLORER_COMMIT") or _commit(),
+        commit=commit(),
         packages={name: _version(name) for name in packages},
         limits=limits,
         **named,
@@ -115,8 +116,12 @@ def peak_bytes() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _commit() -> str:
-    """The checkout's commit, wherever the program was started."""
+@cache
+def commit() -> str:
+    """Return the commit of ``EXPLORER_COMMIT`` or of the checkout, wherever the program was started;
+    "unknown" without one."""
+    if named := os.environ.get("EXPLORER_COMMIT"):
+        return named
     try:
         folder = checkout()
     except ValueError:

@@ -20,7 +20,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from app.serving import addresses
-from app.theme import ASSETS, HEAD, PLOTLY
+from app.theme import ASSETS, HEAD
+from explorer.paths import PLOTLY
 
 PREFIX = "/gradio_api"
 REFUSED = str(len(addresses.unknown().body))
@@ -137,7 +138,7 @@ def test_a_visitors_file_is_no_page(client: TestClient) -> None:
         assert head.status_code == 200 and not head.content
 
 
-@pytest.mark.parametrize("path", [ASSETS / "style.css", PLOTLY / "plotly.min.js"], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [ASSETS / "style.css", PLOTLY], ids=lambda p: p.name)
 def test_files_of_the_page_are_served_as_they_are(client: TestClient, path: Path) -> None:
     """Its fonts and scripts: the only files that a browser shows or runs."""
     answer = client.get(f"{PREFIX}/file={path.as_posix()}")

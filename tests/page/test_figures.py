@@ -18,7 +18,6 @@ import pytest
 import torch
 from playwright.sync_api import Browser, Page
 
-from app.theme import PLOTLY
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
 from explorer.analysis.goals import GOALS
 from explorer.analysis.tensor import Side, analyse, block_levels
@@ -29,7 +28,7 @@ from explorer.figures.errors import error_figure, multiples_figure
 from explorer.figures.still import still
 from explorer.figures.tensor import scales_figures, usage_figures
 from explorer.figures.values import values_figure
-from explorer.paths import ASSETS
+from explorer.paths import ASSETS, PLOTLY
 from tests.covering import THOROUGH
 from tests.page.acts import new_context
 
@@ -57,7 +56,7 @@ def empty(browser: Browser) -> Iterator[Page]:
         content=f"@font-face{{font-family:Inter;font-weight:100 900;src:url(data:font/woff2;base64,{font})}}"
     )
     page.evaluate("document.fonts.load('12px Inter')")
-    page.add_script_tag(path=PLOTLY / "plotly.min.js")
+    page.add_script_tag(path=PLOTLY)
     page.evaluate("() => { window.explorer = {}; }")
     for name in ("numbers", "words", "error_map", "figure"):
         page.add_script_tag(path=ASSETS / f"{name}.js")

@@ -1,0 +1,133 @@
+/* A figure as it is pasted into a paper: one or two columns wide, light, with its title, its caption and its
+   font, and without the page's buttons. The page, reports and docs/ write their files by this. */
+explorer.paper = {
+  /* Pixels of a drawing in a millimetre, at which 12 pixels are 8 pt; pixels of the least text, 7 pt; and of a
+     plot's margins without buttons or a slider. */
+  PER_MM: 1.5 * 72 / 25.4, LEAST: 10.5, ROW: 26, BELOW: 44, DPI: 600,
+
+  /* Without buttons, a slider, and what belongs to a screen; what they are switched to comes into the caption. */
+  plain(layout) {
+    const {meta = {}, updatemenus, sliders, ...rest} = structuredClone(layout);
+    const chosen = (meta.switched || []).filter(path => path.startsWith('meta.'))
+      .map(path => meta[path.slice(5)]);
+    for (const {active, currentvalue, steps} of sliders || []) {
+      chosen.push(`${currentvalue?.prefix || ''}${steps[active || 0].label}`);
+      rest.margin.b = this.BELOW;
+      rest.height -= layout.margin.b - this.BELOW;
+    }
+    if (updatemenus?.length) {
+      rest.margin.t -= this.ROW;
+      rest.height -= this.ROW;
+      for (const note of rest.annotations || []) if (note.yshift >= this.ROW) note.yshift -= this.ROW;
+    }
+    const enlarge = (tree, key) => {
+      if (!tree || typeof tree !== 'object') return;
+      if (/font$/.test(key) && tree.size < this.LEAST) tree.size = this.LEAST;
+      for (const [name, branch] of Object.entries(tree)) enlarge(branch, name);
+    };
+    enlarge(rest);
+    const caption = [meta.caption, chosen.length && `Shown: ${chosen.join(', ')}.`].filter(Boolean).join(' ');
+    const look = {autosize: false, paper_bgcolor: '#ffffff', plot_bgcolor: '#ffffff'};
+    return {title: meta.title, caption, layout: {height: 400, ...rest, ...look}};
+  },
+
+  /* The figure as the text of an SVG file, and its size in millimetres, `mm` wide. */
+  async draw({data, layout}, mm) {
+    const width = mm * this.PER_MM, {title, caption, layout: plain} = this.plain(layout);
+    await document.fonts.load(`12px ${this.FONT}`);
+    const url = await Plotly.toImage({data, layout: {...plain, width}, config: {}},
+      {format: 'svg', width, height: plain.height});
+    const markup = decodeURIComponent(url.slice(url.indexOf(',') + 1));
+    const root = new DOMParser().parseFromString(markup, 'image/svg+xml').documentElement;
+    const node = (name, attributes, text = '') => {
+      const made = document.createElementNS(root.namespaceURI, name);
+      for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+      made.textContent = text;
+      return made;
+    };
+    let top = 0, bottom = plain.height;
+    const write = (words, size, weight, fill) => this.lines(words, size, weight, width - 8).map(line =>
+      node('text', {x: 4, 'font-family': 'Inter, Arial, Helvetica, sans-serif', 'font-size': size,
+        'font-weight': weight, fill}, line));
+    const head = write(title, 12, 600, '#1d2433'), foot = write(caption, this.LEAST, 400, '#475467');
+    for (const line of head.toReversed()) { line.setAttribute('y', top - 5); top -= 17; }
+    for (const line of foot) { line.setAttribute('y', bottom + 11); bottom += 14; }
+    top -= head.length ? 3 : 0;
+    bottom += foot.length ? 4 : 0;
+    const sheet = {x: 0, y: top, width, height: bottom - top};
+    root.setAttribute('viewBox', Object.values(sheet).join(' '));
+    const size = [mm, Math.ceil(10 * sheet.height / this.PER_MM) / 10];
+    ['width', 'height'].forEach((side, i) => root.setAttribute(side, `${size[i]}mm`));
+    const face = `@font-face{font-family:Inter;font-weight:100 900;src:url(${await this.font()}) format("woff2")}`;
+    root.prepend(node('style', {}, face), node('title', {}, title), node('rect', {...sheet, fill: '#ffffff'}));
+    root.append(...head, ...foot);
+    return {svg: new XMLSerializer().serializeToString(root), size};
+  },
+
+  /* `words` in lines that fit into so many pixels. */
+  lines(words, size, weight, width) {
+    const pen = document.createElement('canvas').getContext('2d'), lines = [];
+    pen.font = `${weight} ${size}px ${this.FONT}`;
+    for (const word of (words || '').split(' ').filter(Boolean)) {
+      const longer = lines.length ? `${lines.at(-1)} ${word}` : word;
+      if (lines.length && pen.measureText(longer).width <= width) lines[lines.length - 1] = longer;
+      else lines.push(word);
+    }
+    return lines;
+  },
+
+  /* The page's own font as a data URL, from the rule that loads it. */
+  FONT: 'Inter',
+  font() {
+    this.face ??= (async () => {
+      const rules = [...document.styleSheets].flatMap(sheet => [...sheet.cssRules])
+        .filter(rule => rule instanceof CSSFontFaceRule && rule.style.fontFamily.includes(this.FONT));
+      const url = /url\(["']?([^"')]+)/.exec(rules[0].style.getPropertyValue('src'))[1];
+      if (url.startsWith('data:')) return url;
+      const file = await (await fetch(url)).blob(), reader = new FileReader();
+      await new Promise(resolve => { reader.onload = resolve; reader.readAsDataURL(file); });
+      return reader.result;
+    })();
+    return this.face;
+  },
+
+  /* Save a figure as "svg" or "png", or print it as "pdf" on a sheet of its size. */
+  async save(figure, kind, mm) {
+    const drawn = await this.draw(figure, mm), name = `${figure.layout.meta?.filename || 'figure'}-${mm}mm`;
+    if (kind === 'pdf') return this.print(drawn, name);
+    let file = new Blob([drawn.svg], {type: 'image/svg+xml'});
+    if (kind === 'png') file = await this.png(file, drawn);
+    const href = URL.createObjectURL(file);
+    Object.assign(document.createElement('a'), {href, download: `${name}.${kind}`}).click();
+    setTimeout(() => URL.revokeObjectURL(href), 60_000);
+  },
+
+  async png(file, drawn) {
+    const image = Object.assign(new Image(), {src: URL.createObjectURL(file)});
+    await image.decode();
+    const [width, height] = drawn.size.map(mm => Math.round(mm / 25.4 * this.DPI));
+    const canvas = Object.assign(document.createElement('canvas'), {width, height});
+    canvas.getContext('2d').drawImage(image, 0, 0, width, height);
+    URL.revokeObjectURL(image.src);
+    return new Promise(resolve => { canvas.toBlob(resolve, 'image/png'); });
+  },
+
+  /* HTML that prints as one sheet with nothing but the figure. */
+  sheet({svg, size}) {
+    return `<!doctype html><style>@page { size: ${size.map(mm => `${mm}mm`).join(' ')}; margin: 0 }
+      body { margin: 0 } svg { display: block; break-after: avoid }</style>${svg}`;
+  },
+
+  /* The browser's own dialog saves a sheet as PDF. */
+  print(drawn, name) {
+    const frame = Object.assign(document.createElement('iframe'), {className: 'paper', srcdoc: this.sheet(drawn)});
+    frame.onload = async () => {
+      const view = frame.contentWindow;
+      view.document.title = name;
+      await view.document.fonts.ready;
+      view.onafterprint = () => frame.remove();
+      view.print();
+    };
+    document.body.append(frame);
+  },
+};

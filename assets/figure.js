@@ -191,13 +191,13 @@ explorer.sameRanges = (one, other) => Object.entries(one).every(([name, [low, hi
 explorer.fit = (layout, width) => {
   const {below, changes} = layout.meta?.narrow || {};
   if (!(width < below)) return 'wide';
-  for (const [path, value] of Object.entries(changes)) explorer.set(layout, path, value);
+  for (const [path, value] of Object.entries(changes)) explorer.put(layout, path, value);
   return 'narrow';
 };
 
 /* The entry of a tree at a path such as "xaxis.type", and a new value for it. */
 explorer.at = (tree, path) => path.split('.').reduce((part, key) => part?.[key], tree);
-explorer.set = (tree, path, value) => {
+explorer.put = (tree, path, value) => {
   const keys = path.split('.'), last = keys.pop();
   keys.reduce((part, key) => part[key] ??= {}, tree)[last] = value;
 };
@@ -215,11 +215,11 @@ explorer.keepSwitches = (plot, {data, layout}) => {
     const now = plot.layout && explorer.at(plot.layout, kind);
     if (!now || now === explorer.at(layout, kind)) continue;
     const button = explorer.buttons(layout).find(each => explorer.changesOf(each)[kind] === now);
-    for (const [path, value] of Object.entries(explorer.changesOf(button))) explorer.set(layout, path, value);
+    for (const [path, value] of Object.entries(explorer.changesOf(button))) explorer.put(layout, path, value);
     if (button?.method !== 'update') continue;
     const [changes, , traces] = button.args;
     for (const [path, values] of Object.entries(changes)) {
-      traces.forEach((trace, i) => explorer.set(data[trace], path, values[i]));
+      traces.forEach((trace, i) => explorer.put(data[trace], path, values[i]));
     }
   }
 };

@@ -171,7 +171,8 @@ class Section {
   async act(name, what, figure = '') {
     if (what?.data?.set) return explorer.set(what.data.set);
     if (!this.server?.act) return;
-    this.take(await this.call('act', {act: name, what: {...what, figure}, query: explorer.query()}));
+    const asked = {what: {...what, figure}, query: explorer.query()};  // a server function takes flat texts
+    this.take(await this.call('act', {act: name, asked: JSON.stringify(asked)}));
   }
 
   /* --- runs ----------------------------------------------------------------------------------------- */

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from jinja2.ext import Extension
@@ -380,6 +381,12 @@ def refusal(message: str) -> str:
 def commands(lines: Sequence[str]) -> str:
     """Commands to copy."""
     return render("commands", lines=lines)
+
+
+def downloads(files: Sequence[Path]) -> str:
+    """Links to files of ``state.files.fresh_folder``, with their sizes; nothing for none."""
+    links = [(quote(str(path)), path.name, words.bytes_(path.stat().st_size)) for path in files]
+    return render("downloads", links=links) if links else ""
 
 
 def heading(title: str, about: str) -> str:

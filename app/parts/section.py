@@ -123,10 +123,15 @@ class Section:
         if acts:
 
             def act(given: Any) -> dict[str, Any]:
-                """``given``: the record under "query", the act's name under "act", what was clicked under
-                "what"."""
-                asked = given if isinstance(given, dict) else {}
-                known, what = acts.get(str(asked.get("act"))), asked.get("what")
+                """``given``: the act's name under "act"; under "asked", as JSON, the record as "query" and
+                what was clicked as "what"."""
+                said = given if isinstance(given, dict) else {}
+                try:
+                    asked = json.loads(str(said.get("asked")))
+                except (ValueError, RecursionError):
+                    asked = None
+                asked = asked if isinstance(asked, dict) else {}
+                known, what = acts.get(str(said.get("act"))), asked.get("what")
                 if known is None or not isinstance(what, dict):
                     return {"refused": f"an act is one of {', '.join(acts)}, with an object of what it is on"}
                 return _answered(name, asked.get("query"), lambda query: {"set": dict(known(query, what))})

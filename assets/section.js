@@ -26,8 +26,8 @@ Object.assign(explorer, {
 
   /* Make the section of `element`. `facts`: its name, title, and the keys that it reads; `script` is called
      with the section once; `server`: its functions; `send`: to Gradio's queue. */
-  mount(element, props, facts, script, server, send, watch) {
-    const section = new Section(element, facts, server, send);
+  mount(element, props, facts, script, server, send, watch, upload) {
+    const section = new Section(element, facts, server, send, upload);
     explorer.mounted.set(facts.name, section);
     explorer.sections.set(facts.name, section);
     explorer.contents.fill();
@@ -43,8 +43,8 @@ Object.assign(explorer, {
 });
 
 class Section {
-  constructor(element, {name, title, keys}, server, send) {
-    Object.assign(this, {element, name, title, keys, server, send});
+  constructor(element, {name, title, keys}, server, send, upload) {
+    Object.assign(this, {element, name, title, keys, server, send, upload});
     this.box = element.closest('.section') || element;
     this.near = false;
     this.drawn = false;  // true once it has shown something
@@ -139,7 +139,7 @@ class Section {
     this.stale = false;
     if (!this.server?.view) return this.setControls();
     const mine = ++this.asked, answer = await this.call('view', explorer.query());
-    if (mine !== this.asked || answer.left) return;
+    if (mine !== this.asked || !answer || answer.left) return;
     clearTimeout(this.again);
     if (answer.waits) {
       this.box.toggleAttribute('data-behind', this.drawn);
@@ -235,7 +235,22 @@ class Section {
 
   /* --- what a visitor does ---------------------------------------------------------------------------- */
 
+  /* A file of the visitor's: its path on the server is a value that no address holds, or, of an input that has
+     `data-act`, what that act is on. */
+  async sendFile(input) {
+    const {upload: key, act} = input.dataset, [file] = input.files;
+    if (!file) return;
+    this.say(`Uploading ${file.name} …`, 'computing');
+    const sent = await this.upload(file).catch(() => null);
+    input.value = '';
+    if (!sent?.path) return this.say(`${file.name} could not be uploaded: it may be too large.`, 'refusal');
+    if (act) return this.act(act, {...input.dataset, path: sent.path});
+    explorer.local[key] ??= '';
+    explorer.set({[key]: sent.path});
+  }
+
   changed(target) {
+    if ('upload' in target.dataset) return this.sendFile(target);
     const group = target.closest('[data-choice], [data-several]');
     const key = target.dataset.key || group?.dataset.choice || group?.dataset.several;
     if (!key) return;

@@ -90,7 +90,7 @@ class Section:
             html_template=self.markup(),
             # Gradio finds the names of events in this text.
             js_on_load=f"explorer.mount(element, props, {facts}, {self.script or 'null'}, server, "
-            "(what, data) => trigger(what === 'run' ? 'run' : 'stop', data), watch)",
+            "(what, data) => trigger(what === 'run' ? 'run' : 'stop', data), watch, upload)",
             server_functions=self._server_functions(),
             apply_default_css=False,
             padding=False,

@@ -213,7 +213,7 @@ class Section {
     });
     this.element.addEventListener('click', event => this.clicked(event));
     this.element.addEventListener('keydown', event => {
-      if (event.key === 'Enter' && event.target.matches('input[data-key]')) event.target.blur();
+      if (event.key === 'Enter' && event.target.matches('input[data-key], input[data-act]')) event.target.blur();
     });
     new IntersectionObserver(entries => {
       this.near = entries.at(-1).isIntersecting;
@@ -244,13 +244,15 @@ class Section {
     const sent = await this.upload(file).catch(() => null);
     input.value = '';
     if (!sent?.path) return this.say(`${file.name} could not be uploaded: it may be too large.`, 'refusal');
+    if (key) explorer.local[key] ??= '';
     if (act) return this.act(act, {...input.dataset, path: sent.path});
-    explorer.local[key] ??= '';
     explorer.set({[key]: sent.path});
   }
 
   changed(target) {
     if ('upload' in target.dataset) return this.sendFile(target);
+    const {act, value} = target.dataset;  // a control that does an act instead of setting a key
+    if (act) return this.act(act, {value: value || target.value});
     const group = target.closest('[data-choice], [data-several]');
     const key = target.dataset.key || group?.dataset.choice || group?.dataset.several;
     if (!key) return;
@@ -266,7 +268,7 @@ class Section {
   }
 
   clicked(event) {
-    const button = event.target.closest('[data-set], [data-act], [data-run], [data-stop]');
+    const button = event.target.closest('[data-set], [data-act]:not(input, select), [data-run], [data-stop]');
     if (!button || !this.element.contains(button)) return;
     const {set, act, run, stop} = button.dataset;
     if (set) explorer.set(JSON.parse(set));

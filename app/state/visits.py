@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from app import limits
 from app.serving.sessions import current_session
@@ -46,11 +47,13 @@ class VisitData:
     opened_recordings: recordings of machines that the visitor opened, in that order.
     method_results: what the visitor's run of methods left of the layer.
     gemm_timings: products that were timed for the visitor.
+    surveys: files of surveys that were made here, by the model's place and revision.
     """
 
     opened_recordings: tuple[OpenedRecording, ...] = ()
     method_results: Owner | None = None
     gemm_timings: Recording[GemmTiming] | None = None
+    surveys: dict[tuple[str, str], Path] = field(default_factory=dict)
 
 
 _visits: OrderedDict[str, VisitData] = OrderedDict()

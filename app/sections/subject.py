@@ -1,0 +1,297 @@
+"""The model that the place is about: opened once, kept in the address, and taken from there by sections.
+
+``model`` and ``revision`` name its weights (a folder, a Hub id or a .gguf file), ``survey`` what is known of
+its layers: a recorded survey, or ``OWN`` with the path of an uploaded file at ``surveyfile``, which no
+address holds. Without a survey's name the visitor's own of these weights is taken, or a recorded one of
+the same weights. Without a model the survey's own is meant; without both, the first recorded survey.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app import limits
+from app.parts import html
+from app.parts.section import Section, Shown
+from app.serving import uploads
+from app.state.memo import Memo
+from app.state.query import Query
+from app.state.selection import model_source
+from app.state.visits import visit
+from explorer import SourceError, words
+from explorer.models.files import Role, itemsize, role_of, weights_sha256
+from explorer.sources.base import TensorSource
+from explorer.sources.models import folder_stamp
+from explorer.sources.stamped import stamp_of
+from explorer.survey import SURVEYS, Survey, load_survey
+from explorer.survey.budget import check_complete
+
+KEYS = ("model", "revision", "survey", "surveyfile")
+"""Keys of the record that choose the model."""
+OWN = "own"
+"""The value of ``survey`` for the visitor's own file."""
+NO_OWN = "A link cannot carry a survey of one's own: open its file again. Until then a recorded one is shown"
+ANOTHER = "The survey {} is of {}, and is not shown with {}"
+MOST_NAME = 400
+_AT_REVISION = re.compile(r"([\w.-]+/[\w.-]+)@(\S+)")
+"""A Hub id with a revision."""
+_SURVEYS = Memo[Survey](32)
+_SUBJECTS = Memo["Subject"](64)
+_HASHED = 1 << 30
+"""The largest model whose weights are hashed to find a recorded survey of them."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model as sections take it.
+
+    name: its last part, for headings. place: where its weights are, as ``model_source`` and
+    ``runnable_model`` take it, with ``revision``; of a survey alone, where it was surveyed. which: the
+    recorded survey's name, ``OWN``, or "" without a survey. layers: the names of the matrices that schemes
+    can be chosen for, in the model's order; of ``weights`` weights. kept: bytes of what stays as it is, by
+    kind. bytes: of all its tensors, as they are stored. named: True if the address names the model, and not
+    a survey alone.
+    """
+
+    name: str
+    place: str
+    revision: str
+    survey: Survey | None
+    which: str
+    layers: tuple[str, ...]
+    weights: int
+    kept: Mapping[str, int] = field(default_factory=dict)
+    bytes: int = 0
+    parameters: int = 0
+    named: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What kind of model it is, as far as its survey knows."""
+        loss = self.survey.head.loss if self.survey else ""
+        return {"embedding": "encoder", "next token": "language model"}.get(loss, "")
+
+
+def recorded() -> dict[str, Path]:
+    """The surveys that ship with the explorer, by their names."""
+    return {path.stem: path for path in sorted(SURVEYS.glob("*.jsonl"))}
+
+
+def survey_at(path: str | Path) -> Survey:
+    """The complete survey in a file, read once; ``ValueError`` says what is wrong with it."""
+
+    def load() -> Survey:
+        found = load_survey(path)
+        check_complete(found)
+        return found
+
+    return _SURVEYS.get((str(path), stamp_of(Path(path))), load, lambda _: 1)
+
+
+def subject(query: Query) -> Subject:
+    """The model of an address. ``ValueError``, in words, where it cannot be opened; a survey of another
+    model, and one that is not here, are left out, with words in ``query.problems``."""
+    place, revision = query.get("model", "").strip(), query.get("revision", "").strip()
+    which, path = _survey_file(query, place)
+    if place:
+        return _of_model(query, place, revision, which, path)
+    if path is None:
+        raise SourceError("open a model: a folder, a Hub id, a .gguf file, or a survey's file")
+    return _of_survey(which, path)
+
+
+def _survey_file(query: Query, place: str) -> tuple[str, Path | None]:
+    """The name and file of the survey that an address asks for; "" and None for the one that fits."""
+    names, asked = recorded(), query.get("survey", "")
+    first = ("", None) if place else next(iter(names.items()), ("", None))
+    if asked == OWN:
+        try:
+            return OWN, uploads.of_visitor(query.get("surveyfile", ""))
+        except (ValueError, OSError):
+            query.problems["survey"] = NO_OWN
+            return first
+    if asked and asked not in names:
+        query.wrong("survey", ", ".join((*names, OWN)))
+        return first
+    return (asked, names[asked]) if asked else first
+
+
+def _of_survey(which: str, path: Path) -> Subject:
+    def made() -> Subject:
+        found = survey_at(path)
+        return _surveyed(found, which, found.head.model, found.head.revision or "", named=False)
+
+    return _SUBJECTS.get((which, str(path), stamp_of(path)), made, lambda _: 1)
+
+
+def _surveyed(found: Survey, which: str, place: str, revision: str, named: bool) -> Subject:
+    head, chosen = found.head, found.linear
+    stored = sum(layer.stored_bytes for layer in found.layers if layer.bits)
+    return Subject(
+        name=_short(place if named else head.model),
+        place=place,
+        revision=revision,
+        survey=found,
+        which=which,
+        layers=tuple(layer.name for layer in chosen),
+        weights=sum(layer.weights for layer in chosen),
+        kept=head.kept_parts or _kept_of(found),
+        bytes=head.kept_bytes + stored,
+        parameters=head.parameters,
+        named=named,
+    )
+
+
+def _kept_of(found: Survey) -> dict[str, int]:
+    """Bytes of what stays as it is, of a survey that does not say its kinds."""
+    tables = sum(layer.stored_bytes for layer in found.layers if not layer.bits)
+    parts = {"embeddings": tables, "norms and biases": found.head.kept_bytes - tables}
+    return {what: size for what, size in parts.items() if size > 0}
+
+
+def _of_model(query: Query, place: str, revision: str, which: str, path: Path | None) -> Subject:
+    """The model at a place, with the survey that is asked for, the visitor's own, or a recorded one."""
+    source = model_source(place, revision)
+    own = visit().surveys.get((place, revision))
+    if path is None and own is not None and own.exists():
+        which, path = OWN, own
+    if path is not None and not _fits(survey_at(path), source):
+        head = survey_at(path).head
+        query.problems["survey"] = ANOTHER.format(which, head.model, place)
+        path = None
+    stamp = stamp_of(path) if path else None
+    key: tuple[Hashable, ...] = (place, revision, folder_stamp(place, limits.current().sources), which, stamp)
+
+    def made() -> Subject:
+        name, file = (which, path) if path else _recorded_of(source)
+        if file is not None:
+            return _surveyed(survey_at(file), name, place, revision, named=True)
+        return _unsurveyed(source, place, revision)
+
+    return _SUBJECTS.get(key, made, lambda _: 1)
+
+
+def _fits(found: Survey, source: TensorSource) -> bool:
+    """True if the model has the survey's layers, in their shapes."""
+    shapes = {info.name.removesuffix(".weight"): info.shape for info in source.infos}
+    return all(shapes.get(layer.name) == layer.shape for layer in found.linear)
+
+
+def _recorded_of(source: TensorSource) -> tuple[str, Path | None]:
+    """The recorded survey of the same weights, by their hash."""
+    if sum(info.elements * itemsize(info.dtype) for info in source.infos) <= _HASHED:
+        for name, path in recorded().items():
+            found = survey_at(path)
+            if _fits(found, source) and weights_sha256(source) == found.head.weights_sha256:
+                return name, path
+    return "", None
+
+
+def _unsurveyed(source: TensorSource, place: str, revision: str) -> Subject:
+    """What the headers of a model say; which matrices are multiplied is told by their names."""
+    layers, weights, total = [], 0, 0.0
+    kept: dict[str, float] = {}
+    for info in source.infos:
+        size, role = info.elements * itemsize(info.dtype), role_of(info)
+        total += size
+        if role in (Role.LINEAR, Role.HEAD):
+            layers.append(info.name.removesuffix(".weight"))
+            weights += info.elements
+        else:
+            what = "norms, biases and others" if role is None else "embeddings"
+            kept[what] = kept.get(what, 0.0) + size
+    return Subject(
+        name=_short(place),
+        place=place,
+        revision=revision,
+        survey=None,
+        which="",
+        layers=tuple(layers),
+        weights=weights,
+        kept={what: round(size) for what, size in kept.items()},
+        bytes=round(total),
+        parameters=sum(info.elements for info in source.infos),
+        named=True,
+    )
+
+
+def _short(place: str) -> str:
+    return place.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or place
+
+
+def about(one: Subject) -> tuple[str, str]:
+    """Two lines on a model: its size, and what stays as it is."""
+    parts = [f"{_many(one.weights)} weights in {len(one.layers)} layers", words.bytes_(one.bytes)]
+    kept = ", ".join(f"{what} {words.bytes_(size)}" for what, size in one.kept.items())
+    return " · ".join([*parts, *([one.kind] if one.kind else [])]), f"kept as stored: {kept or 'nothing'}"
+
+
+def _many(count: int) -> str:
+    """A number of weights in millions or billions."""
+    return f"{count / 1e9:.3g} B" if count >= 1e9 else f"{count / 1e6:.3g} M"
+
+
+def panel(query: Query) -> str:
+    """The model that is open, and native controls to open another one; its section has ``ACTS``."""
+    folders = limits.current().sources.folders
+    shown: dict[str, Any] = {"title": "", "about": (), "which": "", "refused": ""}
+    try:
+        one = subject(query)
+        shown |= {"title": one.name, "about": about(one), "which": one.which}
+    except (ValueError, OSError) as error:
+        shown["refused"] = str(error)
+    return html.render(
+        "subject",
+        accepted="a folder, a .gguf file or a Hub id" if folders else "a Hub id (owner/name)",
+        model=query.get("model", ""),
+        revision=query.get("revision", ""),
+        recorded=tuple(recorded()),
+        own=OWN,
+        **shown,
+    )
+
+
+def open_model(query: Query, what: Mapping[str, Any]) -> dict[str, str]:
+    """Open the model that was typed: what is wrong with it is refused, and the one before stays."""
+    text = str(what.get("value", "")).strip()
+    if len(text) > MOST_NAME:
+        raise ValueError(f"the name of a model has at most {MOST_NAME} characters")
+    named = _AT_REVISION.fullmatch(text)
+    place, revision = named.groups() if named else (text, "")
+    if place:
+        model_source(place, revision)
+    return {"model": place, "revision": revision, "survey": "", **_without_layer(query)}
+
+
+def take_survey(query: Query, what: Mapping[str, Any]) -> dict[str, str]:
+    """Take a recorded survey, or an uploaded file's, and the model that it is of."""
+    name, path = str(what.get("value", "")), str(what.get("path", ""))
+    if path:
+        survey_at(uploads.of_visitor(path))
+        name = OWN
+    elif name not in recorded():
+        raise ValueError(f"a survey is one of {', '.join(recorded())}")
+    file = {"surveyfile": path} if path else {}
+    return {"survey": name, "model": "", "revision": "", **file, **_without_layer(query)}
+
+
+def _without_layer(query: Query) -> dict[str, str]:
+    """Changes that close a layer of the model before."""
+    return {"source": "", "layer": "", "row": "", "column": ""} if query.get("source") == "model" else {}
+
+
+ACTS = {"open-model": open_model, "take-survey": take_survey}
+"""Acts of the panel's controls."""
+
+
+def _view(query: Query) -> Shown:
+    """Describe the model that is open: its layers, its size, its survey."""
+    return {"subject": panel(query)}
+
+
+SECTION = Section(name="subject", follows=KEYS, view=_view, acts=ACTS)
+"""The panel alone, for the bar."""

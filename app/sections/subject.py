@@ -40,13 +40,13 @@ MOST_NAME = 400
 _AT_REVISION = re.compile(r"([\w.-]+/[\w.-]+)@(\S+)")
 """A Hub id with a revision."""
 _SURVEYS = Memo[Survey](32)
-_SUBJECTS = Memo["Subject"](64)
+_SUBJECTS = Memo["ModelSubject"](64)
 _HASHED = 1 << 30
 """The largest model whose weights are hashed to find a recorded survey of them."""
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelSubject:
     """A model as sections take it.
 
     name: its last part, for headings. place: where its weights are, as ``model_source`` and
@@ -92,7 +92,7 @@ def survey_at(path: str | Path) -> Survey:
     return _SURVEYS.get((str(path), stamp_of(Path(path))), load, lambda _: 1)
 
 
-def subject(query: Query) -> Subject:
+def subject(query: Query) -> ModelSubject:
     """The model of an address. ``ValueError``, in words, where it cannot be opened; a survey of another
     model, and one that is not here, are left out, with words in ``query.problems``."""
     place, revision = query.get("model", "").strip(), query.get("revision", "").strip()
@@ -120,18 +120,18 @@ def _survey_file(query: Query, place: str) -> tuple[str, Path | None]:
     return (asked, names[asked]) if asked else first
 
 
-def _of_survey(which: str, path: Path) -> Subject:
-    def made() -> Subject:
+def _of_survey(which: str, path: Path) -> ModelSubject:
+    def made() -> ModelSubject:
         found = survey_at(path)
         return _surveyed(found, which, found.head.model, found.head.revision or "", named=False)
 
     return _SUBJECTS.get((which, str(path), stamp_of(path)), made, lambda _: 1)
 
 
-def _surveyed(found: Survey, which: str, place: str, revision: str, named: bool) -> Subject:
+def _surveyed(found: Survey, which: str, place: str, revision: str, named: bool) -> ModelSubject:
     head, chosen = found.head, found.linear
     stored = sum(layer.stored_bytes for layer in found.layers if layer.bits)
-    return Subject(
+    return ModelSubject(
         name=_short(place if named else head.model),
         place=place,
         revision=revision,
@@ -153,7 +153,7 @@ def _kept_of(found: Survey) -> dict[str, int]:
     return {what: size for what, size in parts.items() if size > 0}
 
 
-def _of_model(query: Query, place: str, revision: str, which: str, path: Path | None) -> Subject:
+def _of_model(query: Query, place: str, revision: str, which: str, path: Path | None) -> ModelSubject:
     """The model at a place, with the survey that is asked for, the visitor's own, or a recorded one."""
     source = model_source(place, revision)
     own = visit().surveys.get((place, revision))
@@ -166,7 +166,7 @@ def _of_model(query: Query, place: str, revision: str, which: str, path: Path | 
     stamp = stamp_of(path) if path else None
     key: tuple[Hashable, ...] = (place, revision, folder_stamp(place, limits.current().sources), which, stamp)
 
-    def made() -> Subject:
+    def made() -> ModelSubject:
         name, file = (which, path) if path else _recorded_of(source)
         if file is not None:
             return _surveyed(survey_at(file), name, place, revision, named=True)
@@ -191,7 +191,7 @@ def _recorded_of(source: TensorSource) -> tuple[str, Path | None]:
     return "", None
 
 
-def _unsurveyed(source: TensorSource, place: str, revision: str) -> Subject:
+def _unsurveyed(source: TensorSource, place: str, revision: str) -> ModelSubject:
     """What the headers of a model say; which matrices are multiplied is told by their names."""
     layers, weights, total = [], 0, 0.0
     kept: dict[str, float] = {}
@@ -204,7 +204,7 @@ def _unsurveyed(source: TensorSource, place: str, revision: str) -> Subject:
         else:
             what = "norms, biases and others" if role is None else "embeddings"
             kept[what] = kept.get(what, 0.0) + size
-    return Subject(
+    return ModelSubject(
         name=_short(place),
         place=place,
         revision=revision,
@@ -223,7 +223,7 @@ def _short(place: str) -> str:
     return place.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or place
 
 
-def about(one: Subject) -> tuple[str, str]:
+def about(one: ModelSubject) -> tuple[str, str]:
     """Two lines on a model: its size, and what stays as it is."""
     parts = [f"{_many(one.weights)} weights in {len(one.layers)} layers", words.bytes_(one.bytes)]
     kept = ", ".join(f"{what} {words.bytes_(size)}" for what, size in one.kept.items())

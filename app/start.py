@@ -19,7 +19,6 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from app import limits
-from app.first_look import look_of, with_first_look
 from app.learn import picture
 from app.sections import answer
 from app.serving import addresses, connections, functions, opened, uploads, waiting
@@ -183,5 +182,5 @@ def middleware() -> list[Middleware]:
         Middleware(SecurityHeaders),
         Middleware(Guard),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=5),
-        Middleware(PageHtml, look=look_of, with_look=with_first_look),
+        Middleware(PageHtml),
     ]

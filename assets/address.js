@@ -1,15 +1,11 @@
 /* Places, sections and the address, which is what a link carries and what Back and Forward lead to. */
 Object.assign(explorer, {
-  /* True once the first link has been read and shown. */
-  ready: false,
-
-  /* Counts the selections that were shown: what a section has shown is stale when this has grown. */
-  version: 0,
-
   /* --- places and sections ------------------------------------------------------------------------- */
 
   /* By every name that a link may give as `tab`: the place and the section that hold it. */
   places: {},
+
+  /* Sections by name (assets/section.js). */
   sections: new Map(),
 
   header(element) {
@@ -31,13 +27,6 @@ Object.assign(explorer, {
     return {tab: place === 'tensor' ? null : place, section};
   },
 
-  /* A link's view is another than the one that comes with the page: until it is there, none is shown. */
-  linked() {
-    const query = new URLSearchParams(location.search);
-    const own = ['source', 'sample', 'scheme', 'second'].some(key => query.has(key));
-    document.documentElement.toggleAttribute('data-linked', own);
-  },
-
   showPlace(name) {
     document.documentElement.dataset.place = name;
     for (const button of document.querySelectorAll('nav button[data-place]')) {
@@ -56,36 +45,11 @@ Object.assign(explorer, {
     explorer.arrive('');
   },
 
-  /* A section of the page calls `seen()` when it is on the screen, or nearly, and does not show the selection
-     yet. One that has a title is in the bar's list. */
-  section(element, name, title, seen) {
-    const section = {seen, title, near: false, shown: 0, drawn: false, box: element.closest('.section')};
-    explorer.sections.set(name, section);
-    explorer.contents.fill();
-    new IntersectionObserver(entries => {
-      section.near = entries.at(-1).isIntersecting;
-      explorer.refresh(section);
-    }, {rootMargin: '150px'}).observe(section.box);
-  },
-
-  /* A section shows what was chosen when it was last seen. */
-  sectionShown(name) {
-    const section = explorer.sections.get(name);
-    section.drawn = true;
-    section.box.toggleAttribute('data-behind', explorer.sampled || section.shown !== explorer.version);
-  },
-
-  refresh(section) {
-    if (!section.near || section.shown === explorer.version) return;
-    section.shown = explorer.version;
-    section.seen();
-  },
-
   /* The section that begins in the window's upper third, the first of several; else the one that began above
      it; "" above the first one. */
   sectionAtTop() {
     const root = document.documentElement, shown = [];
-    for (const [name, {box}] of explorer.sections) if (box.offsetHeight) shown.push([name, box]);
+    for (const [name, {box}] of explorer.sections) if (box.offsetHeight && box.matches('.section')) shown.push([name, box]);
     if (scrollY < 2) return '';
     if (scrollY + innerHeight > root.scrollHeight - 2) return shown.at(-1)?.[0] || '';
     const bar = explorer.contents.bottom(), top = ([, box]) => box.getBoundingClientRect().top;
@@ -101,7 +65,7 @@ Object.assign(explorer, {
     explorer.arrive(name);
     const box = document.getElementById('section-' + name);
     if (!box) return;
-    box.querySelector(`#${name} > button.label-wrap:not(.open)`)?.click();  // a section that is folded
+    box.querySelector('details:not([open]) > summary')?.click();  // a section that is folded
     box.tabIndex = -1;
     box.focus({preventScroll: true});
   },
@@ -139,24 +103,11 @@ Object.assign(explorer, {
 
   /* --- the address ----------------------------------------------------------------------------------- */
 
-  /* Called when the first answer is shown. */
+  /* Called when the first record is shown. */
   start() {
     const {section} = explorer.placeOf(new URLSearchParams(location.search));
     if (section) explorer.arrive(section);
     explorer.watchScroll();
-  },
-
-  /* A control of a section that the address keeps: nothing for what it holds on a fresh page, for an
-     empty one, for what is longer than `most`, and for a number that is not above the first and at most the
-     second of `within`. What follows a step is not written where Back or Forward has led meanwhile. */
-  keep(key, value, fresh, visit, most, within) {
-    const asked = [...explorer.acts, ...explorer.sent?.acts || []];
-    if (!visit && asked.some(act => act.do === 'visit')) return;
-    if (visit) explorer.settle();
-    const text = key === 'shape' ? String(value).replaceAll('×', 'x') : String(value);
-    const outside = within && !(value > within[0] && value <= within[1]);
-    const left = value === null || text === String(fresh) || (most !== null && text.length > most) || outside;
-    explorer.writeQuery({[key]: left ? null : text}, visit);
   },
 
   /* Values that change with every key or frame are written when they settle. */
@@ -194,8 +145,5 @@ Object.assign(explorer, {
     const search = explorer.queryWith(location.search, changes);
     if (search === location.search) return;
     history[visit ? 'pushState' : 'replaceState'](null, '', location.pathname + search);
-    if (!explorer.sent) explorer.shownAddress = location.search;
   },
 });
-
-explorer.linked();

@@ -1,44 +1,51 @@
 /* The first screen: what a visitor does there is an act (assets/state.js), or opens something. */
 Object.assign(explorer, {
-  /* The frontier is shown whole, not cropped to the goal; what a tap on a point makes its scheme. */
-  everything: false,
+  /* What a tap on a point of the frontier makes its scheme. */
   takes: 'a',
 
-  /* More may be known of what is shown, as much as `tick` says: ask for it once, however often this is said,
-     and not where the table was made of the same. */
-  look(tick) {
-    if (tick && tick.split(' ')[0] === document.getElementById('shortlist')?.dataset.known) return;
-    if (explorer.record && explorer.acts.at(-1)?.do !== 'look') explorer.choose({do: 'look'});
+  /* The section asks again as more becomes known, and begins to compute it for each record. */
+  answerSection(section) {
+    let tensor = '', record = '', shown = '';
+    const fill = () => {
+      const query = explorer.query(), of = keys => JSON.stringify(keys.map(key => query[key] || ''));
+      const anew = of(section.keys.filter(key => !['scheme', 'second', 'row', 'column', 'crop'].includes(key)));
+      if (section.running ? anew === tensor : of(section.keys) === record) return;
+      [tensor, record] = [anew, of(section.keys)];
+      section.restart('filling');
+    };
+    section.act = (kind, {data, shift}) => { if (kind === 'point' && data) explorer.takePoint(data[1], shift); };
+    section.element.addEventListener('waits', fill);
+    section.element.addEventListener('ended', () => { if (shown !== 'complete') fill(); });
+    section.element.addEventListener('filled', ({detail}) => {
+      if (detail?.said !== undefined) {
+        explorer.markTakes();
+        shown = detail.tick;
+        if (shown !== 'complete') fill();
+      } else if (detail?.tick && detail.tick !== shown) section.ask();
+    });
   },
 
   /* --- a tensor -------------------------------------------------------------------------------------- */
 
-  /* Give a file to the file control, as if it had been chosen there, as soon as the page is there. */
+  /* Open a file: the newest that was dropped or picked wins. */
+  opening: 0,
   async openFile(file) {
     if (!file) return;
-    explorer.forgetRefused();
-    if (!explorer.ready) await new Promise(resume => explorer.firstLook.wait('.drop', resume));
+    const mine = ++explorer.opening;
+    explorer.refuseFile('');
+    explorer.notice('');
+    explorer.openPlace('tensor', true);
     const accepted = document.getElementById('drop').dataset.accepted.split(' ');
     if (!accepted.some(suffix => file.name.toLowerCase().endsWith(suffix))) {
-      explorer.openPlace('tensor', true);
       explorer.refuseFile(file.name, `this page opens ${accepted.join(', ')}`);
       return;
     }
-    const transfer = new DataTransfer();
-    transfer.items.add(file);
-    explorer.openPlace('tensor', true);
-    explorer.showSource('file');
-    const input = await explorer.emptyFileInput();
-    if (!input) return;
-    input.files = transfer.files;
-    input.dispatchEvent(new Event('change', {bubbles: true}));
-  },
-
-  /* Another attempt: why the one before was refused stands nowhere any more. */
-  forgetRefused() {
-    explorer.refuseFile('');
+    explorer.notice(`Uploading ${file.name} …`);
+    const stored = await explorer.upload(file).catch(error => ({why: String(error?.message || error)}));
+    if (mine !== explorer.opening) return;
     explorer.notice('');
-    document.querySelector('#notice .status')?.remove();
+    if (!stored?.path) explorer.refuseFile(file.name, stored?.why || 'the server does not answer');
+    else explorer.choose({do: 'file', path: stored.path, name: file.name});
   },
 
   /* The place of the file keeps the name of the one that was refused, and why, until another comes or the
@@ -51,11 +58,11 @@ Object.assign(explorer, {
     refused.querySelector('span').textContent = name && `${why}. The previous tensor is still shown.`;
   },
 
-  /* The browser's own picker of files. The file control keeps what it holds if nothing is picked. */
+  /* The browser's own picker of files. */
   pickFile() {
     const input = document.createElement('input');
     input.type = 'file';
-    input.accept = document.querySelector('#file input[type=file]')?.accept || '';
+    input.accept = document.getElementById('drop').dataset.accepted.replaceAll(' ', ',');
     input.addEventListener('change', () => explorer.openFile(input.files[0]));
     input.click();
   },
@@ -74,35 +81,18 @@ Object.assign(explorer, {
     return new File([rows.map(row => row.join(',')).join('\n')], 'pasted.csv', {type: 'text/csv'});
   },
 
-  /* Which source the tensor's panel is opened at. */
-  asked: 'builtin',
-  onOpen(opened) {
-    explorer.sourceOpened = opened;
-  },
-
   open: {
     file: () => explorer.pickFile(),
     model() {
-      explorer.asked = 'model';
       explorer.showSource('model');
-      explorer.sourceOpened?.();
-      document.documentElement.dataset.panel = 'tensor';
-      explorer.markPanels();
-      document.querySelector('#model textarea, #model input')?.focus();
+      explorer.openPanel('tensor', '[data-of=model]');
     },
-    tensors() {
-      document.documentElement.dataset.panel = 'tensor';
-      explorer.markPanels();
-      document.querySelector('#file-tensor input')?.focus();
-    },
+    tensors: () => explorer.openPanel('tensor', '[data-of=tensor]'),
     checkpoints() {
       explorer.openPlace('model', true);
       explorer.arrive('checkpoints');
     },
-    speed() {
-      explorer.openPlace('model', true);
-      explorer.arrive('speed');
-    },
+    speed: () => explorer.openPlace('speed', true),
   },
 
   /* --- the shortlist --------------------------------------------------------------------------------- */
@@ -163,25 +153,12 @@ Object.assign(explorer, {
     setTimeout(() => explorer.arrive('element'));
   },
 
-  showAll(everything) {
-    explorer.everything = everything;
-    explorer.look();
-  },
+  showAll: everything => explorer.set({crop: everything ? 'all' : ''}, false),
 
   chooseTakes(side) {
     explorer.takes = side;
     explorer.markTakes();
   },
-
-  /* The first screen was shown anew: what had the focus there has it again. */
-  answerShown() {
-    explorer.markTakes();
-    const before = explorer.focusedHere;
-    if (before && document.activeElement === document.body) {
-      document.querySelector(before)?.focus({preventScroll: true});
-    }
-  },
-  focusedHere: null,
 
   markTakes() {
     document.querySelectorAll('[data-takes]').forEach(button => {
@@ -196,13 +173,6 @@ Object.assign(explorer, {
   },
 });
 
-document.addEventListener('focusin', ({target}) => {
-  const inside = target.closest('.first');
-  const marks = ['take', 'side', 'goal', 'sample', 'remove', 'all', 'takes', 'element'];
-  const said = marks.filter(name => inside && target.dataset[name])
-    .map(name => `[data-${name}="${CSS.escape(target.dataset[name])}"]`);
-  explorer.focusedHere = said.length ? '.first ' + said.join('') : null;
-});
 document.addEventListener('click', event => {
   const dismissed = event.target.closest?.('[data-dismiss]')?.parentElement;
   if (dismissed?.matches('.refused')) explorer.refuseFile('');
@@ -217,7 +187,7 @@ document.addEventListener('change', event => {
   if (event.target.matches?.('[data-goal-size]')) explorer.sizeTyped(event.target);
 });
 document.addEventListener('paste', event => {
-  if (!explorer.firstLook.host && document.documentElement.dataset.place !== 'tensor') return;
+  if (document.documentElement.dataset.place !== 'tensor') return;
   const {files} = event.clipboardData;
   const typing = event.target.closest?.('input, textarea, [contenteditable=true]');
   if (files.length) {

@@ -2,7 +2,6 @@
 explorer.contents = {
   start(element) {
     this.list = element.querySelector('nav');
-    element.addEventListener('click', explorer.barClicked);
     addEventListener('scroll', () => this.markLater(), {passive: true});
     addEventListener('resize', () => this.markLater(), {passive: true});
     new MutationObserver(() => this.fill())

@@ -1,59 +1,53 @@
 /* Sections: each is one component whose slots a view of the address's record fills (app/parts/section.py). */
 Object.assign(explorer, {
-  /* Sections by name, as `mount` has made them. */
-  mounted: new Map(),
-
-  /* Values that no address holds: the path of an uploaded file, long texts. */
-  local: {},
-
-  /* The record: what the address says, and what it cannot hold. */
-  query() {
-    const said = Object.fromEntries(new URLSearchParams(location.search));
-    return {...said, ...Object.fromEntries(Object.entries(explorer.local).filter(([, value]) => value))};
-  },
-
-  /* Change the record; sections on the screen that read a changed key show it. With `visit`, Back leads to
-     what it was. An empty value takes a key out. */
-  set(changes, visit = true) {
-    const before = explorer.query();
-    const linked = Object.entries(changes).filter(([key]) => !(key in explorer.local));
-    for (const key of Object.keys(changes)) if (key in explorer.local) explorer.local[key] = changes[key];
-    if (visit) explorer.settle();
-    explorer.writeQuery(Object.fromEntries(linked), visit);
-    const now = explorer.query(), same = key => (before[key] || '') === (now[key] || '');
-    for (const section of explorer.mounted.values()) if (!section.keys.every(same)) section.behind();
-  },
-
   /* Make the section of `element`. `facts`: its name, title, and the keys that it reads; `script` is called
      with the section once; `server`: its functions; `send`: to Gradio's queue. */
   mount(element, props, facts, script, server, send, watch, upload) {
-    const section = new Section(element, facts, server, send, upload);
-    explorer.mounted.set(facts.name, section);
+    const section = new Section(element, facts, script, server, send, upload);
+    explorer.upload ??= upload;
     explorer.sections.set(facts.name, section);
     explorer.contents.fill();
-    script?.(section);
     watch('value', () => section.heard(props.value));
     section.listen();
   },
 
   /* A run ended without saying so: its request was refused, or the server has failed. */
   runEnded(name) {
-    explorer.mounted.get(name)?.endRun('The server does not answer.');
+    explorer.sections.get(name)?.endRun('The server does not answer.');
   },
 });
 
 class Section {
-  constructor(element, {name, title, keys}, server, send, upload) {
-    Object.assign(this, {element, name, title, keys, server, send, upload});
+  constructor(element, {name, title, keys}, script, server, send, upload) {
+    Object.assign(this, {element, name, title, keys, script, server, send, upload});
     this.box = element.closest('.section') || element;
-    this.near = false;
-    this.drawn = false;  // true once it has shown something
-    this.shown = 0;      // the page's version that is shown, as the list of sections counts it
+    this.near = false;   // on the screen, or nearly
+    this.drawn = false;  // it has shown something
     this.asked = 0;      // counts requests: the newest answer wins
-    this.stale = true;
+    this.stale = true;   // what is shown is of another record
     this.running = null;
     this.figures = {};
-    for (const box of element.querySelectorAll('[data-figure]')) this.addFigure(box);
+    if (!element.querySelector('.unbuilt')) this.built();
+  }
+
+  /* What is inside is there from now on. */
+  built() {
+    for (const box of this.element.querySelectorAll('[data-figure]')) this.addFigure(box);
+    this.script?.(this);
+    this.setControls();
+  }
+
+  /* A section that was never near the screen has nothing inside: get it. */
+  async build() {
+    if (!this.building) {
+      this.building = true;
+      const {markup, refused} = await this.call('build', {});
+      this.building = false;
+      if (refused) return explorer.notice(refused);
+      this.element.innerHTML = markup;
+      this.built();
+      this.ask();
+    }
   }
 
   /* --- what is shown ------------------------------------------------------------------------------- */
@@ -126,30 +120,36 @@ class Section {
     this.refresh();
   }
 
-  /* As the list of sections calls it: the page has something else to show. */
-  seen() {
-    this.behind();
-  }
-
   refresh() {
     if (this.near && this.stale) this.ask();
   }
 
+  /* Show the view of the record, unless another one is asked for meanwhile. */
   async ask() {
+    if (this.element.querySelector('.unbuilt')) return this.build();
     this.stale = false;
     if (!this.server?.view) return this.setControls();
-    const mine = ++this.asked, answer = await this.call('view', explorer.query());
-    if (mine !== this.asked || !answer || answer.left) return;
     clearTimeout(this.again);
+    const mine = ++this.asked, slow = setTimeout(() => this.box.toggleAttribute('data-behind', this.drawn), 250);
+    const answer = await this.call('view', explorer.query());
+    clearTimeout(slow);
+    if (mine !== this.asked || !answer) return;
     if (answer.waits) {
       this.box.toggleAttribute('data-behind', this.drawn);
       this.say(answer.waits, 'computing');
-      this.again = setTimeout(() => this.near ? this.ask() : this.stale = true, 400);
+      this.element.dispatchEvent(new CustomEvent('waits'));
+      this.again = setTimeout(() => { if (this.near) this.ask(); else this.stale = true; }, 400);
       return;
     }
     this.box.removeAttribute('data-behind');
     this.take(answer);
     this.drawn = true;
+  }
+
+  /* Show the same again: a control may hold what was refused. */
+  restore() {
+    for (const slot of this.element.querySelectorAll('[data-slot]')) slot.holds = null;
+    this.behind();
   }
 
   /* Call a server function; a failure is an answer too. */
@@ -171,8 +171,8 @@ class Section {
   async act(name, what, figure = '') {
     if (what?.data?.set) return explorer.set(what.data.set);
     if (!this.server?.act) return;
-    const asked = {what: {...what, figure}, query: explorer.query()};  // a server function takes flat texts
-    this.take(await this.call('act', {act: name, asked: JSON.stringify(asked)}));
+    const said = {...explorer.query(), act: name, what: JSON.stringify({...what, figure})};
+    this.take(await this.call('act', said) || {});
   }
 
   /* --- runs ----------------------------------------------------------------------------------------- */
@@ -183,6 +183,13 @@ class Section {
     this.markRun();
     this.say('');
     this.send('run', {run: name, number: this.running.number, query: explorer.query()});
+  }
+
+  /* Run anew, whatever is running. */
+  restart(name) {
+    if (this.running) this.send('stop', {});
+    this.running = null;
+    this.run(name);
   }
 
   stop() {
@@ -196,6 +203,7 @@ class Section {
     this.running = null;
     this.markRun();
     if (words) this.say(words);
+    this.element.dispatchEvent(new CustomEvent('ended'));
   }
 
   markRun() {
@@ -219,7 +227,6 @@ class Section {
       this.near = entries.at(-1).isIntersecting;
       this.refresh();
     }, {rootMargin: '150px'}).observe(this.box);
-    this.setControls();
   }
 
   /* The queue's answers come as the component's value. */
@@ -280,11 +287,7 @@ class Section {
   }
 }
 
-/* A selector of a control or button within its slot, to find the same one again. */
-explorer.pathOf = part => {
-  for (const name of ['id', 'data-key', 'data-set', 'data-run', 'data-act', 'value']) {
-    const value = part.getAttribute(name);
-    if (value) return `[${name}="${CSS.escape(value)}"]`;
-  }
-  return part.tagName.toLowerCase();
-};
+/* A selector of a control or button by what it holds, to find the same one after its slot was filled anew. */
+explorer.pathOf = part => part.tagName.toLowerCase() + [...part.attributes]
+  .filter(({name}) => ['id', 'name', 'value'].includes(name) || name.startsWith('data-'))
+  .map(({name, value}) => `[${name}="${CSS.escape(value)}"]`).join('');

@@ -39,6 +39,9 @@ Shown = Mapping[str, str | go.Figure]
 empties a slot, and one that is not named stays as it is."""
 
 
+UNBUILT = '<div class="unbuilt" aria-busy="true"></div>'
+
+
 class NotComputedError(Exception):
     """Another part of the page computes it now: the section asks again in a moment, and says so in words."""
 
@@ -52,7 +55,9 @@ class Section:
     view: what it shows of a record, in well under a second. runs: by name, generators of what a longer run
     shows, started by a button. acts: by name, what a click on ``data-act`` (or a figure's "point", "brush",
     "range") changes in the address, given the record and what was clicked. script: a function of the page's
-    scripts that is called with the section's element, once. shares: values of the project for the template.
+    scripts that is called with the section, once it is built. shares: values of the project for the template.
+    eager: the section is built with the page; all others when they are first near the screen. element_id,
+    classes, template: where they are not those of a section of a place.
     """
 
     name: str
@@ -64,6 +69,10 @@ class Section:
     acts: Mapping[str, Callable[[Query, Mapping[str, Any]], Mapping[str, str]]] = field(default_factory=dict)
     script: str = ""
     shares: Mapping[str, Any] = field(default_factory=dict)
+    eager: bool = False
+    element_id: str = ""
+    classes: str = "section"
+    template: str = ""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -74,7 +83,7 @@ class Section:
         """The section's HTML, its controls as on a fresh page."""
         by_key = {control.key: control for control in self.controls}
         return html.render(
-            f"sections/{self.name}",
+            f"sections/{self.template or self.name}",
             control=lambda key, **changed: by_key[key].markup(**changed),
             figure=figure_slot,
             slot=slot,
@@ -87,57 +96,50 @@ class Section:
         facts = json.dumps({"name": self.name, "title": self.title, "keys": self.keys})
         part: Any = gr.HTML(
             "",
-            html_template=self.markup(),
+            html_template=self.markup() if self.eager else UNBUILT,
             # Gradio finds the names of events in this text.
             js_on_load=f"explorer.mount(element, props, {facts}, {self.script or 'null'}, server, "
             "(what, data) => trigger(what === 'run' ? 'run' : 'stop', data), watch, upload)",
             server_functions=self._server_functions(),
             apply_default_css=False,
             padding=False,
-            elem_id=f"section-{self.name}",
-            elem_classes="section",
+            elem_id=self.element_id or f"section-{self.name}",
+            elem_classes=self.classes,
         )
         if self.runs:
             running = part.run(
-                self._runner(), None, part, api_visibility="private", trigger_mode="always_last",
+                self._runner(), None, part, api_visibility="private", trigger_mode="multiple",
                 show_progress="hidden", concurrency_limit=4,
             )  # fmt: skip
             ended = f"() => explorer.runEnded({json.dumps(self.name)})"
             running.failure(None, None, None, js=ended, **PRIVATE)
             part.stop(None, None, None, cancels=[running], queue=False, **PRIVATE)
-        if self.view is not None:
+        if self.view is not None and not self.element_id:
             gr.api(self._endpoint(), api_name=self.name.replace("-", "_"))
         return part
 
     def _server_functions(self) -> list[Callable[..., Any]]:
-        view, acts, name = self.view, self.acts, self.name
-        functions: list[Callable[..., Any]] = []
-        if view is not None:
-            compute = view
+        """Functions that the section's script calls with an object of texts."""
+        compute, acts = self.view, self.acts
 
-            def shown(given: Any) -> dict[str, Any]:
-                return _answered(name, given, lambda query: {"slots": drawn(compute(query))})
+        def build(given: dict[str, str]) -> dict[str, Any]:
+            return {"markup": self.markup()}
 
-            shown.__name__ = "view"
-            functions.append(shown)
-        if acts:
+        def view(given: dict[str, str]) -> dict[str, Any]:
+            return _answered(self.name, given, lambda query: {"slots": drawn(compute(query))})  # type: ignore[misc]
 
-            def act(given: Any) -> dict[str, Any]:
-                """``given``: the act's name under "act"; under "asked", as JSON, the record as "query" and
-                what was clicked as "what"."""
-                said = given if isinstance(given, dict) else {}
-                try:
-                    asked = json.loads(str(said.get("asked")))
-                except (ValueError, RecursionError):
-                    asked = None
-                asked = asked if isinstance(asked, dict) else {}
-                known, what = acts.get(str(said.get("act"))), asked.get("what")
-                if known is None or not isinstance(what, dict):
-                    return {"refused": f"an act is one of {', '.join(acts)}, with an object of what it is on"}
-                return _answered(name, asked.get("query"), lambda query: {"set": dict(known(query, what))})
+        def act(given: dict[str, str]) -> dict[str, Any]:
+            """The record, with the act's name under "act" and what was clicked, as JSON, under "what"."""
+            name, what = given.pop("act", ""), given.pop("what", "{}")
+            if name not in acts:
+                return {"refused": f"an act is one of {', '.join(acts)}"}
+            return _answered(self.name, given, lambda query: {"set": dict(acts[name](query, _object(what)))})
 
-            functions.append(act)
-        return functions
+        return [
+            *([] if self.eager else [build]),
+            *([view] if compute is not None else []),
+            *([act] if acts else []),
+        ]
 
     def _runner(self) -> Callable[..., Iterator[str]]:
         """The listener for the section's runs; it says at its end that it has ended."""
@@ -161,7 +163,8 @@ class Section:
 
         def endpoint(*values: Any) -> dict[str, Any]:
             given = {key: value for key, value in zip(keys, values, strict=False) if value}
-            said = _answered(f"api.{name}", given, lambda query: {"slots": drawn(compute(query))})  # type: ignore[misc]
+            with measured(f"api.{name}"), share_of_cores(), stoppable(check_of_this_run()):
+                said = _answered(name, given, lambda query: {"slots": drawn(compute(query))})  # type: ignore[misc]
             if problem := said.get("refused") or said.get("waits"):
                 raise gr.Error(problem, print_exception=False)
             if said["problems"]:
@@ -190,24 +193,32 @@ def drawn(shown: Shown) -> dict[str, str]:
     }
 
 
+def _object(text: str) -> dict[str, Any]:
+    """The JSON object of what was clicked; ``ValueError`` for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("what was clicked is a JSON object") from error
+    if not isinstance(found, dict):
+        raise ValueError("what was clicked is a JSON object")
+    return found
+
+
 def _answered(name: str, given: Any, compute: Callable[[Query], dict[str, Any]]) -> dict[str, Any]:
     """What ``compute`` makes of a record, with the words for its invalid values; or why it is refused."""
-    with measured(name) as outcome, limits.gathered() as notices:
+    with limits.gathered() as notices:
         try:
             query = Query(given)
-            with awaited(), share_of_cores(), stoppable(check_of_this_run()):
-                return {**compute(query), "problems": query.problems, "notices": notices}
+            return {**compute(query), "problems": query.problems, "notices": notices}
         except NotComputedError as error:
             return {"waits": str(error)}
         except (LeftError, OvertakenError):
-            outcome.how = "left"
-            return {"left": True}
+            raise
         except Exception as error:  # what no input explains is a defect: logged, and said to be one
-            outcome.how, said = "refused", refusal_words(error)
+            said = refusal_words(error)
             if said is None:
-                outcome.how, said = "failed", DEFECT
                 LOG.exception("%s failed", name)
-            return {"refused": said}
+            return {"refused": said or DEFECT}
 
 
 def _steps(

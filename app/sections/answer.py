@@ -1,8 +1,8 @@
 """The first screen: a tensor goes in at the left, the answer stands at the right.
 
-Everything that is shown here is made from a record by ``answered``, which ``app.chosen`` calls for each
-commit: it takes what is known of the tensor and computes nothing that takes longer than a click may. ``fill``
-computes the rest while the screen is seen, and says so often that the page shall look again.
+``view`` shows what is known of a record's tensor and computes nothing that takes longer than a click may: of
+a large tensor that is a sample. ``filling`` computes the rest while the screen is seen, and the view is asked
+for again as more becomes known.
 """
 
 from __future__ import annotations
@@ -11,40 +11,39 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import gradio as gr
+from markupsafe import Markup
 
 from app import limits
 from app.parts import html
-from app.parts.page import Page
+from app.parts.controls import Select
 from app.parts.pictures import bars, is_photograph, photograph, picture, thumbnail
-from app.parts.views import Control, Shown, StatusView, View, shows
-from app.parts.widgets import PRIVATE, block, hidden, plot, plot_card
+from app.parts.section import RECORD, NotComputedError, Section, Shown
+from app.parts.views import page_words
+from app.sections.bar import tensor_name
 from app.serving.work import FILLING
-from app.state.analyses import Pairs, analyses_of, sides_of
-from app.state.estimates import Estimated
+from app.state.analyses import Pairs, analyses_of, analysing, at_hand, output_sqnr
+from app.state.estimates import Estimated, estimated
 from app.state.gpu_lock import locked_steps
 from app.state.memo import Memo
+from app.state.query import Query
 from app.state.record import Record, goal_now, listing, shape_of
 from app.state.selection import file_source, matrix_of, tensor_key
 from app.theme import plot_data
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
 from explorer.analysis.answer import Answer, Phrase, answer, differences, footnote, sample_words, short
 from explorer.analysis.estimate import Estimate
-from explorer.analysis.goals import GOALS, Goal
+from explorer.analysis.goals import DEFAULT, GOALS, Goal
 from explorer.analysis.grids import grid_words
 from explorer.analysis.report import Report
 from explorer.analysis.schemes import searches, survey
 from explorer.analysis.shortlist import Candidate, Pending, RowTime, storage
-from explorer.analysis.tensor import Side
 from explorer.analysis.why import percent
 from explorer.checkpoints.targets import held_by
 from explorer.core.backend import gpu_device
 from explorer.figures.compare import exact_words, frontier_figure
-from explorer.figures.errors import multiples_figure
 from explorer.methods.recipe import Recipe
 from explorer.products.shape_times import shape_times
 from explorer.progress import checkpoint
@@ -62,8 +61,6 @@ SUGGESTED = 4
 INPUTS = ("fp8-inputs", "int8-inputs")
 """Goals whose products have quantized X."""
 OTHER_MODELS = "?tab=model&section=whole-model"
-TAKEN = "({data, shift}) => data && explorer.takePoint(data[1], shift)"
-"""A click on a point, whose data are [label, text] of its scheme."""
 
 _ROWS = Memo[dict[str, ComparisonRow]](256)
 """Each tensor's rows so far, by the text of the named scheme: the next visit continues a run that was cut."""
@@ -73,29 +70,6 @@ _REFUSED = Memo[str](256)
 """Why a recipe cannot be computed on a tensor."""
 _DRAWN = Memo[str](256)
 _PICTURES = Memo[str](64)
-
-
-@dataclass(frozen=True)
-class AnswerView(View):
-    """What the first screen shows: the samples, the tensor, the goals, the sentence, the head of the figure,
-    the figure, the shortlist, and what was measured elsewhere."""
-
-    samples: Shown
-    picture: Shown
-    goals: Shown
-    said: Shown
-    head: Shown
-    figure: Shown
-    listed: Shown
-    elsewhere: Shown
-
-
-@dataclass(frozen=True)
-class FillView(StatusView):
-    """A line on how far the rows are, and ``tick``, which changes when there may be more to look at: it
-    begins with ``known_by_now`` and a blank."""
-
-    tick: Shown
 
 
 # --- what is known of a tensor ------------------------------------------------------------------------------
@@ -210,8 +184,8 @@ def _times_words(texts: tuple[str, ...], rows: int, columns: int, of_inputs: boo
 
 def answered(
     chosen: Record, found: tuple[Matrix, Pairs], outputs: Sequence[float] = (), everything: bool = False
-) -> dict[str, Shown]:
-    """The fields of ``AnswerView`` that depend on A, B, the goal and the list. ``outputs``: where a method
+) -> dict[str, str]:
+    """The slots that depend on A, B, the goal and the list. ``outputs``: where a method
     works for it, the SQNR of the layer's output by each; ``everything``: the figure is not cropped."""
     matrix, pairs = found
     shape = (matrix.values.shape[0], matrix.values.shape[1])
@@ -230,13 +204,13 @@ def answered(
         "goals": html.goals(list(GOALS.values()), goal),
         "said": html.answer(said),
         "head": html.figure_head(goal, everything),
-        "figure": _figure(chosen, matrix.name, goal, rows, everything),
+        "frontier": _figure(chosen, matrix.name, goal, rows, everything),
         "listed": _table(chosen, shape, goal, rows, by_now),
         "elsewhere": html.footnote(footnote(*(one.report for one in own)), OTHER_MODELS),
     }
 
 
-def sampled(chosen: Record, seen: Estimated, everything: bool = False) -> dict[str, Shown]:
+def sampled(chosen: Record, seen: Estimated, everything: bool = False) -> dict[str, str]:
     """The fields of ``answered`` by a sample."""
     goal = goal_now(chosen, seen.shape)
     for (_, side), text in zip(seen.sides, chosen.schemes, strict=True):
@@ -252,7 +226,7 @@ def sampled(chosen: Record, seen: Estimated, everything: bool = False) -> dict[s
         "goals": html.goals(list(GOALS.values()), goal),
         "said": html.answer(said),
         "head": html.figure_head(goal, everything),
-        "figure": _figure(chosen, seen.name, goal, rows, everything),
+        "frontier": _figure(chosen, seen.name, goal, rows, everything),
         "listed": _table(chosen, seen.shape, goal, rows),
         "elsewhere": html.footnote(footnote(*(one.report for one in own)), OTHER_MODELS),
     }
@@ -278,8 +252,8 @@ def _table(
     )
 
 
-def of_tensor(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
-    """The fields of ``AnswerView`` that depend on the tensor alone."""
+def of_tensor(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, str]:
+    """The slots that depend on the tensor alone."""
     matrix, pairs = found
 
     def draw() -> str:
@@ -294,7 +268,7 @@ def of_tensor(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
     return {"samples": _samples(chosen), "picture": _PICTURES.get(_key(chosen), draw, lambda _: 1)}
 
 
-def of_sampled_tensor(chosen: Record, seen: Estimated) -> dict[str, Shown]:
+def of_sampled_tensor(chosen: Record, seen: Estimated) -> dict[str, str]:
     """The fields of ``of_tensor`` while only a sample is known: the picture's place is kept, if it was not
     drawn before."""
     known = _PICTURES.peek(_key(chosen))
@@ -312,16 +286,6 @@ def _is_photograph(chosen: Record) -> bool:
 def _among(chosen: Record) -> int:
     """How many tensors there are in the record's file."""
     return len(file_source(chosen.file).infos) if chosen.source == "file" else 1
-
-
-def first_sight() -> dict[str, Shown]:
-    """What a page without a link shows, as far as it is known when the page is built: it comes with it."""
-    return shown_by(Record.fresh(), analyses_of(Record.fresh()))
-
-
-def shown_by(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, Shown]:
-    """All fields of ``AnswerView`` by what is known by now; ``found``: the record's tensor and analyses."""
-    return {**answered(chosen, found), **of_tensor(chosen, found)}
 
 
 def _samples(chosen: Record) -> str:
@@ -430,25 +394,33 @@ def _filling_whole(
         yield len(known), total
 
 
-@shows(FillView, told=True, overtaken=FILLING)
-def fill(chosen: Record) -> Iterator[FillView]:
+def fill(query: Query) -> Iterator[Shown]:
     """Compute what the first screen waits for; kept for the next visit."""
-    looked = time.monotonic()
+    chosen = query.record
+    for said in analysing(chosen):
+        yield {"status": html.status(said)}
+    looked = 0.0
     for done, total in filling(chosen):
         checkpoint()
         if time.monotonic() - looked > LOOKED_EVERY_S:
-            words = f"{done} of {total} schemes"
-            yield FillView(status=html.status(words), tick=_tick_of(chosen))
+            yield {"status": html.status(f"{done} of {total} schemes"), "tick": _tick_of(chosen)}
             looked = time.monotonic()
     rows = list(known_rows(chosen).values())
-    part = part_words(rows)
-    words = f"{len(rows)} schemes{part}. {exact_words(rows)}"
-    yield FillView(status=html.status(words), tick=_tick_of(chosen))
+    words = f"{len(rows)} schemes{part_words(rows)}. {exact_words(rows)}"
+    yield {"status": html.status(words), "tick": _tick_of(chosen)}
+
+
+COMPLETE = "complete"
 
 
 def _tick_of(chosen: Record) -> str:
-    """A text that was never said before."""
-    return f"{known_by_now(chosen, goal_now(chosen, shape_of(chosen)))} {time.monotonic()}"
+    """How much is known: another text once the view shows more, ``COMPLETE`` when nothing is left."""
+    goal = goal_now(chosen, shape_of(chosen))
+    texts = listed(chosen, goal)
+    left = [t for t in texts if whole_report(chosen, t) is None and _REFUSED.peek((*_key(chosen), t)) is None]
+    if not left and len(known_rows(chosen)) >= len(SCHEMES):
+        return COMPLETE
+    return known_by_now(chosen, goal)
 
 
 def part_words(rows: Sequence[ComparisonRow]) -> str:
@@ -478,75 +450,42 @@ def prepare() -> None:
     answered(chosen, found)
 
 
-# --- layout -------------------------------------------------------------------------------------------------
+# --- the section --------------------------------------------------------------------------------------------
+
+CROP = Select(
+    key="crop", label="Part that is shown", usual="goal", options={"goal": "the goal's", "all": "all"}
+)
 
 
-def build(page: Page, words: dict[str, str]) -> AnswerView:
-    """Lay the first screen out; ``words`` are what a page without a link shows."""
-    with page.section("frontier"), gr.Row(elem_classes="first"):
-        with gr.Column(elem_classes="left", min_width=0):
-            block(html.drop(), elem_id="drop-block")
-            samples = block(words["samples"], elem_id="samples-block")
-            shown = block(words["picture"], elem_id="picture-block")
-            goals = block(words["goals"], elem_id="goals-block")
-            elsewhere = block(words["elsewhere"], elem_id="elsewhere-block")
-        with gr.Column(elem_classes="right", min_width=0):
-            said = block(words["said"], elem_id="answer-block")
-            with gr.Column(elem_classes="plot-card", elem_id="frontier-card"):
-                head = block(words["head"], elem_id="frontier-head")
-                figure = plot("frontier", height=330, point=TAKEN)
-                status = block(html.status(""), elem_id="frontier-status")
-            rows = block(words["listed"], elem_id="shortlist-block")
-        tick = _tick()
-        page.when_seen(fill, page.record, FillView(status=status, tick=tick), api_name="frontier")
-        _wire(page)
-    return AnswerView(samples, shown, goals, said, head, figure, rows, elsewhere)
+def view(query: Query) -> Shown:
+    """Show the tensor, the goals, the sentence, the frontier and the shortlist, by all that is known now."""
+    chosen, everything = query.record, CROP.of(query) == "all"
+    try:
+        seen = estimated(chosen)
+        if seen is not None:
+            return {**sampled(chosen, seen, everything), **of_sampled_tensor(chosen, seen), "tick": "sample"}
+        if not at_hand(chosen):
+            raise NotComputedError(f"Reading {tensor_name(chosen)} …")
+        found = analyses_of(chosen)
+    except (ValueError, OSError) as error:
+        return {
+            **dict.fromkeys(("head", "frontier", "listed", "elsewhere", "picture"), ""),
+            "said": html.status(page_words(str(error))),
+            "goals": html.goals(list(GOALS.values()), GOALS[DEFAULT]),
+            "samples": _samples(chosen),
+            "tick": COMPLETE,
+        }
+    shown = answered(chosen, found, output_sqnr(chosen, found[1]), everything)
+    return {**shown, **of_tensor(chosen, found), "tick": _tick_of(chosen)}
 
 
-def _tick() -> Control:
-    """A component that shows nothing: when its value changes, there may be more to look at."""
-    return gr.HTML(
-        "",
-        html_template="<span hidden></span>",
-        js_on_load="watch('value', () => explorer.look(props.value))",
-        elem_classes="script",
-    )
-
-
-def _wire(page: Page) -> None:
-    """A button at the left opens the tensor's panel at another source."""
-    opener: Any = hidden("explorer.onOpen(() => trigger('opened'))")
-    opener.opened(None, None, page.bar.tensor.source, js="() => explorer.asked", **PRIVATE)
-
-
-# --- small multiples of the shortlist -----------------------------------------------------------------------
-
-
-@shows()
-def multiples(chosen: Record) -> Iterator[str]:
-    """The errors of the shortlist's schemes side by side, A and B first; drawn anew after each."""
-    matrix = matrix_of(chosen)
-    goal = goal_now(chosen, (matrix.values.shape[0], matrix.values.shape[1]))
-    own = list(dict.fromkeys(chosen.schemes))
-    sides: list[Side] = []
-    for text in [*own, *(text for text in listed(chosen, goal) if text not in own)]:
-        try:
-            _, pairs = analyses_of(dataclasses.replace(chosen, scheme=text, second=""))
-        except (ValueError, OSError) as error:
-            if text in own:
-                raise
-            limits.inform(f"{Recipe.parse(text).label} is left out: {error}")
-            continue
-        sides += sides_of(pairs)
-        yield plot_data(multiples_figure(sides, matrix.name))
-
-
-def build_multiples(page: Page) -> None:
-    """Lay the small multiples out; they are computed when they are seen."""
-    figure = plot_card(
-        "Errors of the shortlist",
-        "each scheme's errors on the same axes; A and B first",
-        "multiples",
-        height=300,
-    )
-    page.when_seen(multiples, page.record, figure, api_name="multiples")
+SECTION = Section(
+    name="frontier",
+    follows=RECORD,
+    controls=(CROP,),
+    view=view,
+    runs={FILLING: fill},
+    script="explorer.answerSection",
+    shares={"drop": Markup(html.drop())},
+    eager=True,
+)

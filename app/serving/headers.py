@@ -6,7 +6,6 @@ import asyncio
 import base64
 import gzip
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from html.parser import HTMLParser
@@ -21,8 +20,6 @@ from app.theme import HEAD, LATE_HEAD
 
 NOWHERE = "page.invalid"
 """A host that no address has (RFC 2606)."""
-LOOKS = 4
-"""First looks of addresses that are kept."""
 CHUNK = 1 << 16
 """Bytes that are sent at a time."""
 SPACES = " https://huggingface.co https://*.hf.space"
@@ -90,28 +87,26 @@ class _Page:
 
 
 class PageHtml:
-    """Answers ``/`` with Gradio's HTML, completed by the page's head and the first look of the address.
+    """Answers ``/`` with Gradio's HTML, completed by the page's head.
 
     Gradio renders the HTML anew for each request, with the request's host in it. Here it is rendered once,
     for no request, with relative addresses. It is kept with its compressed form and its policy, which allows
-    its inline scripts by their hashes. ``look`` returns the first look of a query, ``with_look`` adds it to
-    the HTML.
+    its inline scripts by their hashes.
     """
 
-    def __init__(
-        self, app: ASGIApp, look: Callable[[str], str], with_look: Callable[[str, str], str]
-    ) -> None:
-        self.app, self.look, self.with_look = app, look, with_look
-        self._kept: dict[str, _Page] = {}
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._page: _Page | None = None
         self._making = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or get_route_path(scope) != "/":
             await self.app(scope, receive, send)
             return
-        look = await run_in_threadpool(self.look, scope["query_string"].decode("latin-1"))
         async with self._making:
-            page = self._kept.get(look) or await self._make(scope, look)
+            if self._page is None:
+                self._page = await run_in_threadpool(_completed, await self._rendered(scope))
+        page = self._page
         headers = Headers(scope=scope)
         zipped = "gzip" in headers.get("accept-encoding", "")
         body = page.zipped if zipped else page.body
@@ -128,16 +123,6 @@ class PageHtml:
             part, more = body[start : start + CHUNK], start + CHUNK < len(body)
             await send({"type": "http.response.body", "body": part, "more_body": more})
             await asyncio.sleep(0)  # a client that has left is noticed: asyncio logs what is sent to it
-
-    async def _make(self, scope: Scope, look: str) -> _Page:
-        if "" not in self._kept:
-            self._kept[""] = await run_in_threadpool(_completed, await self._rendered(scope))
-        if look:
-            while len(self._kept) > LOOKS:
-                self._kept.pop(next(kept for kept in self._kept if kept))
-            plain = self._kept[""].body.decode()
-            self._kept[look] = await run_in_threadpool(lambda: _Page.of(self.with_look(plain, look)))
-        return self._kept[look]
 
     async def _rendered(self, scope: Scope) -> str:
         """Gradio's HTML, asked for under a host that does not exist."""

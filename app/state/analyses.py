@@ -17,7 +17,7 @@ from app.state.choices import check_cost
 from app.state.gpu_lock import gpu_lock
 from app.state.layers import own_layer
 from app.state.memo import Memo
-from app.state.selection import Selection, is_read, matrix_of, tensor_key
+from app.state.selection import Selection, file_source, is_read, matrix_of, tensor_key
 from explorer import SourceError
 from explorer.analysis.report import Report, sqnr_of
 from explorer.analysis.sliced import analyse_anywhere
@@ -59,6 +59,24 @@ def known_report(chosen: Selection, recipe: Recipe) -> Report | None:
     """The report of ``recipe`` on all of the selected tensor, if its analysis is at hand."""
     analysis = _ANALYSES.peek(_key(chosen, recipe))
     return None if analysis is None else analysis.report
+
+
+QUICK = 1 << 20
+"""Elements of a tensor that is read and quantized within a moment."""
+
+
+def at_hand(chosen: Selection) -> bool:
+    """True if ``analyses_of`` takes no longer than a moment."""
+    if all(_ANALYSES.peek(_key(chosen, recipe)) is not None for recipe in chosen.recipes):
+        return is_read(chosen)
+    if any(recipe.method for recipe in chosen.recipes):
+        return False
+    if is_read(chosen):
+        values = matrix_of(chosen).values
+        return values.device.type != "cpu" or values.numel() <= QUICK
+    if chosen.source == "file":
+        return file_source(chosen.file).info(chosen.file_tensor).elements <= QUICK
+    return chosen.source == "builtin"
 
 
 def sides_of(pairs: Sequence[tuple[Recipe, Analysis]]) -> list[Side]:

@@ -15,9 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from app import limits
 from app.state.analyses import analyses_of
 from app.state.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME, best_tensors, text_of_parts
-from app.state.selection import NO_FILE, NothingChosenError, Selection, file_source, matrix_of, model_source
+from app.state.selection import (
+    NO_FILE,
+    NothingChosenError,
+    Selection,
+    file_source,
+    info_of,
+    is_read,
+    matrix_of,
+    model_source,
+)
 from explorer import SCHEMES, SourceError
 from explorer.analysis.goals import DEFAULT, GOALS, Goal, goal_of, nearest_goal
 from explorer.methods.recipe import Recipe
@@ -306,7 +316,10 @@ def _goal(held: Record, act: Act, upload: str | None) -> Record:
 
 
 def shape_of(held: Record) -> tuple[int, int]:
-    """Rows and columns of the record's tensor."""
+    """Rows and columns of the record's tensor, from its file's header where it was not read yet."""
+    if not is_read(held) and (info := info_of(held)) is not None:
+        rows, columns = info.matrix_shape
+        return min(rows, max(1, limits.current().elements // max(columns, 1))), columns
     rows, columns = matrix_of(held).values.shape
     return rows, columns
 

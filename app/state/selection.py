@@ -22,7 +22,7 @@ from explorer.methods.recipe import Recipe
 from explorer.sources import load_sample, open_tensors
 from explorer.sources.models import folder_stamp, open_model
 from explorer.sources.stamped import stamp_of
-from explorer.sources.tensors import Matrix, Progress, TensorSource
+from explorer.sources.tensors import Matrix, Progress, TensorInfo, TensorSource
 
 NO_FILE = "upload a file first, or choose a built-in tensor"
 
@@ -100,6 +100,17 @@ def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
 def is_read(chosen: Selection) -> bool:
     """True if ``matrix_of`` has the tensor at hand."""
     return _MATRICES.peek((*tensor_key(chosen), limits.current().elements)) is not None
+
+
+def info_of(chosen: Selection) -> TensorInfo | None:
+    """The header's entry of the selected tensor; None for a built-in one."""
+    if chosen.source == "file":
+        return file_source(chosen.file).info(chosen.file_tensor)
+    if chosen.source == "model":
+        if not chosen.layer:
+            raise NothingChosenError("choose a layer of the model")
+        return model_source(chosen.model, chosen.revision).info(chosen.layer)
+    return None
 
 
 def file_source(path: str | None) -> TensorSource:

@@ -20,7 +20,7 @@ Object.assign(explorer, {
 class Section {
   constructor(element, {name, title, keys}, script, server, send, upload) {
     Object.assign(this, {element, name, title, keys, script, server, send, upload});
-    this.box = element.closest('.section') || element;
+    this.box = element.closest('.block') || element;
     this.near = false;   // on the screen, or nearly
     this.drawn = false;  // it has shown something
     this.asked = 0;      // counts requests: the newest answer wins
@@ -185,9 +185,8 @@ class Section {
     this.send('run', {run: name, number: this.running.number, query: explorer.query()});
   }
 
-  /* Run anew, whatever is running. */
+  /* Run anew; the server ends the run before. */
   restart(name) {
-    if (this.running) this.send('stop', {});
     this.running = null;
     this.run(name);
   }

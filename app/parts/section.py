@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +25,17 @@ from app.parts.views import refusal_words
 from app.parts.widgets import FIGURE, PRIVATE
 from app.serving.cores import share_of_cores
 from app.serving.measure import LOG, measured
+from app.serving.sessions import current_session
 from app.serving.values import DEFECT
-from app.serving.work import LeftError, OvertakenError, awaited, check_of_this_run, checked_steps
+from app.serving.work import (
+    FILLING,
+    LeftError,
+    OvertakenError,
+    awaited,
+    check_of_this_run,
+    checked_steps,
+    overtake,
+)
 from app.state.query import ASKED, ELEMENT, SCHEMES_KEYS, TENSOR, Query
 from app.theme import plot_data
 from explorer.progress import stoppable
@@ -221,14 +231,15 @@ def _answered(name: str, given: Any, compute: Callable[[Query], dict[str, Any]])
             return {"refused": said or DEFECT}
 
 
-def _steps(
-    name: str, function: Callable[[Query], Iterator[Shown]], given: Any, kind: str
-) -> Iterator[dict[str, Any]]:
-    """What a run shows, step by step, and at last how it ended."""
+def _steps(name: str, function: Callable[[Query], Iterator[Shown]], given: Any) -> Iterator[dict[str, Any]]:
+    """What a run shows, step by step, and at last how it ended. The same visitor's earlier run by the same
+    name ends."""
+    overtake(current_session(), name)
+    around = nullcontext if name == FILLING else awaited
     with measured(name) as outcome:
         try:
             query = Query(given)
-            for shown in checked_steps(function(query), check_of_this_run(kind), awaited):
+            for shown in checked_steps(function(query), check_of_this_run(name), around):
                 yield {"slots": drawn(shown)}
             yield {"ended": True, "problems": query.problems}
         except (LeftError, OvertakenError):

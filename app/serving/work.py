@@ -20,7 +20,7 @@ from app.serving.sessions import current_request
 from explorer.progress import StoppedError, stoppable
 
 Item = TypeVar("Item")
-FILLING = "filling"
+FILLING = "frontier.filling"
 """The kind of work that goes on behind what is shown: another record overtakes it, and it waits at its
 checkpoints while ``first_numbers`` or a view is computed (``awaited``)."""
 _WAITS_S = 1.0

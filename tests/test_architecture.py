@@ -47,8 +47,7 @@ FLOORS = [
     {"app.parts"},
     {"app.sections", "app.learn"},
     {"app.places"},
-    {"app.link", "app.api"},
-    {"app.chosen", "app.first_look"},
+    {"app.api"},
     {"app.ui"},
     {"app.start"},
 ]

@@ -159,9 +159,7 @@ class Section:
             function, number = self.runs.get(str(asked.get("run"))), asked.get("number")
             if function is None:
                 raise gr.Error(f"a run is one of {', '.join(self.runs)}", print_exception=False)
-            for said in _steps(
-                f"{self.name}.{asked['run']}", function, asked.get("query"), str(asked["run"])
-            ):
+            for said in _steps(f"{self.name}.{asked['run']}", function, asked.get("query")):
                 yield json.dumps({**said, "number": number})
 
         return run

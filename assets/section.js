@@ -158,7 +158,8 @@ class Section {
   }
 
   take(answer) {
-    const problems = Object.values(answer.problems || {});
+    const problems = [...new Set(Object.values(answer.problems || {}))];
+    explorer.drop(Object.keys(answer.problems || {}));
     this.say([answer.refused, ...problems].filter(Boolean).join('. '), answer.refused ? 'refusal' : '');
     for (const words of answer.notices || []) explorer.notice(words);
     if (answer.set) explorer.set(answer.set);

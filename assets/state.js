@@ -7,8 +7,8 @@ Object.assign(explorer, {
   /* True once the bar has shown the first record. */
   ready: false,
 
-  /* Values that no address holds: the path of an uploaded file, long texts. */
-  local: {file: ''},
+  /* Values that no address holds: the path of an uploaded file, which a reload keeps, and long texts. */
+  local: {file: sessionStorage.getItem('file') || ''},
 
   /* The record: what the address says, and what it cannot hold. */
   query() {
@@ -21,8 +21,15 @@ Object.assign(explorer, {
     if (visit) explorer.settle();
     const linked = Object.entries(changes).filter(([key]) => !(key in explorer.local));
     for (const key of Object.keys(changes)) if (key in explorer.local) explorer.local[key] = changes[key];
+    if (changes.file) sessionStorage.setItem('file', changes.file);
     explorer.writeQuery(Object.fromEntries(linked), visit);
     explorer.recordChanged();
+  },
+
+  /* Keys whose values mean nothing leave the address: what is shown is of the usual ones. */
+  drop(keys) {
+    explorer.writeQuery(Object.fromEntries(keys.map(key => [key, null])), false);
+    explorer.known = explorer.query();
   },
 
   /* Sections that read a key which has changed show it, those on the screen at once. */
@@ -64,7 +71,6 @@ Object.assign(explorer, {
       for (const name of ['panel-tensor', 'panel-a', 'panel-b']) explorer.sections.get(name)?.restore();
       return;
     }
-    if (file) explorer.local.file = file.path;
     const to = acts.findLast(act => act.place)?.place;
     const walked = acts.every(act => act.do === 'move');
     explorer.set({...answer.set, ...to ? explorer.addressOf(to, '') : {}}, !walked);

@@ -51,6 +51,11 @@ def linked_file(query: Mapping[str, str]) -> Path | None:
     return path_of(name)
 
 
+def name_of(path: str | None) -> str:
+    """The secret name of the registered file at ``path`` in the store; "" for any other file."""
+    return next((name for name in _FILES if path and Path(path).parent.name == name), "")
+
+
 def path_of(name: str) -> Path:
     """Where the registered file lies in the store; it is put there again if a sweep has deleted it.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
 
 from app.serving import opened, uploads
 from app.state.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME, SOURCES, best_tensors
@@ -13,8 +13,10 @@ from app.state.selection import file_source
 from explorer import words
 from explorer.analysis.goals import GOALS, is_goal
 from explorer.methods.recipe import Recipe
+from explorer.sources.coded import STORED
 from explorer.sources.samples import SAMPLES
 
+NO_FILE = "This link shows somebody's own file, which a link cannot carry: drop the file in again"
 MOST_KEYS = 100
 MOST_CHARACTERS = 1 << 16
 """Characters of one value."""
@@ -77,12 +79,11 @@ class Query(Mapping[str, str]):
             source = "builtin"
         scheme = self._scheme("scheme", DEFAULT_SCHEME)
         second = self._scheme("second", "" if "scheme" in self else Record.fresh().second)
-        if second == scheme:
+        if second and second == scheme:
+            self.problems["second"] = "The link has one scheme as A and as B; it is shown as A alone"
             second = ""
         row, column = self._whole("row"), self._whole("column")
-        tensor = self.get("file_tensor")
-        if file and not tensor:
-            tensor = next(iter(best_tensors(file_source(file).infos)), None)
+        tensor = self._tensor_of(file) if file else self.get("file_tensor")
         return Record(
             source=source,
             sample=sample,
@@ -101,18 +102,31 @@ class Query(Mapping[str, str]):
     def _file(self) -> str | None:
         """The path of the visitor's file: an upload, or the file that the page was started on."""
         try:
+            if (started_on := opened.linked_file(self)) is not None:
+                return str(started_on)
             if self.get("file"):
                 return str(uploads.of_visitor(self["file"]))
-            started_on = opened.linked_file(self)
-            if started_on is not None:
-                return str(started_on)
         except (ValueError, OSError) as error:
-            self.problems["file"] = str(error)
+            self.problems["source"] = str(error)
             return None
-        self.problems["file"] = (
-            "This link shows somebody's own file, which a link cannot carry: drop the file in again"
-        )
+        self.problems["source"] = NO_FILE
         return None
+
+    def _tensor_of(self, file: str) -> str | None:
+        """The named tensor of the file; its best one where none is named, or one that the file does not
+        hold."""
+        try:
+            infos = file_source(file).infos
+        except (ValueError, OSError):  # what shows the tensor says what is wrong with its file
+            return self.get("file_tensor")
+        named = self.get("file_tensor")
+        if named and named not in {info.name for info in infos} and not named.endswith(STORED):
+            self.problems["file_tensor"] = (
+                f"{words.plain(named, 40)!r} is of a file that is not open any more: drop it in again. Shown "
+                f"is the file that is open, {words.plain(Path(file).name, 40)}"
+            )
+            named = None
+        return named or next(iter(best_tensors(infos)), None)
 
     def _scheme(self, key: str, usual: str) -> str:
         text = self.get(key, usual)
@@ -150,27 +164,30 @@ class Query(Mapping[str, str]):
 
 def texts_of(record: Record) -> dict[str, str]:
     """The keys and texts of an address that chooses ``record``; empty where it is what a page without a link
-    shows."""
+    shows. An upload and a model that another tensor has replaced stay known: Back leads to them."""
     fresh = Record.fresh()
-    of_source = {
-        "builtin": ("sample",),
-        "file": ("file", "file_tensor"),
-        "model": ("model", "revision", "layer"),
-    }
     row, _, column = record.element.partition(",")
-    texts = {name: getattr(record, name) or "" for name in of_source[record.source]}
-    usual = dataclasses.replace(fresh, source=record.source)
-    changed = {name: "" if text == getattr(usual, name) else text for name, text in texts.items()}
-    schemes = {"scheme": record.scheme, "second": record.second}
-    if (record.scheme, record.second) == (fresh.scheme, fresh.second):
-        schemes = dict.fromkeys(schemes, "")
-    return {
-        **dict.fromkeys((*TENSOR, *ELEMENT), ""),
-        **changed,
-        **schemes,
-        "source": "" if record.source == "builtin" else record.source,
+    texts = {
+        **dict.fromkeys(("source", "sample", "opened", "file_tensor", "layer"), ""),
+        "model": record.model,
+        "revision": record.revision,
+        "scheme": record.scheme,
+        "second": record.second,
         "row": row,
         "column": column,
         "goal": record.goal,
         "list": record.shortlist,
     }
+    if record.source != "builtin":
+        texts["source"] = record.source
+    elif record.sample != fresh.sample:
+        texts["sample"] = record.sample
+    if record.source == "file":
+        started_on = opened.name_of(record.file)
+        texts |= {"opened": started_on} if started_on else {"file": record.file or ""}
+        texts["file_tensor"] = record.file_tensor or ""
+    if record.source == "model":
+        texts["layer"] = record.layer or ""
+    if record.schemes == fresh.schemes:
+        texts |= {"scheme": "", "second": ""}
+    return texts

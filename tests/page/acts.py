@@ -13,7 +13,7 @@ HANGS = 600_000
 """Milliseconds after which what is waited for hangs. No test has another limit."""
 expect.set_options(timeout=HANGS)
 SIZE: ViewportSize = {"width": 1440, "height": 900}
-JOIN = re.compile("queue/join")
+ASKED = re.compile("queue/join|component_server")
 
 COUNTED = """(() => {
   const real = window.fetch.bind(window);
@@ -21,9 +21,7 @@ COUNTED = """(() => {
   window.fetch = async (input, options) => {
     window.asking += 1;
     try {
-      const answer = await real(input, options);
-      if (String(input.url || input).includes('/queue/join')) await answer.clone().text();
-      return answer;
+      return await real(input, options);
     } finally {
       window.asking -= 1;
     }
@@ -31,9 +29,11 @@ COUNTED = """(() => {
 })();"""
 """Counts the requests that are on their way to the server; what it was asked, the page knows."""
 BUSY = """() => [
-  ...explorer.ready && !explorer.firstLook.host && window.Plotly ? [] : ['the first look'],
-  ...explorer.sent || explorer.acts.length ? ['an act'] : [],
-  ...window.asking || explorer.stream.open.size ? ['a request'] : [],
+  ...window.explorer?.ready && window.Plotly ? [] : ['the first record'],
+  ...explorer.choosing || explorer.acts?.length ? ['an act'] : [],
+  ...window.asking ? ['a request'] : [],
+  ...[...explorer.sections.values()].filter(one => one.running || (one.near && one.stale))
+    .map(one => 'the section ' + one.name),
   ...explorer.leave ? ['the way to a section'] : [],
   ...[...document.querySelectorAll('.figure')].filter(plot => plot.isPainted && plot.offsetWidth
     && !plot.previousElementSibling?.hidden && !plot.isPainted())
@@ -136,19 +136,10 @@ def drawn(page: Page, name: str) -> None:
     expect(page.locator(f"#{name} .main-svg").first).to_be_visible()
 
 
-def choose(page: Page, name: str, text: str) -> None:
-    """Pick an option of a dropdown: click into it, type, and take the first that is left."""
-    page.locator(f"#{name} input").click()
-    page.keyboard.type(text)
-    page.get_by_role("option", name=text, exact=False).first.wait_for()
-    expect(page.get_by_role("option").filter(has_not_text=text)).to_have_count(0)
-    page.keyboard.press("Enter")
-
-
 def open_panel(page: Page, name: str) -> None:
     """Open one of the bar's panels: "tensor", "a" or "b"."""
     page.locator(f"#chips [data-panel={name}]").click()
-    expect(page.locator(f"#panel-{name}")).to_be_visible()
+    expect(page.locator(f"#panel-{name} select").first).to_be_visible()
 
 
 def leave_panel(page: Page) -> None:
@@ -158,11 +149,10 @@ def leave_panel(page: Page) -> None:
 
 
 def load_file(page: Page, path: Path) -> None:
-    """Put a file into the file control, whatever it holds."""
-    clear = page.locator("#file button[aria-label*='lear'], #file button[aria-label*='emove']")
-    if clear.count():
-        clear.first.click()
-    page.locator("#file input[type=file]").set_input_files(str(path))
+    """Pick a file by the browser's own picker."""
+    with page.expect_file_chooser() as chooser:
+        page.locator("#drop [data-open=file]").click()
+    chooser.value.set_files(str(path))
 
 
 def drop(page: Page, path: Path, target: str = "#drop") -> None:
@@ -198,9 +188,9 @@ def click(page: Page, target: Locator) -> None:
 
 
 def route_requests(page: Page, handler: Callable[[Route], object]) -> None:
-    """Give each request to Gradio's queue to ``handler``, from the next one on, on a page that is open.
-    Chromium tells a page of its routes some time after ``page.route`` has returned: so wait until a request
-    that means nothing is held."""
+    """Give each request for a view, an act or a run to ``handler``, from the next one on, on a page that is
+    open. Chromium tells a page of its routes some time after ``page.route`` has returned: so wait until a
+    request that means nothing is held."""
 
     def handle(route: Route) -> None:
         if "queue/join" in route.request.url.partition("?")[2]:
@@ -208,7 +198,7 @@ def route_requests(page: Page, handler: Callable[[Route], object]) -> None:
         else:
             handler(route)
 
-    page.route(JOIN, handle)
+    page.route(ASKED, handle)
     probe = "fetch('favicon.ico?queue/join').then(answer => answer.headers.get('x-routed'))"
     for _ in range(1000):
         if page.evaluate(probe):
@@ -218,11 +208,11 @@ def route_requests(page: Page, handler: Callable[[Route], object]) -> None:
 
 def acts_of(request: Request) -> set[str]:
     """What a request chooses; nothing for those of sections."""
-    return set(re.findall(r'\\"do\\":\\"(\w+)', request.post_data or "")) - {"look"}
+    return set(re.findall(r'\\"do\\":\\"(\w+)', request.post_data or ""))
 
 
 def is_act(request: Request) -> bool:
-    return bool(JOIN.search(request.url) and acts_of(request))
+    return bool(ASKED.search(request.url) and acts_of(request))
 
 
 class Held:

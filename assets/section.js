@@ -180,10 +180,11 @@ class Section {
 
   run(name) {
     if (this.running) return;
-    this.running = {name, number: `${Date.now()}`};
+    const query = explorer.query();
+    this.running = {name, number: `${Date.now()}`, query};
     this.markRun();
     this.say('');
-    this.send('run', {run: name, number: this.running.number, query: explorer.query()});
+    this.send('run', {run: name, number: this.running.number, query});
   }
 
   /* Run anew; the server ends the run before. */
@@ -229,15 +230,20 @@ class Section {
     }, {rootMargin: '150px'}).observe(this.box);
   }
 
-  /* The queue's answers come as the component's value. */
+  /* The queue's answers come as the component's value. What the last one says of the run stays. */
   heard(value) {
     if (!value) return;
-    const said = JSON.parse(value);
-    if (said.number !== this.running?.number) return;
-    if (said.slots) this.fill(said.slots);
+    const said = JSON.parse(value), {running} = this;
+    if (!running || said.number !== running.number) return;
+    if (said.slots) {
+      this.fill(said.slots);
+      running.told = 'status' in said.slots;
+    }
     if (!said.ended) return;
     this.endRun('');
-    this.take(said);
+    if (!running.told || said.refused || Object.keys(said.problems || {}).length) this.take(said);
+    const now = explorer.query();
+    if (this.keys.some(key => (running.query[key] || '') !== (now[key] || ''))) this.behind();
   }
 
   /* --- what a visitor does ---------------------------------------------------------------------------- */

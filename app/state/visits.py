@@ -10,6 +10,7 @@ from pathlib import Path
 
 from app import limits
 from app.serving.sessions import current_session
+from explorer.checkpoints.diff import Diff
 from explorer.methods.evaluate import Outcome
 from explorer.recordings.files import Recording
 from explorer.recordings.gemm import GemmTiming
@@ -41,6 +42,15 @@ class Owner:
 
 
 @dataclass
+class ComparedCheckpoints:
+    """A comparison of the checkpoints that are called ``names``, and its files once they are written."""
+
+    names: tuple[str, str]
+    found: Diff
+    files: tuple[Path, ...] = ()
+
+
+@dataclass
 class VisitData:
     """Data of one open page.
 
@@ -48,12 +58,14 @@ class VisitData:
     method_results: what the visitor's run of methods left of the layer.
     gemm_timings: products that were timed for the visitor.
     surveys: files of surveys that were made here, by the model's place and revision.
+    compared: the two checkpoints that the visitor's last run compared.
     """
 
     opened_recordings: tuple[OpenedRecording, ...] = ()
     method_results: Owner | None = None
     gemm_timings: Recording[GemmTiming] | None = None
     surveys: dict[tuple[str, str], Path] = field(default_factory=dict)
+    compared: ComparedCheckpoints | None = None
 
 
 _visits: OrderedDict[str, VisitData] = OrderedDict()

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 import torch
 from playwright.sync_api import Page, expect
 from safetensors.torch import load_file, save_file
 
-from app import limits
 from app.sections import checkpoints
 from app.sections.speed_machines import choices as machines
+from app.state.query import Query
 from explorer import SCHEMES, compare, quantize
 from explorer.checkpoints import write_one
 from tests.covering import THOROUGH
@@ -251,45 +253,54 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.thorough
 def test_a_layer_that_stands_out_is_opened(page: Page, url: str, folders: tuple[Path, Path]) -> None:
-    """Two names are typed and Compare is pressed: the layer that was damaged is named, a click on its row
-    draws it, and the CSV holds it."""
-    open_page(page, url, "tab=model&section=checkpoints")
-    for box, folder in zip(("#diff-original", "#diff-quantized"), folders, strict=True):
-        page.locator(f"{box} textarea, {box} input").first.fill(str(folder))
-    page.locator("#diff-start").click()
-    expect(page.locator("#diff-sentence")).to_contain_text(f"{WORST}.weight")
-    row = page.locator("#diff-table [role=gridcell]").filter(has_text=f"{WORST}.weight").first
+    """The model in the bar is the original: the other is typed and Compare pressed. The layer that was
+    damaged is named, a click on its row or point draws it, Back takes it away, and the CSV holds it."""
+    one, other = map(str, folders)
+    open_page(page, url, f"tab=model&section=checkpoints&{urlencode({'model': one})}")
+    page.get_by_label("Quantized: folder").fill(other)
+    page.get_by_role("button", name="Compare").click()
+    section = page.locator("#section-checkpoints")
+    expect(section.locator("[data-slot=sentence]")).to_contain_text(f"{WORST}.weight")
+    row = section.get_by_role("button", name=f"{WORST}.weight")
     look_at(row)
     row.click()
-    expect(page.locator("#diff-layer")).to_contain_text(f"{WORST}.weight, 64 × 64: INT4 group 32")
-    for figure in ("diff-depth", "diff-values", "diff-errors", "diff-map"):
+    layer = section.locator("[data-slot=layer]")
+    expect(layer).to_contain_text(f"{WORST}.weight, 64 × 64: INT4 group 32")
+    for figure in ("pair-depth", "pair-values", "pair-errors", "pair-map"):
         drawn(page, figure)
     with page.expect_download() as download:
-        page.locator("#section-checkpoints").get_by_role("button", name="Download CSV").click()
+        section.get_by_role("link", name=".csv").click()
     lines = Path(download.value.path()).read_text().splitlines()
     assert lines[0].startswith("name,") and len(lines) == 10
+    wait_for_query(page, "other=", f"weight={WORST}")
+    page.go_back()
+    expect(layer).to_be_empty()
+    expect(row).to_be_visible()
+
+
+def compared(*folders: Path) -> list[Any]:
+    query = Query({"one": str(folders[0]), "other": str(folders[1])})
+    return [slots for slots in checkpoints.compare(query) if "table" in slots]
 
 
 def test_the_rows_of_two_checkpoints_are_those_of_the_library(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same decibels, and steps that say how far it is; at the time limit, what was done until then."""
-    *steps, last = checkpoints.run(*map(str, folders))
-    assert steps and len(last.table) == len(LAYERS)
+    """The same decibels; at the time limit, what was done until then."""
+    *_, last = compared(*folders)
     weight = load_file(folders[0] / "model.safetensors")[f"{LAYERS[0]}.weight"]
     truth = compare(weight, quantize(weight, SCHEMES["int4_group32"])).sqnr_db
-    first = next(row for row in last.table if row[0] == f"{LAYERS[0]}.weight")
-    assert first[checkpoints.NAMES.index("SQNR dB")] == float(f"{truth:.5g}")
+    rows = [row for row in last["table"].split("<tr") if ".weight" in row]
+    (first,) = (row for row in rows if f"{LAYERS[0]}.weight" in row)
+    assert len(rows) == len(LAYERS) and f">{float(f'{truth:.5g}')}<" in first
     monkeypatch.setattr(checkpoints, "IN_TIME", 0.0)
-    *_, last = checkpoints.run(*map(str, folders))
-    assert "time limit" in last.status and len(last.table) == 1
+    *_, last = compared(*folders)
+    assert "time limit" in last["status"] and last["table"].count("data-set") == 1
 
 
 def test_a_public_page_opens_no_folders(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor says whether they are there."""
     monkeypatch.setenv("EXPLORER_HOSTED", "1")
-    told: list[str] = []
-    monkeypatch.setattr(limits, "notify", told.append)
-    for names in (map(str, folders), (f"{folders[0]}/x.gguf", "a/b")):
-        list(checkpoints.run(*names))
-    assert len(told) == 2 and all("folders of this server cannot be opened" in words for words in told)
+    for names in (folders, (folders[0] / "x.gguf", Path("a/b"))):
+        with pytest.raises(ValueError, match="folders of this server cannot be opened"):
+            compared(*names)

@@ -60,6 +60,21 @@ def store() -> Path:
     return Path(os.environ.get("GRADIO_TEMP_DIR") or Path(tempfile.gettempdir()) / "gradio")
 
 
+def of_visitor(path: str) -> Path:
+    """The upload that a browser names by the path that it got for it, or the file that the page was started
+    on. ``ValueError`` in words for every other path, whether anything is there or not."""
+    root = store().resolve()
+    try:
+        found = Path(path).resolve(strict=True)
+        inside = found.is_file() and found.is_relative_to(root) and found.parent != root
+    except (OSError, ValueError):
+        inside = False
+    if not inside or (limits.current().hosted and found.is_relative_to(root / OPENED)):
+        kept = limits.current().keep_seconds / 3600
+        raise ValueError(f"this file is not here: uploads are kept for {kept:.0f} h; drop it in again")
+    return found
+
+
 AHEAD_BYTES = 8 << 20
 """Maximum space reserved for an upload's announced size, before that much has arrived."""
 LEAST_BYTES = 1 << 16

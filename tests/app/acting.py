@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
+import uvicorn
+from gradio.http_server import Server
 
 from app.chosen import ChosenView, choose
 from app.link import Visited
@@ -78,6 +80,13 @@ def plots_of(view: View) -> list[str]:
 def unchanged(output: Any) -> bool:
     """Whether an output leaves its component as it is."""
     return isinstance(output, dict) and output == gr.skip()
+
+
+def served(app: Any) -> tuple[Any, int]:
+    """A running server of ``app``, and its port."""
+    server = Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+    server.run_in_thread()
+    return server, server.servers[0].sockets[0].getsockname()[1]
 
 
 def until(holds: Callable[[], bool], what: Callable[[], str] = lambda: "it has not come about") -> None:

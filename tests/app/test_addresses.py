@@ -19,7 +19,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from app.serving import addresses
+from app.serving import addresses, uploads
 from app.theme import ASSETS, HEAD
 from explorer.paths import PLOTLY
 
@@ -153,9 +153,17 @@ def test_a_link_out_of_the_store_is_no_file_of_ours(client: TestClient, tmp_path
     """A path is followed to where it ends."""
     secret = tmp_path / "secret.csv"
     secret.write_text("1,2")
-    inside = Path(upload(client)).with_name("link.csv")
+    path = upload(client)
+    inside = Path(path).with_name("link.csv")
     inside.symlink_to(secret)
     assert client.get(f"{PREFIX}/file={inside}").status_code == 404
+    assert uploads.of_visitor(path) == Path(path).resolve()
+    unfinished = uploads.store() / "tmpx"
+    unfinished.write_text("1,2")
+    for wrong in (inside, secret, unfinished, inside.parent, "", "a.csv", "/etc/passwd", "a\0b", "x" * 9000,
+                  f"{inside.parent}/../../secret.csv", "http://127.0.0.1:9/x.csv"):  # fmt: skip
+        with pytest.raises(ValueError, match="drop it in again"):
+            uploads.of_visitor(str(wrong))
 
 
 def hashes(policy: str) -> set[str]:

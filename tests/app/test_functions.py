@@ -6,13 +6,18 @@ If these fail, a request reaches any method of a component, or a few slow ones s
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from queue import SimpleQueue
 from typing import Any
 
 import gradio as gr
+import httpx
 import pytest
 from gradio.routes import App
 from starlette.testclient import TestClient
@@ -23,6 +28,7 @@ from app.serving.sessions import CurrentRequest, answering, current_session
 from app.state import visits
 from app.state.visits import visit
 from explorer.progress import checkpoint
+from tests.app.acting import served, until
 
 PATH = "/gradio_api/component_server"
 JSON = {"content-type": "application/json"}
@@ -33,6 +39,7 @@ class Page:
 
     def __init__(self, entry: Any) -> None:
         self.release = threading.Event()
+        self.ended = set[str | None]()
         self.said: SimpleQueue[str] = SimpleQueue()
         self.release.set()
 
@@ -53,13 +60,20 @@ class Page:
         self.said.put("began")
         if (wrong := query.get("wrong")) is not None:
             raise {"value": ValueError, "defect": KeyError}[wrong](wrong)
+        end = time.monotonic() + 60  # of a test that fails
         try:
-            while not self.release.is_set():
+            while (
+                time.monotonic() < end and not self.release.is_set() and current_session() not in self.ended
+            ):
                 checkpoint()
         except BaseException as error:
             self.said.put(type(error).__name__)
             raise
         return {"query": query, "session": current_session(), "nan": float("nan")}
+
+    def end(self, session: str) -> None:
+        """Let the views of one session end."""
+        self.ended.add(session)
 
     def body(self, session: str = "s", name: str = "view", **query: str) -> dict[str, Any]:
         return {"data": query, "fn_name": name, "session_hash": session, "component_id": self.section._id}
@@ -149,3 +163,138 @@ def test_visitors_do_not_see_each_others_visit(monkeypatch: pytest.MonkeyPatch) 
     with answering(CurrentRequest("b")):
         assert visit().opened_recordings == ()
     assert visit() is not visit() and list(visits._visits) == ["c", "b"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [({"host": "evil.example"}, 400), ({"origin": "http://evil.example"}, 403), ({"origin": "null"}, 403)],
+    ids=["host", "origin", "frame"],
+)  # fmt: skip
+def test_another_site_calls_no_view(
+    client: TestClient, page: Page, headers: dict[str, str], status: int
+) -> None:
+    assert client.post(PATH, json=page.body(), headers=headers).status_code == status and page.said.empty()
+
+
+def test_a_view_is_called_with_little(client: TestClient, page: Page) -> None:
+    body = page.body() | {"data": {str(i): "x" * 65_536 for i in range(99)}}
+    assert client.post(PATH, json=body).status_code == 200
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, request_bytes=1 << 20))
+        assert client.post(PATH, json=body).status_code == 413
+
+
+def test_a_view_has_an_end(client: TestClient, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    page.release.clear()
+    monkeypatch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, run_seconds=-1))
+    answer = client.post(PATH, json=page.body())
+    assert answer.status_code == 422 and "time limit" in answer.json()["detail"]
+
+
+class Visitors:
+    """Calls of the views of a running server by several visitors at once."""
+
+    def __init__(self, page: Page, url: str, pool: ThreadPoolExecutor) -> None:
+        self.page, self._url, self._pool = page, url, pool
+
+    def call(self, session: str, number: int = 1, name: str = "view") -> Future[httpx.Response]:
+        """A call in a session from the address with a ``number``."""
+        headers, body = {"x-forwarded-for": f"192.0.2.{number}"}, self.page.body(session, name)
+        return self._pool.submit(httpx.post, self._url, json=body, headers=headers, timeout=20)
+
+    def leaving(self, session: str) -> socket.socket:
+        """The connection of such a call."""
+        text = json.dumps(self.page.body(session)).encode()
+        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection = socket.create_connection(("127.0.0.1", httpx.URL(self._url).port or 0), timeout=20)
+        connection.sendall(f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text)
+        return connection
+
+    def said(self) -> str:
+        """What the next view says: it has begun, or how it ended."""
+        return self.page.said.get(timeout=8)
+
+
+@pytest.fixture
+def visitors(page: Page, monkeypatch: pytest.MonkeyPatch) -> Iterator[Visitors]:
+    """Of a hosted page with a place for two views of each address, and three of all; they do not end by
+    themselves."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    monkeypatch.setattr(limits, "HOSTED", dataclasses.replace(limits.HOSTED, views=2))
+    monkeypatch.setattr(functions, "AT_ONCE", 3)
+    page.release.clear()
+    server, port = served(page.app)
+    with ThreadPoolExecutor(8) as pool:
+        yield Visitors(page, f"http://127.0.0.1:{port}{PATH}", pool)
+        page.release.set()
+    server.close()
+
+
+def test_views_of_one_address_leave_room_for_others(
+    visitors: Visitors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one visitor's slow views keep everybody waiting. Who waits too long is told so."""
+    monkeypatch.setattr(functions, "WAIT_SECONDS", 0.2)
+    mine = [visitors.call(f"s{i}") for i in range(4)]
+    assert [visitors.said(), visitors.said()] == ["began", "began"]
+    refused = [one.result() for one in itertools.islice(as_completed(mine, timeout=20), 2)]
+    assert [one.status_code for one in refused] == [429, 429] and refused[0].headers["retry-after"]
+    assert refused[0].json()["detail"].startswith("2 views of your address or 3 of all visitors")
+    other = visitors.call("t", 2)
+    assert visitors.said() == "began"
+    assert visitors.call("u", 3).result().status_code == 429, "three are the most of all"
+    monkeypatch.setattr(functions, "WAITING", 0)
+    monkeypatch.setattr(functions, "WAIT_SECONDS", 60)
+    assert visitors.call("v", 3).result().json()["detail"].startswith("0 views wait")
+    assert visitors.page.said.empty()
+    visitors.page.release.set()
+    assert sorted(one.result().status_code for one in (*mine, other)) == [200, 200, 200, 429, 429]
+    assert not functions.LINE.running and not functions.LINE.waiting and not functions._latest
+
+
+def test_who_has_the_fewest_views_is_next(visitors: Visitors) -> None:
+    """However many one address asked for before."""
+    mine = [visitors.call("s0"), visitors.call("s1")]
+    assert [visitors.said(), visitors.said()] == ["began", "began"]
+    mine += [visitors.call(f"s{i}", 3 if i == 2 else 1) for i in range(2, 5)]
+    until(lambda: len(functions.LINE.waiting) == 2)
+    other = visitors.call("t", 2)
+    until(lambda: len(functions.LINE.waiting) == 3)
+    assert visitors.said() == "began"
+    visitors.page.end("s0")
+    assert mine[0].result().json()["session"] == "s0"
+    assert visitors.said() == "began"
+    visitors.page.end("t")
+    assert other.result().json()["session"] == "t", "it did not wait for s3 and s4"
+
+
+def test_a_newer_view_ends_the_older(visitors: Visitors) -> None:
+    """Of its session and function alone; and whether that runs or waits."""
+    old = visitors.call("s")
+    assert visitors.said() == "began"
+    other = visitors.call("s", name="other")
+    assert visitors.said() == "began"
+    waits = visitors.call("t")
+    until(lambda: len(functions.LINE.waiting) == 1)
+    newer = visitors.call("t")
+    assert waits.result().json() is None
+    newest = visitors.call("s")
+    assert old.result().json() is None and visitors.said() == "OvertakenError"
+    assert visitors.said() == "began"
+    visitors.page.release.set()
+    assert [one.result().json()["session"] for one in (other, newer, newest)] == ["s", "t", "s"]
+
+
+def test_who_leaves_is_computed_nothing(visitors: Visitors) -> None:
+    """Else a stranger's views hold places and cores without costing him a connection."""
+    leaving = [visitors.leaving(f"s{i}") for i in range(2)]
+    assert [visitors.said(), visitors.said()] == ["began", "began"]
+    waits = visitors.leaving("waits")
+    until(lambda: len(functions.LINE.waiting) == 1)
+    waits.close()
+    until(lambda: not functions.LINE.waiting)
+    for one in leaving:
+        one.close()
+    assert [visitors.said(), visitors.said()] == ["LeftError", "LeftError"]
+    until(lambda: not functions.LINE.running)
+    assert visitors.page.said.empty()

@@ -47,7 +47,7 @@ def test_the_address_opens_the_first_matrix_by_the_usual_scheme(file: Path, said
     shown = visit(**query)
     stored = Path(shown.record.file or "")
     assert shown.record.source == "file" and shown.record.file_tensor == "up" and not shown.missing
-    assert stored.read_bytes() == file.read_bytes() and stored.is_relative_to(uploads.store())
+    assert stored.read_bytes() == file.read_bytes() and uploads.of_visitor(str(stored)) == stored
     assert shown.record.schemes == Record.fresh().schemes
     assert visit(**query, file_tensor="down").record.file_tensor == "down"
     assert said == []
@@ -61,7 +61,7 @@ WITHOUT: list[tuple[dict[str, str], dict[str, str]]] = [
 
 def test_nobody_else_gets_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its secret name, and with it once others can reach the page: a built-in tensor, and why."""
-    address = address_of(opened.register(file))
+    address = address_of(name := opened.register(file))
     for query, environment in WITHOUT:
         with monkeypatch.context() as patch:
             for name, value in environment.items():
@@ -71,6 +71,8 @@ def test_nobody_else_gets_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) 
             assert shown.missing == NO_FILE
     limits.found_hosted("a request carries x-forwarded-for")  # it may be found out while the page runs
     assert visit(**address).record.source == "builtin" and visit(**address).missing
+    with pytest.raises(ValueError, match="drop it in again"):
+        uploads.of_visitor(str(opened.path_of(name)))
     with pytest.raises(ValueError, match=r"several\.npz"):
         opened.register(file)
 

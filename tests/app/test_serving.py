@@ -25,8 +25,6 @@ from typing import Any, cast
 import gradio as gr
 import httpx
 import pytest
-import uvicorn
-from gradio.http_server import Server
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.testclient import TestClient
@@ -39,6 +37,7 @@ from app.serving.values import CheckedBlocks
 from app.state import choices
 from explorer.progress import checkpoint
 from tests import loops
+from tests.app.acting import served
 
 
 def a_post(path: str, **more: Any) -> Any:
@@ -154,13 +153,6 @@ def test_an_address_that_cannot_be_read_is_refused(
     client: TestClient, query: str, headers: dict[str, str], status: int, path: str
 ) -> None:
     assert client.get(f"{path}?{query}", headers=headers).status_code == status
-
-
-def served(app: Any) -> tuple[Any, int]:
-    """A running server of ``app``, and its port."""
-    server = Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
-    server.run_in_thread()
-    return server, server.servers[0].sockets[0].getsockname()[1]
 
 
 def test_who_leaves_the_page_writes_no_log(caplog: pytest.LogCaptureFixture) -> None:

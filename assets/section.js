@@ -133,12 +133,13 @@ class Section {
     const mine = ++this.asked, slow = setTimeout(() => this.box.toggleAttribute('data-behind', this.drawn), 250);
     const answer = await this.call('view', explorer.query());
     clearTimeout(slow);
-    if (mine !== this.asked || !answer) return;
-    if (answer.waits) {
+    if (mine !== this.asked || answer.left) return;
+    if (answer.waits || answer.failed) {
       this.box.toggleAttribute('data-behind', this.drawn);
-      this.say(answer.waits, 'computing');
-      this.element.dispatchEvent(new CustomEvent('waits'));
-      this.again = setTimeout(() => { if (this.near) this.ask(); else this.stale = true; }, 400);
+      this.say(answer.waits || answer.refused, 'computing');
+      if (answer.waits) this.element.dispatchEvent(new CustomEvent('waits'));
+      const soon = answer.waits ? 400 : 3000;
+      this.again = setTimeout(() => { if (this.near) this.ask(); else this.stale = true; }, soon);
       return;
     }
     this.box.removeAttribute('data-behind');
@@ -152,9 +153,11 @@ class Section {
     this.behind();
   }
 
-  /* Call a server function; a failure is an answer too. */
-  call(name, given) {
-    return this.server[name](given).catch(() => ({refused: 'The server does not answer; what is shown stays.'}));
+  /* Call a server function. Gradio's client gives nothing for a refusal, as of a busy page: that is an answer
+     too. */
+  async call(name, given) {
+    const answer = await this.server[name](given).catch(() => null);
+    return answer || {failed: true, refused: 'The server is busy or does not answer; what is shown stays.'};
   }
 
   take(answer) {

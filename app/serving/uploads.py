@@ -207,11 +207,3 @@ def sweep_forever(every: float = 60) -> None:
             time.sleep(every)
 
     threading.Thread(target=run, daemon=True, name="sweep").start()
-
-
-def of_visitor(path: str) -> Path:
-    """The file in the store at ``path``, as the page was told it; ``ValueError`` for any other."""
-    found = Path(path).resolve()
-    if not found.is_file() or not found.is_relative_to(store().resolve()):
-        raise ValueError("this file is not here any more: drop it in again")
-    return found

@@ -62,9 +62,8 @@ class Page:
             raise {"value": ValueError, "defect": KeyError}[wrong](wrong)
         end = time.monotonic() + 60  # of a test that fails
         try:
-            while (
-                time.monotonic() < end and not self.release.is_set() and current_session() not in self.ended
-            ):
+            while not self.release.is_set() and current_session() not in self.ended:
+                assert time.monotonic() < end
                 checkpoint()
         except BaseException as error:
             self.said.put(type(error).__name__)

@@ -61,7 +61,7 @@ WITHOUT: list[tuple[dict[str, str], dict[str, str]]] = [
 
 def test_nobody_else_gets_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its secret name, and with it once others can reach the page: a built-in tensor, and why."""
-    address = address_of(name := opened.register(file))
+    address = address_of(secret := opened.register(file))
     for query, environment in WITHOUT:
         with monkeypatch.context() as patch:
             for name, value in environment.items():
@@ -72,7 +72,7 @@ def test_nobody_else_gets_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) 
     limits.found_hosted("a request carries x-forwarded-for")  # it may be found out while the page runs
     assert visit(**address).record.source == "builtin" and visit(**address).missing
     with pytest.raises(ValueError, match="drop it in again"):
-        uploads.of_visitor(str(opened.path_of(name)))
+        uploads.of_visitor(str(opened.path_of(secret)))
     with pytest.raises(ValueError, match=r"several\.npz"):
         opened.register(file)
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
-import uvicorn
-from gradio.http_server import Server
-
 from app.chosen import ChosenView, choose
 from app.link import Visited
 from app.link import visited as read_address
+
 from app.parts.views import View
 from app.state.record import Record
 from app.state.selection import Selection
@@ -80,18 +75,3 @@ def plots_of(view: View) -> list[str]:
 def unchanged(output: Any) -> bool:
     """Whether an output leaves its component as it is."""
     return isinstance(output, dict) and output == gr.skip()
-
-
-def served(app: Any) -> tuple[Any, int]:
-    """A running server of ``app``, and its port."""
-    server = Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
-    server.run_in_thread()
-    return server, server.servers[0].sockets[0].getsockname()[1]
-
-
-def until(holds: Callable[[], bool], what: Callable[[], str] = lambda: "it has not come about") -> None:
-    """Wait for something to come about, however busy the machine is; fail after a minute, when it hangs."""
-    end, never = time.monotonic() + 60, threading.Event()
-    while not holds():
-        assert time.monotonic() < end, what()
-        never.wait(0.02)

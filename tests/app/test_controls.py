@@ -8,9 +8,9 @@ from typing import Any
 
 import gradio as gr
 import pytest
+from app.parts.scheme_controls import show_scheme
 from hypothesis import given, settings
 
-from app.parts.scheme_controls import show_scheme
 from app.state.controls import (
     CODES,
     CONVENTIONS,

@@ -19,7 +19,7 @@ from app.serving.cores import share_of_cores
 from app.state.analyses import reported
 from app.state.gpu_lock import FairLock, locked_steps
 from explorer.threads import usable_threads
-from tests.app.acting import until
+from tests.app.servers import until
 
 
 @pytest.fixture(autouse=True)

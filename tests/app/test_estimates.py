@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from app.chosen import ChosenView
 
 from app import start
-from app.chosen import ChosenView
 from app.parts import views as views_module
 from app.serving import work
 from app.state import analyses

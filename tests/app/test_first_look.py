@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from app.link import says_fresh
 
 from app import first_look, limits
-from app.link import says_fresh
 from app.serving import opened
 from app.state.record import Record
 from app.state.selection import is_read

@@ -28,7 +28,7 @@ from app.serving.sessions import CurrentRequest, answering, current_session
 from app.state import visits
 from app.state.visits import visit
 from explorer.progress import checkpoint
-from tests.app.acting import served, until
+from tests.app.servers import served, until
 
 PATH = "/gradio_api/component_server"
 JSON = {"content-type": "application/json"}

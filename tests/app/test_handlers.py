@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from app.chosen import ChosenView, choose
 from safetensors.torch import save_file
 
 from app import limits
-from app.chosen import ChosenView, choose
 from app.parts import html, tensor_controls
 from app.sections import answer, compare, overview, sizes, take_away
 from app.serving import sessions, work

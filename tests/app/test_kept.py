@@ -29,7 +29,7 @@ from starlette.testclient import TestClient
 from app import limits
 from app.serving import addresses, guard, kept, listeners, uploads, waiting
 from tests import loops
-from tests.app.acting import until
+from tests.app.servers import until
 
 LONG = "x" * (addresses.NAME_LENGTH + 1)
 ODD = ("", LONG, "a b", "a\nb", "\x00", "é")

@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
-
 from app.link import NO_FILE
+
 from app.state.record import Record
 from tests.app.acting import did, plots_of, unchanged, visited
 

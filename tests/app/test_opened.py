@@ -10,9 +10,9 @@ from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 import pytest
+from app.link import NO_FILE, Visited, visited
 
 from app import limits
-from app.link import NO_FILE, Visited, visited
 from app.serving import opened, uploads
 from app.state.record import Record
 

@@ -37,7 +37,7 @@ from app.serving.values import CheckedBlocks
 from app.state import choices
 from explorer.progress import checkpoint
 from tests import loops
-from tests.app.acting import served
+from tests.app.servers import served
 
 
 def a_post(path: str, **more: Any) -> Any:

@@ -11,10 +11,10 @@ from typing import Any
 
 import gradio as gr
 import pytest
-
 from app.chosen import RecordView
 from app.parts.scheme_controls import SchemeView, show_scheme
 from app.parts.tensor_controls import TensorControls
+
 from app.parts.views import Event, Shown, StatusView, View, listen, shows
 from app.parts.widgets import TOGETHER
 from app.state.forms import Form

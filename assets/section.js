@@ -267,8 +267,8 @@ class Section {
 
   changed(target) {
     if ('upload' in target.dataset) return this.sendFile(target);
-    const {act, value} = target.dataset;  // a control that does an act instead of setting a key
-    if (act) return this.act(act, {value: value || target.value});
+    const {act} = target.dataset;  // a control that does an act instead of setting a key
+    if (act) return this.act(act, {value: target.dataset.value || target.value});
     const group = target.closest('[data-choice], [data-several]');
     const key = target.dataset.key || group?.dataset.choice || group?.dataset.several;
     if (!key) return;

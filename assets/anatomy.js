@@ -19,93 +19,67 @@ explorer.anatomy = {
   },
 
   /* part / whole in lowest terms; both are powers of two. */
-  share(part, whole) {
-    return part >= whole ? String(part / whole) : `1/${whole / part}`;
-  },
+  share: (part, whole) => part >= whole ? String(part / whole) : `1/${whole / part}`,
 
-  fieldsOf(format, code) {
-    return Object.fromEntries(format.fields.map(({name, high, low}) =>
-      [name, Math.floor(code / 2 ** low) % 2 ** (high - low + 1)]));
-  },
+  valueOf: ({high, low}, code) => Math.floor(code / 2 ** low) % 2 ** (high - low + 1),
 
   /* One caption below each field, in the order of the format's fields. */
   captions(format, code) {
-    const fields = this.fieldsOf(format, code);
-    return format.fields.map(field => this.caption(format, field, fields));
+    return format.fields.map(field => this.caption(format, field.name, this.valueOf(field, code)));
   },
 
-  caption(format, field, fields) {
-    const raw = fields[field.name], parts = 2 ** (format.fraction || 0);
-    switch (field.name) {
-      case 'sign': return format.kind === 'integer'
-        ? `−${this.share(2 ** (format.bits - 1), parts)}·${raw}` : raw ? 'sign −' : 'sign +';
-      case 'exponent': return this.exponentCaption(format, raw);
+  caption(format, name, raw) {
+    const parts = 2 ** (format.fraction || 0);
+    switch (name) {
+      case 'sign': return format.kind !== 'integer' ? `sign ${raw ? '−' : '+'}`
+        : `−${this.share(2 ** (format.bits - 1), parts)}·${raw}`;
+      case 'exponent':
+        return `exponent ${raw}, 2${explorer.numbers.raised((raw || format.kind === 'scale' ? raw : 1) - format.bias)}`;
       case 'mantissa': return `mantissa ${raw}/${2 ** format.mantissa}`;
-      case 'whole': return `+ ${raw}`;
       case 'fraction': return `+ ${raw}/${parts}`;
-      case 'value': return `+ ${raw}`;
+      case 'whole': case 'value': return `+ ${raw}`;
       case 'index': return `index ${raw}`;
       default: return 'not used';
     }
   },
 
-  exponentCaption(format, raw) {
-    const power = (raw || format.kind === 'scale' ? raw : 1) - format.bias;
-    return `exponent ${raw}, 2${explorer.numbers.raised(power)}`;
-  },
-
-  /* The value as arithmetic, in pieces that carry their field's colour. */
+  /* The value as arithmetic, in HTML whose pieces carry their field's colour. */
   formula(format, code) {
     const value = explorer.numbers.decode(format, code), equals = ' = ' + explorer.numbers.text(value);
     if (format.kind === 'codebook') {
-      const words = Number.isNaN(value) ? 'an index that is not used'
-        : `level ${code + 1} of ${format.count}, from a table` + equals;
-      return [this.piece(words)];
+      return Number.isNaN(value) ? 'an index that is not used'
+        : `level ${code + 1} of ${format.count}, from a table${equals}`;
     }
-    if (format.kind === 'integer') return this.integerFormula(format, code, equals);
-    if (!Number.isFinite(value)) {
-      return [this.piece('a special code', 'exponent'), this.piece(equals)];
-    }
-    return [...this.floatFormula(format, this.fieldsOf(format, code)), this.piece(equals)];
+    if (format.kind === 'integer') return this.integerFormula(format, code) + equals;
+    if (!Number.isFinite(value)) return this.piece('exponent', 'a special code') + equals;
+    return this.floatFormula(format, code) + equals;
   },
 
-  integerFormula(format, code, equals) {
-    const digits = [...explorer.numbers.binary(format, code)], parts = 2 ** format.fraction;
-    const pieces = digits.map((digit, i) => {
-      const size = 2 ** (format.bits - 1 - i);
-      return this.piece(`${i ? ' + ' : '−'}${size}·${digit}`, i ? 'value' : 'sign');
-    });
-    const kind = this.piece("two's complement: ", 'kind');
-    if (parts === 1) return [kind, ...pieces, this.piece(equals)];
-    return [kind, this.piece('('), ...pieces, this.piece(`) / ${parts}`), this.piece(equals)];
+  integerFormula(format, code) {
+    const parts = 2 ** format.fraction, pieces = [...explorer.numbers.binary(format, code)].map((digit, i) =>
+      this.piece(i ? 'value' : 'sign', `${i ? ' + ' : '−'}${2 ** (format.bits - 1 - i)}·${digit}`)).join('');
+    return "two's complement: " + (parts === 1 ? pieces : `(${pieces}) / ${parts}`);
   },
 
-  floatFormula(format, {sign, exponent, mantissa = 0}) {
-    const subnormal = !exponent && format.kind !== 'scale';
-    const power = this.piece('2', 'exponent'), raised = document.createElement('sup');
-    raised.textContent = `${subnormal ? 1 : exponent}−${format.bias}`;
-    power.append(raised);
-    if (format.kind === 'scale') return [power];
-    const share = `${mantissa}/${2 ** format.mantissa}`;
-    return [this.piece(sign ? '−' : '+', 'sign'), power, this.piece(' × '),
-      this.piece(subnormal ? share : `(1 + ${share})`, 'mantissa'),
-      ...(subnormal && mantissa ? [this.piece(' (subnormal)')] : [])];
+  floatFormula(format, code) {
+    const {sign, exponent, mantissa = 0} = Object.fromEntries(
+      format.fields.map(field => [field.name, this.valueOf(field, code)]));
+    const subnormal = !exponent && format.kind !== 'scale', share = `${mantissa}/${2 ** format.mantissa}`;
+    const power = this.piece('exponent', `2<sup>${subnormal ? 1 : exponent}−${format.bias}</sup>`);
+    if (format.kind === 'scale') return power;
+    return this.piece('sign', sign ? '−' : '+') + power + ' × '
+      + this.piece('mantissa', subnormal ? share : `(1 + ${share})`)
+      + (subnormal && mantissa ? ' (subnormal)' : '');
   },
 
-  piece(text, field = '') {
-    const span = document.createElement('span');
-    span.className = field;
-    span.textContent = text;
-    return span;
-  },
+  piece: (field, text) => `<span class="${field}">${text}</span>`,
 
   /* Effect of rounding on the number, in a sentence. */
   rounding(format, number, value) {
     const {numbers} = explorer;
     if (Number.isNaN(number)) return 'not a number';
-    if (Object.is(value, number) || value === number) return 'Stored exactly.';
-    const size = Math.abs(number);
-    if (format.kind !== 'codebook' && size > format.max) {
+    if (value === number) return 'Stored exactly.';
+    if (format.kind !== 'codebook' && Math.abs(number) > format.max) {
       return `${numbers.text(number)} lies beyond the range: saturated.`;
     }
     const share = this.relativeError(value, number);
@@ -124,9 +98,8 @@ explorer.anatomy = {
   },
 
   range(format) {
-    const {numbers} = explorer;
-    const least = format.levels ? format.levels[0] : -format.max;
-    if (least === -format.max) return '± ' + numbers.text(format.max, 4);
-    return `${numbers.text(least, 4)} … ${numbers.text(format.max, 4)}`;
+    const {numbers} = explorer, least = format.levels ? format.levels[0] : -format.max;
+    return least === -format.max ? '± ' + numbers.text(format.max, 4)
+      : `${numbers.text(least, 4)} … ${numbers.text(format.max, 4)}`;
   },
 };

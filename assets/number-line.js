@@ -12,43 +12,27 @@ explorer.numberLine = {
   },
 
   draw(playground) {
-    const {svg, numbers} = explorer, {state} = playground, rows = this.rows(playground);
-    const place = playground.parts.line, width = svg.widthOf(place);
+    const {svg, numbers} = explorer, {state, parts} = playground, rows = this.rows(playground);
+    const width = svg.widthOf(parts.line), height = this.TOP + this.ROWS + this.BOTTOM;
     this.row = this.ROWS / rows.length;
     this.scale = this.scaleOf(playground, width - this.LABEL - 14);
-    const {low, high} = this.scale, names = rows.map(format => format.name);
-    const still = [state.view, low, high, width, state.name, ...names].join();
-    if (place.still !== still) {
-      place.still = still;
-      this.drawStill(svg.sheet(place, this.TOP + this.ROWS + this.BOTTOM, ''), rows, state.name);
-    }
-    const sheet = place.querySelector('svg');
-    sheet.setAttribute('aria-label', `Values of ${rows.length} formats on a line, `
-      + `the number ${numbers.text(state.number)} marked`);
-    sheet.querySelector('.moving').replaceChildren(...this.moving(rows, state.number, width));
-  },
-
-  /* Parts that stay while the number moves: the axis, and each format's values. */
-  drawStill({sheet, width}, rows, chosen) {
-    this.drawAxis(sheet, this.TOP + this.ROWS);
-    rows.forEach((format, i) => this.drawRow(sheet, format, this.middleOf(i), width, format.name === chosen));
-    sheet.append(explorer.svg.node('g', {class: 'moving'}));
+    const label = `Values of ${rows.length} formats on a line, the number ${numbers.text(state.number)} marked`;
+    svg.show(parts.line, height, label, this.axis() + rows.map((format, i) =>
+      this.rowOf(format, i, width, format.name === state.name)).join('') + this.marker(rows, state.number, width));
   },
 
   middleOf(i) { return this.TOP + (i + 0.5) * this.row; },
 
   /* The number across all rows, and what each of them stores for it. */
-  moving(rows, number, width) {
-    if (Number.isNaN(number)) return [];
-    const {svg, numbers} = explorer, {at, low, high} = this.scale, bottom = this.TOP + this.ROWS;
-    const stored = rows.map(format => numbers.round(format, number));
+  marker(rows, number, width) {
+    if (Number.isNaN(number)) return '';
+    const {numbers} = explorer, {at, low, high} = this.scale;
     const x = Math.min(Math.max(at(Math.min(Math.max(number, low), high)), this.LABEL), width - 4);
-    return [
-      ...rows.map((format, i) => svg.node('circle', {class: 'stored', cx: at(stored[i]), cy: this.middleOf(i),
-        r: 4.5, fill: format.color})).filter((_, i) => stored[i] >= low && stored[i] <= high),
-      svg.node('line', {class: 'marker', x1: x, x2: x, y1: this.TOP - 6, y2: bottom}),
-      svg.node('text', {class: 'marker-text', x, y: 14, 'text-anchor': 'middle'}, numbers.text(number, 6)),
-    ];
+    const stored = rows.map(format => numbers.round(format, number));
+    return rows.map((format, i) => stored[i] < low || stored[i] > high ? '' : `<circle class="stored"
+        cx="${at(stored[i])}" cy="${this.middleOf(i)}" r="4.5" fill="${format.color}"/>`).join('')
+      + `<line class="marker" x1="${x}" x2="${x}" y1="${this.TOP - 6}" y2="${this.TOP + this.ROWS}"/>
+        <text class="marker-text" x="${x}" y="14" text-anchor="middle">${numbers.text(number, 6)}</text>`;
   },
 
   /* From a value to a place in pixels, and the values that the axis names. */
@@ -79,38 +63,35 @@ explorer.numberLine = {
     return {at, ticks, low: -(2 ** this.HIGHEST), high: 2 ** this.HIGHEST, log: true};
   },
 
-  drawAxis(sheet, bottom) {
-    const {svg, numbers} = explorer, {at, ticks, log} = this.scale;
-    for (const tick of ticks) {
-      const x = at(tick), place = {class: 'tick', x, y: bottom + 18, 'text-anchor': 'middle'};
-      const power = Math.log2(Math.abs(tick)), raised = log && tick && Math.abs(power) > 4;
-      sheet.append(svg.node('line', {class: 'grid', x1: x, x2: x, y1: this.TOP, y2: bottom}),
-        raised ? svg.power(tick < 0 ? '−2' : '2', power, place)
-          : svg.node('text', place, numbers.text(tick, 4)));
-    }
+  axis() {
+    const {svg, numbers} = explorer, {at, ticks, log} = this.scale, bottom = this.TOP + this.ROWS;
+    return ticks.map(tick => {
+      const x = at(tick), power = Math.log2(Math.abs(tick)), raised = log && tick && Math.abs(power) > 4;
+      return `<line class="grid" x1="${x}" x2="${x}" y1="${this.TOP}" y2="${bottom}"/>
+        <text class="tick" x="${x}" y="${bottom + 18}" text-anchor="middle">${
+          raised ? svg.power(tick < 0 ? '−2' : '2', power) : numbers.text(tick, 4)}</text>`;
+    }).join('');
   },
 
-  drawRow(sheet, format, y, width, chosen) {
-    const {svg} = explorer, {at, low, high} = this.scale, top = y - this.row / 2;
-    if (chosen) {
-      sheet.append(svg.node('rect', {class: 'chosen', x: 0, y: top, width, height: this.row, rx: 6}));
-    }
-    sheet.append(svg.node('text', {class: chosen ? 'name on' : 'name', x: 8, y: y + 4}, format.label));
-    const shown = format.levels.filter(level => level >= low && level <= high);
-    const ticks = shown.map(level => `M${at(level).toFixed(1)} ${y - 8}v16`).join('');
-    sheet.append(svg.node('path', {class: 'levels', d: ticks, stroke: format.color}));
+  /* The levels of a format that are shown. */
+  levels({levels}) {
+    return levels.filter(level => level >= this.scale.low && level <= this.scale.high);
+  },
+
+  rowOf(format, i, width, chosen) {
+    const y = this.middleOf(i), ticks = this.levels(format).map(level => `M${this.scale.at(level).toFixed(1)} ${y - 8}v16`);
+    return (chosen ? `<rect class="chosen" x="0" y="${y - this.row / 2}" width="${width}" height="${this.row}" rx="6"/>` : '')
+      + `<text class="name${chosen ? ' on' : ''}" x="8" y="${y + 4}">${format.label}</text>
+        <path class="levels" d="${ticks.join('')}" stroke="${format.color}"/>`;
   },
 
   /* The format and level under a place in the drawing, or null. */
   under(playground, event) {
     const box = playground.parts.line.getBoundingClientRect();
     const x = event.clientX - box.left, row = Math.floor((event.clientY - box.top - this.TOP) / this.row);
-    const format = this.rows(playground)[row];
-    if (!format || x < this.LABEL - 8) return null;
-    const {at, low, high} = this.scale;
-    const shown = format.levels.filter(level => level >= low && level <= high);
+    const format = this.rows(playground)[row], shown = format && x >= this.LABEL - 8 ? this.levels(format) : [];
     if (!shown.length) return null;
-    const distance = level => Math.abs(at(level) - x);
+    const {at} = this.scale, distance = level => Math.abs(at(level) - x);
     const level = shown.reduce((best, other) => distance(other) < distance(best) ? other : best);
     return {format, level, x: at(level), y: this.TOP + row * this.row};
   },
@@ -127,7 +108,7 @@ explorer.numberLine = {
       tip.style.left = Math.min(Math.max(found.x, 70), place.clientWidth - 70) + 'px';
       tip.style.top = found.y + 'px';
     });
-    place.addEventListener('pointerleave', () => tip.hidden = true);
+    place.addEventListener('pointerleave', () => { tip.hidden = true; });
     place.addEventListener('click', event => {
       const found = this.under(playground, event);
       if (!found) return;

@@ -2,8 +2,7 @@
    operation: sums, products and quotients of two float32 numbers round the same through a double). */
 explorer.row = {
   /* `row` of float32 numbers under `scheme`: {format, scaleFormat, block, asymmetric, exponent, perTensor,
-     clip}. `clip` multiplies the range of min-max; the string 'mse' searches for the one of least squared
-     error. Returns codes, restored values and blocks with their scale, zero point and levels' range. */
+     clip}. `clip` multiplies the range of min-max. Returns codes, restored values and blocks with their levels. */
   quantize(row, scheme) {
     const blocks = [], tensor = this.tensorScale(row, scheme);
     for (let start = 0; start < row.length; start += scheme.block) {
@@ -13,54 +12,19 @@ explorer.row = {
   },
 
   block(values, scheme, tensor) {
-    const whole = {low: Math.min(0, ...values), high: Math.max(0, ...values)};
-    if (scheme.clip !== 'mse') {
-      const factor = scheme.clip ?? 1;
-      return this.under(values, this.moved(whole, factor, factor), scheme, tensor);
-    }
-    return this.search(values, whole, scheme, tensor);
-  },
-
-  /* The least squared error of 80 narrower ranges; with a zero point each end moves by itself afterwards. */
-  search(values, whole, scheme, tensor) {
-    const ends = scheme.asymmetric ? [[1, 1], [1, 0], [0, 1]] : [[1, 1]];
-    let best = null, least = Infinity, low = 1, high = 1;
-    for (const [movesLow, movesHigh] of ends) {
-      for (let i = 0; i < 80; i++) {
-        const factor = Math.fround(1 - i / 100);
-        const [tryLow, tryHigh] = [movesLow ? factor : low, movesHigh ? factor : high];
-        const found = this.under(values, this.moved(whole, tryLow, tryHigh), scheme, tensor);
-        const error = this.squaredError(values, found.restored);
-        if (error < least) [best, least, low, high] = [found, error, tryLow, tryHigh];
-      }
-    }
-    return best;
-  },
-
-  moved({low, high}, lowFactor, highFactor) {
-    const times = (end, factor) => Math.fround(end * Math.fround(factor));
-    return {low: times(low, lowFactor), high: times(high, highFactor)};
-  },
-
-  squaredError(values, restored) {
-    return values.reduce((sum, value, i) => sum + Math.fround(restored[i] - value) ** 2, 0);
-  },
-
-  /* Codes of a block's values under a range. */
-  under(values, range, scheme, tensor) {
-    const scale = this.scaleOf(range, scheme, tensor), zero = this.zeroPoint(range, scale, scheme);
+    const clip = Math.fround(scheme.clip ?? 1), low = Math.fround(Math.min(0, ...values) * clip);
+    const scale = this.scaleOf(low, Math.fround(Math.max(0, ...values) * clip), scheme, tensor);
+    const zero = this.zeroPoint(low, scale, scheme);
     const codes = values.map(value => this.codeOf(value, scale, zero, scheme));
     const restored = codes.map(code => this.restore(code, scale, zero, scheme));
-    return {scale, zero, range, codes, restored, levels: this.levels(scale, zero, scheme)};
+    return {codes, restored, levels: this.levels(scale, zero, scheme)};
   },
 
-  scaleOf({low, high}, scheme, tensor) {
-    const amax = Math.max(-low, high), {format, scaleFormat} = scheme, {numbers} = explorer;
-    if (scheme.asymmetric ? high - low === 0 : amax === 0) return Math.fround(tensor ?? 1);
-    if (scheme.exponent) {
-      return 2 ** Math.max(numbers.exponentOf(amax) - numbers.exponentOf(format.max), -127);
-    }
-    let raw = scheme.asymmetric ? Math.fround(Math.fround(high - low) / (2 ** format.bits - 1))
+  scaleOf(low, high, {format, scaleFormat, asymmetric, exponent}, tensor) {
+    const amax = Math.max(-low, high), {numbers} = explorer;
+    if (asymmetric ? high - low === 0 : amax === 0) return Math.fround(tensor ?? 1);
+    if (exponent) return 2 ** Math.max(numbers.exponentOf(amax) - numbers.exponentOf(format.max), -127);
+    let raw = asymmetric ? Math.fround(Math.fround(high - low) / (2 ** format.bits - 1))
       : Math.fround(amax / format.max);
     if (tensor) raw = Math.fround(raw / tensor);
     const stored = numbers.round(scaleFormat, Math.max(raw, scaleFormat.levels?.find(v => v > 0)
@@ -69,13 +33,13 @@ explorer.row = {
   },
 
   /* NVFP4's scale over the whole tensor, null for other schemes. */
-  tensorScale(row, scheme) {
-    if (!scheme.perTensor) return null;
+  tensorScale(row, {perTensor, format, scaleFormat}) {
+    if (!perTensor) return null;
     const amax = Math.max(...row.map(Math.abs));
-    return amax ? Math.fround(amax / (scheme.format.max * scheme.scaleFormat.max)) : 1;
+    return amax ? Math.fround(amax / (format.max * scaleFormat.max)) : 1;
   },
 
-  zeroPoint({low}, scale, {format, asymmetric}) {
+  zeroPoint(low, scale, {format, asymmetric}) {
     if (!asymmetric) return 0;
     const least = -(2 ** (format.bits - 1));
     const zero = explorer.numbers.roundWhole(Math.fround(least - Math.fround(low / scale)));
@@ -95,9 +59,8 @@ explorer.row = {
   },
 
   /* Everything that the block's codes can stand for, ascending. */
-  levels(scale, zero, scheme) {
-    const {format} = scheme, kept = format.kind === 'integer' && !scheme.asymmetric
-      ? format.levels.slice(1) : format.levels;
+  levels(scale, zero, {format, asymmetric}) {
+    const kept = format.kind === 'integer' && !asymmetric ? format.levels.slice(1) : format.levels;
     return kept.map(level => (level - zero) * scale);
   },
 
@@ -108,8 +71,7 @@ explorer.row = {
   },
 
   /* Codes, scales and zero points, over the row's length. */
-  bits(row, scheme) {
-    const {format, scaleFormat, block, asymmetric, perTensor, exponent} = scheme;
+  bits(row, {format, scaleFormat, block, asymmetric, perTensor, exponent}) {
     const each = (exponent ? 8 : scaleFormat.bits) + (asymmetric ? format.bits : 0);
     const shared = Math.ceil(row.length / block) * each + (perTensor ? 32 : 0);
     return format.bits + shared / row.length;

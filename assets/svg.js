@@ -1,33 +1,22 @@
-/* Small helpers for the drawings of the place Learn. Text goes in as text, never as markup. */
+/* Drawings of the place Learn, made as text. What stands in them is the project's own: names of formats, and
+   numbers that `explorer.numbers.text` has written. */
 explorer.svg = {
-  /* An SVG element with attributes and, if given, text. */
-  node(name, attributes = {}, text = undefined) {
-    const node = document.createElementNS('http://www.w3.org/2000/svg', name);
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    if (text !== undefined) node.textContent = text;
-    return node;
-  },
-
   /* A text that reads base to the power of `exponent`, the exponent raised. */
-  power(base, exponent, attributes) {
-    const text = this.node('text', attributes, base);
-    const raised = {dy: '-0.45em', 'font-size': '0.75em'};
-    text.append(this.node('tspan', raised, String(exponent).replace('-', '−')));
-    return text;
+  power(base, exponent) {
+    const raised = String(exponent).replace('-', '−');
+    return `${base}<tspan dy="-0.45em" font-size="0.75em">${raised}</tspan>`;
   },
 
   /* The width of a place as it was last seen: to ask for it after a change would lay out the whole page. */
   widthOf(place) { return Math.max(place.seenWidth ?? place.clientWidth, 280); },
 
-  /* An empty drawing as wide as its place, in CSS pixels; `label` is what a screen reader says. */
-  sheet(place, height, label) {
+  /* Show a drawing as wide as its place, in CSS pixels; `label` is what a screen reader says. */
+  show(place, height, label, inside) {
     const width = this.widthOf(place);
-    const sheet = this.node('svg', {width, height, viewBox: `0 0 ${width} ${height}`, role: 'img',
-      'aria-label': label});
     place.style.minHeight = height + 'px';
-    const old = place.querySelector('svg');
-    if (old) old.replaceWith(sheet); else place.prepend(sheet);
-    return {sheet, width};
+    place.querySelector('svg')?.remove();
+    place.insertAdjacentHTML('afterbegin', `<svg width="${width}" height="${height}" role="img"
+      viewBox="0 0 ${width} ${height}" aria-label="${label}">${inside}</svg>`);
   },
 
   /* Draw again whenever the place gets another width (a resize, a tab that opens). */
@@ -46,4 +35,13 @@ explorer.svg = {
     const first = Math.ceil(low / step), last = Math.floor(high / step);
     return Array.from({length: Math.max(last - first + 1, 0)}, (_, i) => (first + i) * step);
   },
+};
+
+/* A chapter that is drawn in the browser: what the address says of its section goes to `read` alone. */
+explorer.chapter = (section, Chapter) => {
+  const chapter = new Chapter(section.element);
+  section.ask = () => {
+    section.stale = false;
+    chapter.read(explorer.query());
+  };
 };

@@ -1,23 +1,16 @@
-"""Data of each number format for the playground of ``assets/playground.js``, generated from ``FORMATS``."""
+"""One number in every format. ``assets/playground.js`` computes in the browser with facts of ``FORMATS``."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from app.parts import html
+from app.parts.section import Section
 from explorer.figures.style import FAMILY_COLORS, family
 from explorer.formats import FLOAT32, FORMATS, CodebookFormat, FloatFormat, Format, IntegerFormat
 from explorer.formats.code import parse_code
 from explorer.formats.floats import TruncatedFloat32
 from explorer.formats.integers import FixedPointFormat
-
-ON_LOAD = "explorer.playground.start(element)"
-
-
-def playground() -> str:
-    """The playground's markup; ``explorer.playground.start`` brings it to life."""
-    return html.render("learn/playground", facts=format_facts())
 
 
 def format_facts() -> list[dict[str, Any]]:
@@ -35,8 +28,7 @@ def _facts(fmt: Format) -> dict[str, Any]:
         "color": FAMILY_COLORS[family(fmt)],
         "family": family(fmt),
         "fields": [{"name": f.name, "high": f.high, "low": f.low} for f in fmt.fields],
-        "note": fmt.note,
-        "nan": _nan_code(fmt),
+        "nan": parse_code("nan", fmt) if fmt.has_nan else None,
         "scaleOnly": fmt.scale_only,
         **_encoding(fmt),
     }
@@ -67,11 +59,16 @@ def _encoding(fmt: Format) -> dict[str, Any]:
     return {"kind": "integer", "fraction": getattr(fmt, "fraction", 0)}
 
 
-def _nan_code(fmt: Format) -> int | None:
-    return parse_code("nan", fmt) if fmt.has_nan else None
-
-
 def _jsonable(value: float) -> float | str:
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+SECTION = Section(
+    name="formats",
+    title="One number",
+    follows=("format", "number", "code"),
+    script="explorer.playground",
+    shares={"facts": format_facts()},
+)

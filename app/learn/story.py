@@ -6,9 +6,7 @@ import json
 from dataclasses import dataclass
 
 from app.learn.playground import format_facts
-from app.parts import html
-
-ON_LOAD = "explorer.story.start(element)"
+from app.parts.section import Section
 
 ROW = (
     0.31, -0.52, 0.13, 0.74, -0.27, -0.91, 0.45, 0.06, -0.63, 0.22, -0.11, 0.58, -0.38, 0.83, -0.19, -0.7,
@@ -124,11 +122,6 @@ STEPS = (
 )
 
 
-def story() -> str:
-    """The story's markup; ``explorer.story.start`` brings it to life."""
-    return html.render("learn/story", steps=STEPS, data=story_data())
-
-
 def story_data() -> dict[str, object]:
     """The row, the steps' schemes and the formats that they name, as JSON for ``assets/story.js``."""
     steps = [
@@ -141,12 +134,15 @@ def story_data() -> dict[str, object]:
         }
         for step in STEPS
     ]
-    named = {"float16", "float32", "float8_e4m3fn", *_formats_of(steps)}
-    formats = {f["name"]: f for f in format_facts() if f["name"] in named}
+    text = json.dumps(steps)
+    formats = {f["name"]: f for f in format_facts() if f'"{f["name"]}"' in text}
     return {"row": ROW, "outlierAt": OUTLIER_AT, "steps": steps, "formats": formats}
 
 
-def _formats_of(steps: list[dict[str, object]]) -> set[str]:
-    """The formats named anywhere in the steps."""
-    text = json.dumps(steps)
-    return {str(fact["name"]) for fact in format_facts() if f'"{fact["name"]}"' in text}
+SECTION = Section(
+    name="story",
+    title="A guided story",
+    follows=("step",),
+    script="explorer.story",
+    shares={"steps": STEPS, "data": story_data()},
+)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from app.parts import html
+from app.parts import html, section
+from app.parts.controls import MultiSelect
 from app.parts.views import Control, Shown, StatusView, listen
 from app.parts.widgets import PRIVATE, QUIET, RunButtons, block, stop_button
 from app.state.analyses import each, reported
 from app.state.files import fresh_folder
+from app.state.query import Query
 from explorer.figures.style import file_name
 from explorer.progress import Progress
 from explorer.reports import Content, command_of, write
@@ -101,6 +103,19 @@ def report_steps(compose: Compose, kinds: Sequence[str]) -> Generator[ReportView
         files=gr.update(value=found.paths, visible=True),
         command=html.commands([found.command]),
     )
+
+
+REPORT_KINDS = MultiSelect(key="kinds", label="Files", usual=HTML, options=KINDS, linked=False)
+
+
+def report_slots(query: Query, compose: Compose) -> Iterator[section.Shown]:
+    """Make a report of the kinds of files that the query asks for: progress in the slot "status", files and
+    command in "report"."""
+    yield {"report": ""}  # the one before is not of what is chosen now
+    steps = steps_of(compose, REPORT_KINDS.of(query), fresh_folder())
+    found = yield from each(steps, lambda words: {"status": html.status(words)})
+    files = html.downloads([Path(path) for path in found.paths])
+    yield {"report": f"{files}{html.commands([found.command])}{html.note(found.left_out)}"}
 
 
 def build_report(handler: Any, inputs: Sequence[Control], api_name: str, about: str) -> None:

@@ -1,8 +1,8 @@
 """The places of the page: TITLE, NAME (also in links) and ``SECTIONS``. ``PLACES`` is their order."""
 
-from app.places import model, tensor
+from app.places import learn, model, tensor
 
-PLACES = (tensor, model)
+PLACES = (learn, tensor, model)
 
 NAMES = {
     "tensor": ("tensor", ""),

@@ -14,6 +14,8 @@ from explorer.checkpoints.diff import Diff
 from explorer.methods.evaluate import Outcome
 from explorer.recordings.files import Recording
 from explorer.recordings.gemm import GemmTiming
+from explorer.reports.training import Settings
+from explorer.training.digits import Trained
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,14 @@ class Owner:
     activations: str = ""
 
 
+@dataclass(frozen=True)
+class TrainedNetworks:
+    """Networks that a visitor has trained so far, and what the run was asked for."""
+
+    settings: Settings
+    results: tuple[Trained, ...]
+
+
 @dataclass
 class ComparedCheckpoints:
     """A comparison of the checkpoints that are called ``names``, and its files once they are written."""
@@ -59,6 +69,7 @@ class VisitData:
     gemm_timings: products that were timed for the visitor.
     surveys: files of surveys that were made here, by the model's place and revision.
     compared: the two checkpoints that the visitor's last run compared.
+    trained: networks of the visitor's last training.
     """
 
     opened_recordings: tuple[OpenedRecording, ...] = ()
@@ -66,6 +77,7 @@ class VisitData:
     gemm_timings: Recording[GemmTiming] | None = None
     surveys: dict[tuple[str, str], Path] = field(default_factory=dict)
     compared: ComparedCheckpoints | None = None
+    trained: TrainedNetworks | None = None
 
 
 _visits: OrderedDict[str, VisitData] = OrderedDict()

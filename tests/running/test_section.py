@@ -16,9 +16,9 @@ from urllib.parse import urlencode
 import gradio as gr
 import pytest
 import torch
+from app.link import visited
 
 from app import limits
-from app.link import visited
 from app.parts import texts as text_columns
 from app.sections import run, survey
 from app.state.record import Record

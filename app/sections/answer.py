@@ -31,6 +31,7 @@ from app.state.memo import Memo
 from app.state.query import Query
 from app.state.record import Record, goal_now, listing, shape_of
 from app.state.selection import file_source, matrix_of, tensor_key
+from app.state.visits import visit
 from app.theme import plot_data
 from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
 from explorer.analysis.answer import Answer, Phrase, answer, differences, footnote, sample_words, short
@@ -397,8 +398,15 @@ def _filling_whole(
 def fill(query: Query) -> Iterator[Shown]:
     """Compute what the first screen waits for; kept for the next visit."""
     chosen = query.record
-    for said in analysing(chosen):
-        yield {"status": html.status(said)}
+    tried, failed = (tensor_key(chosen), chosen.schemes), visit().failed
+    failed.pop(tried, None)
+    try:
+        for said in analysing(chosen):
+            yield {"status": html.status(said)}
+    except (ValueError, OSError) as error:
+        failed[tried] = page_words(str(error))
+        yield {"tick": COMPLETE}
+        return
     looked = 0.0
     for done, total in filling(chosen):
         checkpoint()
@@ -470,7 +478,7 @@ def view(query: Query) -> Shown:
     except (ValueError, OSError) as error:
         return {
             **dict.fromkeys(("head", "frontier", "listed", "elsewhere", "picture"), ""),
-            "said": html.status(page_words(str(error))),
+            "said": html.render("not_read", why=page_words(str(error))),
             "goals": html.goals(list(GOALS.values()), GOALS[DEFAULT]),
             "samples": _samples(chosen),
             "tick": COMPLETE,

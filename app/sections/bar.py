@@ -92,7 +92,12 @@ def _after(held: Record, act: Mapping[str, Any]) -> Record:
         return next_record(held, act, held.file)
     path = str(uploads.of_visitor(str(act.get("path") or "")))
     first = first_of_file(held, path)
-    return first if estimated(first) is not None else next_record(held, act, path)
+    try:
+        if estimated(first) is not None:
+            return first
+    except ValueError:  # the whole file is read, to say exactly why, or to find a tensor that can be shown
+        pass
+    return next_record(held, act, path)
 
 
 def _with_goal(held: Record, wanted: Record) -> Record:

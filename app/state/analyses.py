@@ -18,6 +18,7 @@ from app.state.gpu_lock import gpu_lock
 from app.state.layers import own_layer
 from app.state.memo import Memo
 from app.state.selection import Selection, file_source, is_read, matrix_of, tensor_key
+from app.state.visits import visit
 from explorer import SourceError
 from explorer.analysis.report import Report, sqnr_of
 from explorer.analysis.sliced import analyse_anywhere
@@ -66,7 +67,9 @@ QUICK = 1 << 20
 
 
 def at_hand(chosen: Selection) -> bool:
-    """True if ``analyses_of`` takes no longer than a moment."""
+    """True if ``analyses_of`` takes no longer than a moment. ``SourceError`` if it has failed."""
+    if (why := visit().failed.get((tensor_key(chosen), chosen.schemes))) is not None:
+        raise SourceError(why)
     if all(_ANALYSES.peek(_key(chosen, recipe)) is not None for recipe in chosen.recipes):
         return is_read(chosen)
     if any(recipe.method for recipe in chosen.recipes):

@@ -75,6 +75,7 @@ class VisitData:
     opened_recordings: tuple[OpenedRecording, ...] = ()
     method_results: Owner | None = None
     gemm_timings: Recording[GemmTiming] | None = None
+    failed: dict[Hashable, str] = field(default_factory=dict)
     surveys: dict[tuple[str, str], Path] = field(default_factory=dict)
     compared: ComparedCheckpoints | None = None
     trained: TrainedNetworks | None = None

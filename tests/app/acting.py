@@ -1,17 +1,17 @@
-"""Acts, selections and links as a page sends them, and what of an answer a test looks at."""
+"""Acts, records and addresses as a page sends them, and what of an answer a test looks at."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from typing import Any
 
-import gradio as gr
-from app.chosen import ChosenView, choose
-from app.link import Visited
-from app.link import visited as read_address
+import plotly.graph_objects as go
 
-from app.parts.views import View
+from app.parts.section import Shown
+from app.sections import answer, bar
+from app.state.query import Query, texts_of
 from app.state.record import Record
 from app.state.selection import Selection
 
@@ -21,57 +21,37 @@ def selection(**changes: Any) -> tuple[Any, ...]:
     return dataclasses.astuple(Selection(**changes))
 
 
-def views_of(
-    *acts: dict[str, Any], upload: str | None = None, whole: bool = False, sampled: bool = False, **held: Any
-) -> Any:
-    """The views of a run of ``choose``, on a page that shows ``held``."""
-    text = json.dumps({"number": 7, "whole": whole, "acts": acts} | ({"sampled": True} if sampled else {}))
-    return choose(text, upload, *dataclasses.astuple(Record(**held)))
+def query_of(**held: Any) -> Query:
+    """The query of a page that shows the record ``held``; as ``Record`` has it for what is not said."""
+    record = Record(**held)
+    texts = texts_of(record) | {"scheme": record.scheme, "second": record.second, "file": record.file or ""}
+    return Query({key: text for key, text in texts.items() if text or key == "second"})
 
 
-def did(*acts: dict[str, Any], **asked: Any) -> ChosenView:
-    """All that the page shows after ``acts``, as one view: each view of a run leaves what it does not say."""
-    seen = ChosenView.unchanged()
-    for view in views_of(*acts, **asked):
-        seen = _over(seen, view)
-    return seen
+def did(*acts: dict[str, Any], **held: Any) -> Record:
+    """The record after ``acts`` on a page that shows ``held``."""
+    query = query_of(**held)
+    return Query({**query, **bar.choose(query, {"acts": list(acts)})}).record
 
 
-def _over(before: View, after: View) -> Any:
-    values = {
-        f.name: _over(old, new) if isinstance(new, View) else old if unchanged(new) else new
-        for f in dataclasses.fields(after)
-        for old, new in [(getattr(before, f.name), getattr(after, f.name))]
-    }
-    return type(after)(**values)
+def shown(**held: Any) -> dict[str, Any]:
+    """What the first screen shows of a record."""
+    return dict(answer.view(query_of(**held)))
 
 
-def shown(position: tuple[int, int] | None = None, **held: Any) -> ChosenView:
-    """What the page shows of a record from its beginning."""
-    element = "" if position is None else f"{position[0]},{position[1]}"
-    scheme = held.get("scheme", Record().scheme)
-    return did({"do": "scheme", "text": scheme}, whole=True, element=element, **held)
+def figures_of(slots: Shown) -> list[str]:
+    """The figures among slots, as they go over the wire."""
+    return [value.to_json() for value in slots.values() if isinstance(value, go.Figure)]
 
 
-def visited(query: str, upload: str | None = None, first: bool = False, opened: Any = ()) -> Visited:
-    """What an address says, on a page that shows what a fresh one does."""
-    return read_address(query, Record(), upload, first, opened)
-
-
-def last(steps: Any) -> Any:
-    """The last state of a generator, later views laid over earlier ones."""
-    state: Any = None
+def ran(steps: Iterable[Shown]) -> dict[str, Any]:
+    """What a run has shown at its end: later steps laid over earlier ones."""
+    state: dict[str, Any] = {}
     for step in steps:
-        shown = {name: value for name, value in vars(step).items() if not unchanged(value)}
-        state = dataclasses.replace(state, **shown) if state else step
+        state |= step
     return state
 
 
-def plots_of(view: View) -> list[str]:
-    """The figures among a view's outputs, as they go over the wire."""
-    return [output for output in view.in_order() if isinstance(output, str) and output.startswith('{"data"')]
-
-
-def unchanged(output: Any) -> bool:
-    """Whether an output leaves its component as it is."""
-    return isinstance(output, dict) and output == gr.skip()
+def traces(figure: Any) -> list[dict[str, Any]]:
+    """The traces of a figure of a slot."""
+    return list(json.loads(figure if isinstance(figure, str) else figure.to_json())["data"])

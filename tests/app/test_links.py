@@ -4,108 +4,127 @@ than its sender, without a word."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
-from app.link import NO_FILE
+import pytest
 
+from app import ui
+from app.places import NAMES, PLACES
+from app.sections import answer
+from app.sections.bar import unknown_keys
+from app.serving.sessions import CurrentRequest, answering
+from app.state.query import NO_FILE, Query, texts_of
 from app.state.record import Record
-from tests.app.acting import did, plots_of, unchanged, visited
+from tests.app.acting import query_of, ran, shown
 
-
-def test_a_links_recipe() -> None:
-    """The survey, its signal, the budget and what it is kept to; the usual ones for what is not said."""
-    query = {"survey": "all-MiniLM-L6-v2", "budget": "4.25", "for": "gguf"}
-    seen = visited(urlencode(query | {"keep": "layer.0."})).kept
-    assert (seen.survey, seen.budget["value"]) == ("all-MiniLM-L6-v2", 4.25)
-    assert (seen.budget["minimum"], seen.budget["maximum"]) == (0, 32), "not the ends of the recipe before"
-    assert (seen.target["value"], seen.keep) == ("gguf", "layer.0.")
-    assert seen.inputs == "none" and visited("inputs=int8_row").kept.inputs == "int8_row"
-    assert visited("inputs=int8_row&for=gguf").kept.target["value"] == "compressed-tensors"
-    back = visited("").kept
-    assert (back.survey, back.budget["value"]) == ("all-MiniLM-L6-v2", 4.5)
-    assert (back.target["value"], back.keep) == ("compressed-tensors", "")
-    assert (back.by, back.batch) == ("bits", 1) and visited("for=any").kept.target["value"] == "any"
-    timed = visited("by=time&batch=16&budget=250.5&for=any").kept
-    assert (timed.by, timed.batch, timed.budget["value"]) == ("time", 16, 250.5)
-    assert "µs" in timed.budget["label"] and timed.budget["maximum"] > 1e6
-    assert visited("by=time&batch=16").kept.budget["value"] == 0, "the middle"
-    own = visited("survey=own", first=True)
-    assert unchanged(own.kept.survey) and own.missing, "a survey of one's own stays open"
-
-
-def test_a_link_that_cannot_be_shown_shows_a_fresh_page() -> None:
-    out = did({"do": "visit", "query": "?source=model&model=/nonexistent/x&layer=w&scheme=nvfp4"}, whole=True)
-    assert out.notice and out.record.source == "builtin" and plots_of(out)
-    assert (out.record.scheme, out.record.second) == Record.fresh().schemes
-
-
-LINKS: list[tuple[dict[str, str], list[str]]] = [
-    ({}, []),
-    ({"scheme": "nvfp4", "sample": "mlp_down", "tab": "speed"}, []),
-    ({"tab": "what"}, ["tab 'what'"]),
-    ({"sample": "zzz"}, ["sample 'zzz'"]),
-    ({"source": "moon"}, ["source 'moon'"]),
-    ({"source": "file"}, []),
-    ({"scheme": "zzz"}, ["scheme"]),
-    ({"second": "zzz"}, ["scheme"]),
-    ({"scheme": "nvfp4", "second": "nvfp4"}, ["as A and as B"]),
-    ({"second": "nvfp4", "row": "3", "column": "4", "tab": "learn"}, []),
-    ({"range": "0.31", "shape": "1x8192x8192", "k": "640"}, []),
-    ({"range": "7", "shape": "<b>", "m": "-3"}, ["range '7'", "shape '<b>'", "m '-3'"]),
-    ({"row": "x", "column": "4"}, ["row 'x'"]),
-    ({"budget": "4.5", "for": "awq", "ranked": "weight", "fuse": "true"}, []),
-    ({"budget": "1e3", "for": "tar", "survey": "x"}, ["budget '1e3'", "survey 'x'", "for 'tar'"]),
-    ({"inputs": "int4_row"}, ["inputs 'int4_row'"]),
-    ({"by": "time", "batch": "16", "budget": "250", "for": "any"}, []),
-    ({"by": "weight", "batch": "3"}, ["by 'weight'", "batch '3'"]),
-    ({"by": "time", "batch": "16", "budget": "4.5", "for": "any"}, ["budget '4.5'"]),
-    ({"budget": "20"}, ["2.53 to 8.07"]),
-    ({"budget": "2.4"}, ["budget '2.4'"]),
-    ({"budget": "20", "for": "gguf"}, ["4.25"]),
-    ({"budget": "2.4", "for": "any"}, []),
-    ({"budget": "8.06", "keep": "encoder.layer.0.*"}, []),
-    ({"pear": "1", "__theme": "dark", "utm_source": "x", "view": "api", "opened": "x"}, ["'pear'"]),
-    ({"pear": ""}, ["'pear'"]),
+LINKS: list[tuple[dict[str, str], dict[str, str]]] = [
+    ({}, {}),
+    ({"scheme": "nvfp4", "sample": "mlp_down", "tab": "speed"}, {}),
+    ({"sample": "zzz"}, {"sample": "mlp_up"}),
+    ({"source": "moon"}, {"source": "builtin"}),
+    ({"source": "file"}, {"source": NO_FILE}),
+    ({"scheme": "zzz"}, {"scheme": "zzz"}),
+    ({"second": "zzz"}, {"second": "zzz"}),
+    ({"scheme": "nvfp4", "second": "nvfp4"}, {"second": "as A and as B"}),
+    ({"second": "nvfp4", "row": "3", "column": "4"}, {}),
+    ({"row": "x", "column": "4"}, {"row": "whole number"}),
+    ({"goal": "nonsense"}, {"goal": "4-bit"}),
+    ({"list": "nvfp4,zzz"}, {"list": "schemes"}),
 ]
 
 
 def test_what_a_link_cannot_show_is_said() -> None:
     """Else its receiver takes the defaults for what the sender saw, and the next copy has the same defect."""
     for query, words in LINKS:
-        seen = visited(urlencode(query), first=True)
-        told = [NO_FILE] if query.get("source") == "file" else words
-        assert bool(seen.missing) == bool(told) and all(part in seen.missing for part in told), query
-        assert len(seen.dropped) == len(words) and set(seen.dropped) <= set(query), query
+        seen = Query(query)
+        assert isinstance(seen.record, Record)
+        assert seen.problems.keys() == words.keys(), query
+        assert all(words[key] in said for key, said in seen.problems.items()), query
 
 
-KEPT: list[tuple[dict[str, str], tuple[Any, ...]]] = [
-    ({}, (0.5, None, 512, 1536, 384)),
-    ({"range": "0.31", "shape": "1x8192x8192", "k": "640"}, (0.31, "1×8192×8192", 512, 1536, 640)),
-    ({"shape": "layer-decode", "m": "1", "range": "1"}, (1.0, "layer-decode", 1, 1536, 384)),
-    ({"range": "7", "shape": "<b>", "m": "-3", "n": "1.5", "k": "0"}, (0.5, None, 512, 1536, 384)),
-    ({"range": "nan", "shape": "0x1x1", "m": "", "n": "9" * 20}, (0.5, None, 512, 1536, 384)),
-]
+CONTROLS = [(place.NAME, one) for place in PLACES for section in place.SECTIONS for one in section.controls]
 
 
-def test_back_leads_to_a_tensor_of_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("control", [one for _, one in CONTROLS], ids=lambda one: one.key)
+def test_a_control_reads_its_usual_value_and_refuses_nonsense(control) -> None:  # type: ignore[no-untyped-def]
+    """Every control of every section: the usual value is valid and says nothing; what is no value is said,
+    with what is accepted, and the usual one is shown."""
+    usual = control.of(Query({}))
+    for nonsense in ("\u2603", "-1e99", "[" * 500):
+        query = Query({control.key: nonsense})
+        found = control.of(query)
+        assert found == usual or not query.problems
+        assert query.problems.keys() <= {control.key}
+        assert all(len(said) > 20 for said in query.problems.values())
+
+
+def test_keys_that_no_section_reads_are_named() -> None:
+    """A mistyped key would be dropped without a word. Those of earlier versions say nothing."""
+    known = {key for place in PLACES for section in place.SECTIONS for key in section.keys}
+    assert unknown_keys(
+        Query({"pear": "1", "tab": "model", "ranked": "x", "utm_source": "x"}), known
+    ).keys() == {"pear"}
+    (said,) = set(unknown_keys(Query(dict.fromkeys("abcde", "1")), known).values())
+    assert "'a'" in said and "2 more" in said
+    assert {place for place, _ in NAMES.values()} <= {place.NAME for place in PLACES}
+
+
+def test_a_record_and_its_address_are_one() -> None:
+    """What is written of a record is read as the same one, and a fresh page writes nothing."""
+    assert not any(texts_of(Record.fresh()).values())
+    for record in (
+        Record.fresh(),
+        Record(scheme="nvfp4", second="mxfp4", element="3,4", goal="8-bit", shortlist="nvfp4,int8_row"),
+        Record(sample="mlp_down", scheme="nvfp4", second=""),
+        Record(source="model", model="owner/name", revision="main", layer="a.weight", scheme="int8_row"),
+    ):
+        texts = {key: text for key, text in texts_of(record).items() if text}
+        assert Query(dict(parse_qsl(urlencode(texts)))).record == record
+
+
+def test_a_query_takes_texts_alone() -> None:
+    """Values of other kinds come from programs alone."""
+    for given in (None, [], {"a": 1}, {"a": "x" * 70_000}, {str(i): "" for i in range(101)}, {1: "a"}):
+        with pytest.raises(ValueError, match="text"):
+            Query(given)
+
+
+def test_a_link_that_cannot_be_shown_says_why() -> None:
+    """The bar names what was asked for, and nothing of another tensor stands beside it."""
+    asked = {"source": "model", "model": "/nonexistent/x", "layer": "w", "scheme": "nvfp4"}
+    with answering(CurrentRequest("mine")):
+        assert ran(answer.fill(query_of(**asked)))["tick"] == answer.COMPLETE
+        slots = shown(**asked)
+    assert "/nonexistent/x" in slots["said"] and not slots["frontier"] and not slots["listed"]
+
+
+def test_back_leads_to_a_tensor_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link from outside cannot carry the file; of one that another replaced, the tensor is said."""
-    back = visited("?source=file&file_tensor=b", upload="f.npz")
-    assert (back.record.source, back.record.file, back.record.file_tensor) == ("file", "f.npz", "b")
-    outside = visited("?source=file&file_tensor=b", first=True)
-    assert outside.record.source == "builtin" and outside.missing == NO_FILE
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     np.save(path := tmp_path / "second.npy", np.ones((4, 4), np.float32))
-    other = visited("?source=file&file_tensor=first", upload=str(path))
-    assert (other.record.source, other.record.file_tensor) == ("file", "second")
-    assert "'first'" in other.missing and "second.npy" in other.missing
-    assert not visited("?source=file&file_tensor=second", upload=str(path)).missing
+    asked = {"source": "file", "file": str(path)}
+    right = Query(asked | {"file_tensor": "second"})
+    assert (right.record.source, right.record.file) == ("file", str(path)) and not right.problems
+    other = Query(asked | {"file_tensor": "first"})
+    assert other.record.file_tensor == "second"
+    assert "'first'" in other.problems["file_tensor"] and "second.npy" in other.problems["file_tensor"]
+    assert Query(asked).record.file_tensor == "second"
+    outside = Query(asked | {"file": "/etc/passwd"})
+    assert outside.record.source == "builtin" and outside.problems
 
 
 def test_a_page_without_a_link_compares_two() -> None:
-    """A link that names one scheme has one, and a link's goal is one that there is."""
-    fresh = visited("").record
+    """A link that names one scheme has one."""
+    fresh = Query({}).record
     assert (fresh.scheme, fresh.second) == ("int4_group128_asym", "nvfp4")
-    assert visited("scheme=nvfp4").record.second == "" and visited("second=mxfp4").record.second == "mxfp4"
-    link = visited("goal=nonsense")
-    assert link.record.goal == "" and link.missing and link.dropped == ("goal",)
+    assert (
+        Query({"scheme": "nvfp4"}).record.second == "" and Query({"second": "mxfp4"}).record.second == "mxfp4"
+    )
+
+
+def test_each_section_is_one_component() -> None:
+    """At most 120 components and 90 listeners: the page's time to open grows with them."""
+    built = ui.build()
+    assert len(built.blocks) <= 120 and len(built.fns) <= 90
+    assert sum(len(section.title) > 0 for place in PLACES for section in place.SECTIONS) <= 16

@@ -6,14 +6,14 @@ If these fail, a visitor sees a file of somebody else, or the owner's address sh
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
-from app.link import NO_FILE, Visited, visited
 
 from app import limits
 from app.serving import opened, uploads
+from app.state.query import NO_FILE, Query
 from app.state.record import Record
 
 
@@ -33,8 +33,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def visit(**query: str) -> Visited:
-    return visited(urlencode(query), Record(), None, first=True)
+def visit(**query: str) -> Query:
+    return Query(query)
 
 
 def address_of(name: str) -> dict[str, str]:
@@ -46,7 +46,7 @@ def test_the_address_opens_the_first_matrix_by_the_usual_scheme(file: Path, said
     query = address_of(opened.register(file))
     shown = visit(**query)
     stored = Path(shown.record.file or "")
-    assert shown.record.source == "file" and shown.record.file_tensor == "up" and not shown.missing
+    assert shown.record.source == "file" and shown.record.file_tensor == "up" and not shown.problems
     assert stored.read_bytes() == file.read_bytes() and uploads.of_visitor(str(stored)) == stored
     assert shown.record.schemes == Record.fresh().schemes
     assert visit(**query, file_tensor="down").record.file_tensor == "down"
@@ -68,9 +68,9 @@ def test_nobody_else_gets_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) 
                 patch.setenv(name, value)
             shown = visit(**address | query)
             assert shown.record.source == "builtin" and shown.record.file is None, (query, environment)
-            assert shown.missing == NO_FILE
+            assert shown.problems == {"source": NO_FILE}
     limits.found_hosted("a request carries x-forwarded-for")  # it may be found out while the page runs
-    assert visit(**address).record.source == "builtin" and visit(**address).missing
+    assert visit(**address).record.source == "builtin"
     with pytest.raises(ValueError, match="drop it in again"):
         uploads.of_visitor(str(opened.path_of(secret)))
     with pytest.raises(ValueError, match=r"several\.npz"):
@@ -85,4 +85,4 @@ def test_the_file_may_be_left_or_gone(file: Path) -> None:
     opened.path_of(name).unlink()
     file.unlink()
     shown = visit(**address)
-    assert shown.record.source == "builtin" and shown.missing.startswith("several.npz")
+    assert shown.record.source == "builtin" and shown.problems["source"].startswith("several.npz")

@@ -149,7 +149,7 @@ Object.assign(explorer, {
   },
 
   inspect(row, column) {
-    explorer.choose({do: 'element', row, column});
+    explorer.set({row: `${row}`, column: `${column}`});
     setTimeout(() => explorer.arrive('element'));
   },
 

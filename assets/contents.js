@@ -65,14 +65,6 @@ explorer.contents = {
   },
 };
 
-/* A button with `data-largest` leads to the element where A or B errs most, wherever it stands. */
-document.addEventListener('click', event => {
-  const side = event.target.closest('[data-largest]')?.dataset.largest;
-  if (!side) return;
-  explorer.choose({do: 'largest', side});
-  if (!event.target.closest('#element')) explorer.openSection('element');
-});
-
 /* Pixels across a figure's card on a sheet of A4 or Letter: a wider figure is made smaller. */
 const PAPER = 640;
 

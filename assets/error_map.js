@@ -144,13 +144,72 @@ explorer.errorMap = {
     return explorer.words.number(explorer.errorMap.value(meta.scale, codes[down][right]), 2);
   },
 
-  /* Arrow keys move the inspected element while the map has the focus, which a click gives it. */
-  focusable(plot) {
+  /* --- the inspected element -------------------------------------------------------------------------- */
+
+  /* Its row and column, and the shape of its matrix, as the card of the element has them. */
+  inspected() {
+    const {row, column, rows, columns} = document.getElementById('inspector')?.dataset || {};
+    return row === undefined ? null : {at: [Number(row), Number(column)], shape: [Number(rows), Number(columns)]};
+  },
+
+  /* The map is drawn: arrow keys move the inspected element while it has the focus, which a click gives it. */
+  drawn(plot) {
+    explorer.errorMap.mark(plot);
     if (plot.tabIndex === 0) return;
     plot.tabIndex = 0;
     plot.setAttribute('role', 'group');
     plot.setAttribute('aria-label', 'Error map: arrow keys move the inspected element');
     plot.addEventListener('pointerdown', () => plot.focus({preventScroll: true}));
+    plot.addEventListener('keydown', explorer.errorMap.move);
+  },
+
+  move(event) {
+    const steps = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]}[event.key];
+    const found = explorer.errorMap.inspected(), {row, column} = explorer.query();
+    if (!steps || !found || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    const from = row && column ? [Number(row), Number(column)] : found.at;
+    const [down, right] = from.map((at, i) => Math.max(0, Math.min(at + steps[i], found.shape[i] - 1)));
+    explorer.set({row: `${down}`, column: `${right}`}, false);
+  },
+
+  /* Put the map's rings around the inspected element. */
+  mark(plot) {
+    const marks = (plot.data || []).flatMap((trace, at) => trace.meta?.picked ? [at] : []);
+    const found = explorer.errorMap.inspected(), each = value => marks.map(() => [value]);
+    if (marks.length && found) Plotly.restyle(plot, {x: each(found.at[1]), y: each(found.at[0])}, marks);
+  },
+
+  /* The section of the map: the part that is zoomed to is the one whose errors the histogram shows. */
+  section(section) {
+    explorer.local.part ??= '';
+    const act = section.act.bind(section);
+    section.act = (kind, what, figure) => {
+      if (kind !== 'brush') return act(kind, what, figure);
+      explorer.set({part: what.rows ? [...what.rows, ...what.columns].join() : ''}, false);
+    };
+  },
+
+  /* The section of the element: its boxes hold where it is, and one that is typed into moves it. */
+  inspector(section) {
+    const boxes = ['row', 'column'].map(key => section.element.querySelector(`[data-key=${key}]`));
+    section.element.addEventListener('filled', () => {
+      const found = explorer.errorMap.inspected();
+      if (!found) return;
+      boxes.forEach((box, i) => {
+        box.max = found.shape[i] - 1;
+        box.dataset.usual = found.at[i];
+        if (box !== document.activeElement) box.value = found.at[i];
+      });
+      document.querySelectorAll('#error-map .figure').forEach(explorer.errorMap.mark);
+    });
+    section.element.addEventListener('change', event => {
+      if (!boxes.includes(event.target)) return;
+      event.stopPropagation();
+      if (boxes.every(box => box.value && box.reportValidity())) {
+        explorer.set({row: boxes[0].value, column: boxes[1].value});
+      }
+    }, true);
   },
 
   /* Before plotly draws a figure: what lies under the mouse on its maps is written here, not by plotly. */

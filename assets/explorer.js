@@ -110,12 +110,6 @@ document.addEventListener('keydown', event => {
   }
   const meant = typing || event.ctrlKey || event.metaKey || event.altKey;
   if (meant || document.querySelector('dialog[open]')) return;
-  const steps = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]}[event.key];
-  if (steps && document.activeElement?.closest('#element')) {
-    event.preventDefault();
-    explorer.choose({do: 'move', down: steps[0], right: steps[1]});
-    return;
-  }
   const act = {']': ['next', 'a'], '[': ['previous', 'a'], '}': ['next', 'b'], '{': ['previous', 'b'],
     x: ['swap'], '?': ['keys']}[event.key];
   if (act && document.documentElement.dataset.place !== 'learn') explorer.command(...act);

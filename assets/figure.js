@@ -41,7 +41,10 @@ explorer.figure = (element, props, watch, send) => {
     if (!props.value || !plot.clientWidth || !window.Plotly) return;
     const {value} = props, spec = explorer.errorMap.describe(JSON.parse(value));
     if (kind === spec.layout.uirevision) explorer.keepSwitches(plot, spec);
-    else zoomed = false;
+    else if (zoomed) {
+      zoomed = false;
+      brush();
+    }
     kind = spec.layout.uirevision;
     starts = (spec.layout.shapes || []).map(shape => shape.x0);
     drawn = value;
@@ -58,7 +61,7 @@ explorer.figure = (element, props, watch, send) => {
     painted = value;
     plot.style.minHeight = '';
     if (!zoomed) home = explorer.ranges(plot);
-    if (spec.data.some(explorer.errorMap.isOfElements)) explorer.errorMap.focusable(plot);
+    if (spec.data.some(explorer.errorMap.isOfElements)) explorer.errorMap.drawn(plot);
     if (first) listen();
     explorer.markSwitch(plot);
     showReset();
@@ -86,8 +89,9 @@ explorer.figure = (element, props, watch, send) => {
       const point = event.points[0], at = point.pointIndex ?? point.pointNumber ?? null;
       const element = explorer.errorMap.isOfElements(point.data)
         ? explorer.errorMap.elementOf(plot.data, point.data, ...point.pointNumber) : null;
-      send('point', {x: point.x ?? null, y: point.y ?? null, curve: point.curveNumber, at, element,
-        data: element ? null : explorer.errorMap.cellOf(point) ?? point.customdata ?? null,
+      const data = element ? {set: {row: `${element[0]}`, column: `${element[1]}`}}
+        : explorer.errorMap.cellOf(point) ?? point.customdata ?? null;
+      send('point', {x: point.x ?? null, y: point.y ?? null, curve: point.curveNumber, at, data,
         shift: event.event?.shiftKey ?? false});
     });
     plot.on('plotly_relayout', changes => {
@@ -117,7 +121,7 @@ explorer.figure = (element, props, watch, send) => {
       zoomed = false;
       brush();
       return draw({uirevision: `${Date.now()}`}).then(() => {
-        if (plot.data.some(explorer.errorMap.isOfElements)) explorer.markElement(plot);
+        if (plot.data.some(explorer.errorMap.isOfElements)) explorer.errorMap.mark(plot);
       });
     }
     const mm = Number(tools.querySelector('select').value);

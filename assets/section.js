@@ -127,15 +127,22 @@ class Section {
   /* Show the view of the record, unless another one is asked for meanwhile. */
   async ask() {
     if (this.element.querySelector('.unbuilt')) return this.build();
+    if (this.element.querySelector(':scope > details:only-child:not([open])')) return;  // until it is unfolded
     this.stale = false;
     if (!this.server?.view) return this.setControls();
     clearTimeout(this.again);
-    const mine = ++this.asked, slow = setTimeout(() => this.box.toggleAttribute('data-behind', this.drawn), 250);
+    const mine = ++this.asked, slow = setTimeout(() => {
+      if (this.drawn) this.box.toggleAttribute('data-behind', true);
+      else if (this.element.querySelector('[data-slot=status]')) this.say('Computing …', 'computing');
+    }, 250);
     const answer = await this.call('view', explorer.query());
     clearTimeout(slow);
     if (mine !== this.asked || answer.left) return;
     if (answer.waits || answer.failed) {
-      this.box.toggleAttribute('data-behind', this.drawn);
+      const some = Object.keys(answer.slots || {}).length > 0;
+      if (some) this.fill(answer.slots);
+      this.drawn ||= some;
+      this.box.toggleAttribute('data-behind', this.drawn && !some);
       this.say(answer.waits || answer.refused, 'computing');
       if (answer.waits) this.element.dispatchEvent(new CustomEvent('waits'));
       const soon = answer.waits ? 400 : 3000;
@@ -227,6 +234,7 @@ class Section {
     this.element.addEventListener('keydown', event => {
       if (event.key === 'Enter' && event.target.matches('input[data-key], input[data-act]')) event.target.blur();
     });
+    this.element.addEventListener('toggle', () => this.refresh(), true);
     new IntersectionObserver(entries => {
       this.near = entries.at(-1).isIntersecting;
       this.refresh();
@@ -287,8 +295,10 @@ class Section {
     const button = event.target.closest('[data-set], [data-act]:not(input, select), [data-run], [data-stop]');
     if (!button || !this.element.contains(button)) return;
     const {set, act, run, stop} = button.dataset;
-    if (set) explorer.set(JSON.parse(set));
-    else if (run) this.run(run);
+    if (set) {
+      explorer.set(JSON.parse(set));
+      if (button.dataset.go) explorer.openSection(button.dataset.go);
+    } else if (run) this.run(run);
     else if (stop) this.stop();
     else if (act && this.server?.act) this.act(act, {...button.dataset, shift: event.shiftKey});
     else return;

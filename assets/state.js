@@ -47,13 +47,7 @@ Object.assign(explorer, {
 
   /* Do these acts (app/state/record.py). One that has a `place` leads there when it is done. */
   async choose(...acts) {
-    for (const act of acts) {
-      const last = explorer.acts.at(-1);
-      if (act.do === 'move' && last?.do === 'move') {
-        last.down += act.down;
-        last.right += act.right;
-      } else explorer.acts.push(act);
-    }
+    explorer.acts.push(...acts);
     if (explorer.choosing) return;
     explorer.choosing = true;
     while (explorer.acts.length) await explorer.chooseNow(explorer.acts.splice(0)).catch(console.error);
@@ -72,8 +66,7 @@ Object.assign(explorer, {
       return;
     }
     const to = acts.findLast(act => act.place)?.place;
-    const walked = acts.every(act => act.do === 'move');
-    explorer.set({...answer.set, ...to ? explorer.addressOf(to, '') : {}}, !walked);
+    explorer.set({...answer.set, ...to ? explorer.addressOf(to, '') : {}});
     if (!to) return;
     explorer.closePanels();
     explorer.showPlace(to);

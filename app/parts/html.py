@@ -7,6 +7,7 @@ piece of the page that holds such a name goes through here.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -107,11 +108,12 @@ SIDES = ("A", "B")
 
 
 class Number(NamedTuple):
-    """A key number of one scheme: its text, and a remark, which leads to the element if it names one."""
+    """A key number of one scheme: its text, and a remark, which leads to the element that it names:
+    ``leads`` are the changes of the address."""
 
     text: str
     note: str
-    leads: bool = True
+    leads: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,10 +147,21 @@ def kpis(
     ]
     if any(sampled):
         tiles = [_of_sample(tile, sampled) for tile in tiles]
+    else:
+        tiles = [_leading(tile, reports) if tile.name == "Largest error" else tile for tile in tiles]
     if outputs:
         numbers = [Number(_decibels(db), "on held-out inputs") for db in outputs]
         tiles.insert(0, _tile("Output SQNR", "SQNR", "dB", numbers, outputs, "+.2f", " dB"))
     return render("kpis", tiles=tiles)
+
+
+def _leading(tile: Tile, reports: Sequence[Report]) -> Tile:
+    """The tile with remarks that lead to the elements of the largest errors."""
+    numbers = [
+        (mark, number._replace(leads=_leads_to(mark, report.max_error_at)))
+        for (mark, number), report in zip(tile.numbers, reports, strict=True)
+    ]
+    return dataclasses.replace(tile, numbers=tuple(numbers))
 
 
 def _of_sample(tile: Tile, sampled: Sequence[Estimate | None]) -> Tile:
@@ -171,7 +184,7 @@ def _of_sample(tile: Tile, sampled: Sequence[Estimate | None]) -> Tile:
             note = f"{part}, most in few rows"
         elif one.own_range:
             note = f"{part}, by its own range"
-        numbers.append((side, Number(f"{'≥' if least else '≈'} {number.text}", note, False)))
+        numbers.append((side, Number(f"{'≥' if least else '≈'} {number.text}", note)))
     difference = f"≈ {tile.difference}" if tile.difference and tile.difference != "the same" else ""
     return dataclasses.replace(tile, numbers=tuple(numbers), difference="" if least else difference)
 
@@ -244,13 +257,25 @@ def _itemised(report: Report) -> str:
     return " + ".join(f"{value:.3g} {label}" for label, value in parts if value >= 5e-4)
 
 
-def inspector(seen: Sequence[Inspection], labels: Sequence[str]) -> str:
-    """An element and, by each scheme, its block, its code's bits and the arithmetic between them."""
+def inspector(
+    seen: Sequence[Inspection],
+    labels: Sequence[str],
+    worst: Sequence[tuple[int, int]],
+    shape: tuple[int, int],
+) -> str:
+    """An element of a matrix of ``shape`` and, by each scheme, its block, its code's bits and the arithmetic
+    between them; ``worst``: where each scheme errs most."""
     sides = [
-        (mark, label, one, _bit_cells(one.bits, one.fields))
-        for mark, label, one in zip(SIDES, labels, seen, strict=False)
+        (mark, label, one, _bit_cells(one.bits, one.fields), _leads_to(mark, at))
+        for mark, label, one, at in zip(SIDES, labels, seen, worst, strict=False)
     ]
-    return render("inspector", first=seen[0], sides=sides)
+    return render("inspector", first=seen[0], sides=sides, shape=shape)
+
+
+def _leads_to(mark: str, at: tuple[int, int]) -> str:
+    """Changes of the address that inspect where a scheme errs most; A is followed from then on."""
+    row, column = ("", "") if mark == SIDES[0] else map(str, at)
+    return json.dumps({"row": row, "column": column})
 
 
 def packed(seen: Sequence[Inspection], schemes: Sequence[Scheme]) -> str:

@@ -36,6 +36,7 @@ from app.serving.work import (
     checked_steps,
     overtake,
 )
+from app.state.analyses import analysing
 from app.state.query import ASKED, ELEMENT, SCHEMES_KEYS, TENSOR, Query
 from app.theme import plot_data
 from explorer.progress import stoppable
@@ -53,7 +54,12 @@ UNBUILT = '<div class="unbuilt" aria-busy="true"></div>'
 
 
 class NotComputedError(Exception):
-    """Another part of the page computes it now: the section asks again in a moment, and says so in words."""
+    """Another part of the page computes it now: the section asks again in a moment, and says so in words.
+    ``meanwhile``: slots that are shown until then."""
+
+    def __init__(self, words: str, meanwhile: Shown | None = None) -> None:
+        super().__init__(words)
+        self.meanwhile = meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +178,7 @@ class Section:
         def endpoint(*values: Any) -> dict[str, Any]:
             given = {key: value for key, value in zip(keys, values, strict=False) if value}
             with measured(f"api.{name}"), share_of_cores(), stoppable(check_of_this_run()):
-                said = _answered(name, given, lambda query: {"slots": drawn(compute(query))})  # type: ignore[misc]
+                said = _answered(name, given, lambda query: {"slots": drawn(_patiently(compute, query))})
             if problem := said.get("refused") or said.get("waits"):
                 raise gr.Error(problem, print_exception=False)
             if said["problems"]:
@@ -191,6 +197,17 @@ class Section:
             return_annotation=dict,
         )
         return endpoint
+
+
+def _patiently(compute: Callable[[Query], Shown] | None, query: Query) -> Shown:
+    """A section's view for a program, which waits until the tensor is quantized."""
+    assert compute is not None
+    try:
+        return compute(query)
+    except NotComputedError:
+        for _ in analysing(query.record):
+            pass
+    return compute(query)
 
 
 def drawn(shown: Shown) -> dict[str, str]:
@@ -219,7 +236,7 @@ def _answered(name: str, given: Any, compute: Callable[[Query], dict[str, Any]])
             query = Query(given)
             return {**compute(query), "problems": query.problems, "notices": notices}
         except NotComputedError as error:
-            return {"waits": str(error)}
+            return {"waits": str(error), "slots": drawn(error.meanwhile or {})}
         except (LeftError, OvertakenError):
             raise
         except Exception as error:  # what no input explains is a defect: logged, and said to be one

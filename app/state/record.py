@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,15 +127,6 @@ def _text(act: Act, key: str) -> str:
     if not isinstance(value, str | None):
         raise ValueError(f"{key} is a text, not {str(value)[:40]}")
     return value or ""
-
-
-def _whole(act: Act, key: str) -> int:
-    """A number of an act, without what is behind its point."""
-    value = act.get(key)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or abs(value) >= 1e15:  # type: ignore[arg-type]
-        raise ValueError("Row and Column are whole numbers from 0")
-    return int(value)  # type: ignore[arg-type]
 
 
 def _side(act: Act) -> str:
@@ -273,37 +263,6 @@ def _layer(held: Record, act: Act, upload: str | None) -> Record:
     return dataclasses.replace(held, source="model", model=model, revision=revision, layer=layer)
 
 
-def _element(held: Record, act: Act, upload: str | None) -> Record:
-    return dataclasses.replace(held, element=f"{_whole(act, 'row')},{_whole(act, 'column')}")
-
-
-def _move(held: Record, act: Act, upload: str | None) -> Record:
-    """The element that lies so many rows down and columns to the right, within the matrix."""
-    _, pairs = analyses_of(held)
-    position = held.position or pairs[0][1].report.max_error_at
-    by = (_whole(act, "down"), _whole(act, "right"))
-    shape = pairs[0][1].q.shape
-    moved = (min(max(at + step, 0), size - 1) for at, step, size in zip(position, by, shape, strict=True))
-    return dataclasses.replace(held, element=",".join(map(str, moved)))
-
-
-def _largest(held: Record, act: Act, upload: str | None) -> Record:
-    """The element with the largest error of A, which is followed from then on, or of B."""
-    if _side(act) == "scheme":
-        return dataclasses.replace(held, element="")
-    _, pairs = analyses_of(held)
-    if len(pairs) < 2:
-        raise ValueError("there is no scheme B")
-    return dataclasses.replace(held, element=",".join(map(str, pairs[1][1].report.max_error_at)))
-
-
-def _stay(held: Record, act: Act, upload: str | None) -> Record:
-    """The element that is inspected now stays, whatever is chosen."""
-    _, pairs = analyses_of(held)
-    position = held.position or pairs[0][1].report.max_error_at
-    return dataclasses.replace(held, element=",".join(map(str, position)))
-
-
 def _goal(held: Record, act: Act, upload: str | None) -> Record:
     """What the tensor has to be good enough for; the shortlist becomes that goal's, and so do A and B, unless
     the visitor has chosen others than those of the goal before."""
@@ -369,10 +328,6 @@ ACTS: Mapping[str, Callable[[Record, Act, str | None], Record]] = {
     "tensor": _tensor,
     "model": _model,
     "layer": _layer,
-    "element": _element,
-    "move": _move,
-    "largest": _largest,
-    "stay": _stay,
     "goal": _goal,
     "list": _list,
     LOOK: lambda held, act, upload: held,

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 from gradio.themes.utils import fonts
 
 from app import glossary, scheme_groups
+from explorer.figures.paper import faces
 from explorer.paths import ASSETS, PLOTLY
 
 
@@ -16,11 +17,15 @@ def _assets(suffix: str, first: str) -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
+def _font_address(file: str) -> str:
+    return f"gradio_api/file={ASSETS.as_posix()}/fonts/{file}"
+
+
 # In the head, as Gradio puts what it takes as css= below a class of its own, where rules for <html> are lost.
 HEAD = (
     glossary.head() + scheme_groups.head() + f'<style id="page-style">{_assets("css", "style.css")}</style>'
     f'<script id="plotly" defer src="gradio_api/file={PLOTLY.as_posix()}"></script>'
-    f"<script>{_assets('js', 'explorer.js')}</script>"
+    f"<style>{faces('Inter Paper', _font_address)}</style><script>{_assets('js', 'explorer.js')}</script>"
 )
 """Style sheet and scripts, which ``app.serving.headers`` puts into the HTML: they run before Gradio's."""
 LATE_HEAD = '<script>document.head.append(document.getElementById("page-style"))</script>'
@@ -38,7 +43,7 @@ class AssetFont(fonts.Font):
 
     def __init__(self, name: str, file: str) -> None:
         super().__init__(name)
-        self.address = f"gradio_api/file={ASSETS.as_posix()}/fonts/{file}"
+        self.address = _font_address(file)
 
     def stylesheet(self) -> dict[str, str | None]:
         source = f"url('{self.address}') format('woff2')"

@@ -6,16 +6,6 @@
    Removing it changes no other reference: it is the folder of the page itself. */
 document.querySelector('base')?.remove();
 
-/* The buttons of a figure. What it is saved as is for a paper, one or two columns wide. */
-explorer.FIGURE_TOOLS = `<button type="button" data-kind="reset" hidden>Reset zoom</button>
-  <button type="button" data-kind="zoom" aria-pressed="false" hidden title="Drag out a part">Zoom</button>
-  <select aria-label="Width of the saved figure" title="Width of the saved figure: one column or two">
-  <option value="85">85 mm</option><option value="174">174 mm</option></select>
-  <button type="button" data-kind="svg" title="Save as SVG">SVG</button>
-  <button type="button" data-kind="png" title="Save as PNG, 600 dots per inch">PNG</button>
-  <button type="button" data-kind="pdf" title="Print on a sheet of its size: choose “Save as PDF”">PDF</button>`;
-explorer.columns = '85';
-
 explorer.touch = matchMedia('(hover: none)').matches;
 
 /* Draw the figures that arrive in `props.value` (JSON with data and layout, or empty) in `element`. `send`
@@ -110,38 +100,30 @@ explorer.figure = (element, props, watch, send) => {
   };
 
   const tools = element.querySelector('.figure-tools');
-  tools.innerHTML = explorer.FIGURE_TOOLS;
-  tools.querySelector('select').value = explorer.columns;
+  tools.innerHTML = `<button type="button" data-kind="reset" hidden>Reset zoom</button>
+    <button type="button" data-kind="zoom" aria-pressed="false" hidden title="Drag out a part">Zoom</button>`;
   tools.hidden = !props.value;
   tools.addEventListener('click', event => {
-    const tool = event.target.closest('button')?.dataset.kind;
-    if (!tool || !plot._fullLayout) return;
-    if (tool === 'zoom') return select(!selects);
-    if (tool === 'reset') {
-      zoomed = false;
-      brush();
-      return draw({uirevision: `${Date.now()}`}).then(() => {
-        if (plot.data.some(explorer.errorMap.isOfElements)) explorer.errorMap.mark(plot);
-      });
-    }
-    const mm = Number(tools.querySelector('select').value);
-    explorer.paper.save(asSeen(mm * explorer.paper.PER_MM), tool, mm).catch(console.error);
-  });
-  tools.addEventListener('change', event => {
-    explorer.columns = event.target.value;
-    document.querySelectorAll('.figure-tools select').forEach(other => { other.value = explorer.columns; });
+    const {kind: tool} = event.target.dataset;
+    if (tool === 'zoom') select(!selects);
+    if (tool !== 'reset') return;
+    zoomed = false;
+    brush();
+    draw({uirevision: `${Date.now()}`}).then(() => {
+      if (plot.data.some(explorer.errorMap.isOfElements)) explorer.errorMap.mark(plot);
+    });
   });
 
-  /* What is drawn now, laid out for another width: as it was switched and zoomed. */
-  const asSeen = wide => {
+  /* What is drawn now, for any width: as it was switched and zoomed. */
+  const asSeen = () => {
     const spec = JSON.parse(props.value);
     explorer.keepSwitches(plot, spec);
-    explorer.fit(spec.layout, wide);
     spec.data.forEach((trace, i) => { trace.visible = plot.data[i].visible; });
     const ranges = zoomed ? Object.entries(explorer.ranges(plot)) : [];
     for (const [name, range] of ranges) Object.assign(spec.layout[name] ??= {}, {range, autorange: false});
-    return {data: spec.data, layout: {...spec.layout, ...explorer.callouts(spec.layout, wide)}};
+    return spec;
   };
+  explorer.paper.offer(tools, asSeen);
   const showReset = () => {
     tools.querySelector('[data-kind=reset]').hidden = !zoomed;
     tools.querySelector('[data-kind=zoom]').hidden = !explorer.touch || 'draggable' in plot.dataset;
@@ -174,12 +156,6 @@ explorer.figure = (element, props, watch, send) => {
   explorer.plotly.then(drawLater);
 };
 
-/* The names of points that have room in a figure of this width, where it has several sets of them. */
-explorer.callouts = (layout, width) => {
-  const sets = layout.meta?.callouts;
-  return sets ? {annotations: sets.find(([widest]) => widest === null || width <= widest)[1]} : {};
-};
-
 /* The ends of every axis, by its name. */
 explorer.ranges = plot => Object.fromEntries(Object.entries(plot._fullLayout)
   .filter(([name, axis]) => /^[xy]axis\d*$/.test(name) && axis.range)
@@ -190,21 +166,6 @@ explorer.sameRanges = (one, other) => Object.entries(one).every(([name, [low, hi
   const [start, end] = other[name] || [low, high], slack = Math.abs(end - start) / 1000;
   return Math.abs(low - start) <= slack && Math.abs(high - end) <= slack;
 });
-
-/* Lay a figure out for a narrow page where its `meta.narrow` says how; returns which way it is laid out. */
-explorer.fit = (layout, width) => {
-  const {below, changes} = layout.meta?.narrow || {};
-  if (!(width < below)) return 'wide';
-  for (const [path, value] of Object.entries(changes)) explorer.put(layout, path, value);
-  return 'narrow';
-};
-
-/* The entry of a tree at a path such as "xaxis.type", and a new value for it. */
-explorer.at = (tree, path) => path.split('.').reduce((part, key) => part?.[key], tree);
-explorer.put = (tree, path, value) => {
-  const keys = path.split('.'), last = keys.pop();
-  keys.reduce((part, key) => part[key] ??= {}, tree)[last] = value;
-};
 
 /* What a button of a figure changes in its layout. */
 explorer.changesOf = button => button?.args[button.method === 'update' ? 1 : 0] || {};

@@ -7,18 +7,18 @@ explorer.paper = {
 
   /* Without buttons, a slider, and what belongs to a screen; what they are switched to comes into the caption. */
   plain(layout) {
-    const {meta = {}, updatemenus, sliders, ...rest} = structuredClone(layout);
+    const {meta = {}, updatemenus, sliders, ...rest} = layout;
     const chosen = (meta.switched || []).filter(path => path.startsWith('meta.'))
       .map(path => meta[path.slice(5)]);
     for (const {active, currentvalue, steps} of sliders || []) {
       chosen.push(`${currentvalue?.prefix || ''}${steps[active || 0].label}`);
+      rest.height -= rest.margin.b - this.BELOW;
       rest.margin.b = this.BELOW;
-      rest.height -= layout.margin.b - this.BELOW;
     }
     if (updatemenus?.length) {
       rest.margin.t -= this.ROW;
       rest.height -= this.ROW;
-      for (const note of rest.annotations || []) if (note.yshift >= this.ROW) note.yshift -= this.ROW;
+      for (const note of rest.annotations || []) if (note.yref === 'paper' && note.yshift >= this.ROW) note.yshift -= this.ROW;
     }
     const enlarge = (tree, key) => {
       if (!tree || typeof tree !== 'object') return;
@@ -31,11 +31,13 @@ explorer.paper = {
     return {title: meta.title, caption, layout: {height: 400, ...rest, ...look}};
   },
 
-  /* The figure as the text of an SVG file, and its size in millimetres, `mm` wide. */
-  async draw({data, layout}, mm) {
-    const width = mm * this.PER_MM, {title, caption, layout: plain} = this.plain(layout);
+  /* The figure as the text of an SVG file `mm` wide, and its size in millimetres. */
+  async draw(figure, mm) {
+    const width = mm * this.PER_MM, laid = structuredClone(figure.layout);
+    explorer.fit(laid, width);
+    const {title, caption, layout: plain} = this.plain({...laid, ...explorer.callouts(laid, width)});
     await document.fonts.load(`12px ${this.FONT}`);
-    const url = await Plotly.toImage({data, layout: {...plain, width}, config: {}},
+    const url = await Plotly.toImage({data: figure.data, layout: {...plain, width}},
       {format: 'svg', width, height: plain.height});
     const markup = decodeURIComponent(url.slice(url.indexOf(',') + 1));
     const root = new DOMParser().parseFromString(markup, 'image/svg+xml').documentElement;
@@ -49,7 +51,7 @@ explorer.paper = {
     const write = (words, size, weight, fill) => this.lines(words, size, weight, width - 8).map(line =>
       node('text', {x: 4, 'font-family': 'Inter, Arial, Helvetica, sans-serif', 'font-size': size,
         'font-weight': weight, fill}, line));
-    const head = write(title, 12, 600, '#1d2433'), foot = write(caption, this.LEAST, 400, '#475467');
+    const head = write(title, 12, 700, '#1d2433'), foot = write(caption, this.LEAST, 400, '#475467');
     for (const line of head.toReversed()) { line.setAttribute('y', top - 5); top -= 17; }
     for (const line of foot) { line.setAttribute('y', bottom + 11); bottom += 14; }
     top -= head.length ? 3 : 0;
@@ -58,8 +60,7 @@ explorer.paper = {
     root.setAttribute('viewBox', Object.values(sheet).join(' '));
     const size = [mm, Math.ceil(10 * sheet.height / this.PER_MM) / 10];
     ['width', 'height'].forEach((side, i) => root.setAttribute(side, `${size[i]}mm`));
-    const face = `@font-face{font-family:Inter;font-weight:100 900;src:url(${await this.font()}) format("woff2")}`;
-    root.prepend(node('style', {}, face), node('title', {}, title), node('rect', {...sheet, fill: '#ffffff'}));
+    root.prepend(node('style', {}, (await this.faces()).join('')), node('title', {}, title), node('rect', {...sheet, fill: '#ffffff'}));
     root.append(...head, ...foot);
     return {svg: new XMLSerializer().serializeToString(root), size};
   },
@@ -76,19 +77,44 @@ explorer.paper = {
     return lines;
   },
 
-  /* The page's own font as a data URL, from the rule that loads it. */
+  /* Rules of the page's font, each of one weight, which printers take better than a variable one. */
   FONT: 'Inter',
-  font() {
-    this.face ??= (async () => {
-      const rules = [...document.styleSheets].flatMap(sheet => [...sheet.cssRules])
-        .filter(rule => rule instanceof CSSFontFaceRule && rule.style.fontFamily.includes(this.FONT));
-      const url = /url\(["']?([^"')]+)/.exec(rules[0].style.getPropertyValue('src'))[1];
-      if (url.startsWith('data:')) return url;
-      const file = await (await fetch(url)).blob(), reader = new FileReader();
-      await new Promise(resolve => { reader.onload = resolve; reader.readAsDataURL(file); });
-      return reader.result;
-    })();
-    return this.face;
+  faces() {
+    const weights = [...document.styleSheets].flatMap(sheet => [...sheet.cssRules]).filter(rule =>
+      rule instanceof CSSFontFaceRule && rule.style.fontFamily.includes(this.FONT) && !rule.style.fontWeight.includes(' '));
+    this.loaded ??= Promise.all(weights.map(async ({style}) => {
+      const [, url] = /url\(["']?([^"')]+)/.exec(style.getPropertyValue('src'));
+      const data = url.startsWith('data:') ? url : await this.dataUrl(await (await fetch(url)).blob());
+      return `@font-face{font-family:${this.FONT};font-weight:${style.fontWeight};src:url(${data}) format("woff2")}`;
+    }));
+    return this.loaded;
+  },
+  dataUrl(file) {
+    return new Promise(resolve => {
+      const reader = new FileReader();
+      reader.onload = () => resolve(reader.result);
+      reader.readAsDataURL(file);
+    });
+  },
+
+  /* Buttons that save a figure; `figure` returns it as it is seen. */
+  TOOLS: `<select aria-label="Width of the saved figure" title="Width of the saved figure: one column or two">
+    <option value="85">85 mm</option><option value="174">174 mm</option></select>
+    <button type="button" data-kind="svg" title="Save as SVG">SVG</button>
+    <button type="button" data-kind="png" title="Save as PNG, 600 dots per inch">PNG</button>
+    <button type="button" data-kind="pdf" title="Print on a sheet of its size: choose “Save as PDF”">PDF</button>`,
+  mm: '85',
+  offer(tools, figure) {
+    tools.insertAdjacentHTML('beforeend', this.TOOLS);
+    tools.querySelector('select').value = this.mm;
+    tools.addEventListener('change', event => {
+      this.mm = event.target.value;
+      document.querySelectorAll('.figure-tools select').forEach(other => { other.value = this.mm; });
+    });
+    tools.addEventListener('click', event => {
+      const {kind} = event.target.dataset;
+      if (['svg', 'png', 'pdf'].includes(kind)) this.save(figure(), kind, Number(this.mm)).catch(console.error);
+    });
   },
 
   /* Save a figure as "svg" or "png", or print it as "pdf" on a sheet of its size. */
@@ -130,4 +156,25 @@ explorer.paper = {
     };
     document.body.append(frame);
   },
+};
+
+/* The names of points that have room in a figure of this width, where it has several sets of them. */
+explorer.callouts = (layout, width) => {
+  const sets = layout.meta?.callouts;
+  return sets ? {annotations: sets.find(([widest]) => widest === null || width <= widest)[1]} : {};
+};
+
+/* Lay a figure out for a narrow page where its `meta.narrow` says how; returns which way it is laid out. */
+explorer.fit = (layout, width) => {
+  const {below, changes} = layout.meta?.narrow || {};
+  if (!(width < below)) return 'wide';
+  for (const [path, value] of Object.entries(changes)) explorer.put(layout, path, value);
+  return 'narrow';
+};
+
+/* The entry of a tree at a path such as "xaxis.type", and a new value for it. */
+explorer.at = (tree, path) => path.split('.').reduce((part, key) => part?.[key], tree);
+explorer.put = (tree, path, value) => {
+  const keys = path.split('.'), last = keys.pop();
+  keys.reduce((part, key) => part[key] ??= {}, tree)[last] = value;
 };

@@ -9,17 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from urllib.parse import unquote_to_bytes
 
 import plotly.graph_objects as go
 
 from explorer.export.files import replacing
+from explorer.figures import paper
 from lab import accumulation
 from lab.files.figure import quality_figure
 from lab.files.rows import recorded_quality
 
 FOLDER = "figures"
-WIDTH = 860
 FIGURES: Mapping[str, Callable[[], go.Figure]] = {
     "fp8-sums": lambda: accumulation.sums_figure(accumulation.recorded_sums().rows),
     "quality": lambda: quality_figure(recorded_quality().rows),
@@ -44,31 +43,18 @@ def write_figures(docs: Path) -> list[Path]:
     stale = stale_figures(docs)
     if not stale:
         return []
-    from plotly.offline import get_plotlyjs
-
     from explorer.browser import chromium
 
     with chromium() as browser:
-        page = browser.new_page(viewport={"width": WIDTH, "height": 800})
-        page.set_content("<body></body>")
-        page.add_script_tag(content=get_plotlyjs())
+        page = browser.new_page()
+        page.set_content(paper.blank())
         for path in stale:
             figure = FIGURES[path.stem]()
-            url = page.evaluate(
-                "([figure, width, height]) =>"
-                " Plotly.toImage(JSON.parse(figure), { format: 'svg', width, height })",
-                [_on_white(figure).to_json(engine="json"), WIDTH, int(figure.layout.height)],
-            )
-            svg = unquote_to_bytes(url.partition(",")[2]).decode()
+            svg = paper.svg_of(page, figure)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as partial:
                 partial.write_text(f'<svg data-of="{digest(figure)}"{svg.removeprefix("<svg")}\n', "utf-8")
     return stale
-
-
-def _on_white(figure: go.Figure) -> go.Figure:
-    """A copy that can be read on a dark page."""
-    return go.Figure(figure).update_layout(paper_bgcolor="white")
 
 
 def _digest_in(path: Path) -> str:

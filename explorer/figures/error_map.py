@@ -53,7 +53,7 @@ DECADES = 7
 """Number of powers of ten below the largest value that the signed 16-bit codes of hover texts span."""
 POINTS = 512
 """Largest number of points of an edge; each is the largest RMS of its run of rows or columns."""
-NARROW = 760
+NARROW = 739
 """Pixels of width below which the panels stand below one another."""
 MODES = ("logarithmic", "in scales of the block")
 HEIGHT, STRIP, TITLE = 330, 34, 24
@@ -61,7 +61,7 @@ HEIGHT, STRIP, TITLE = 330, 34, 24
 
 BAR = {"tickfont": {"size": 11}, "yanchor": "bottom", "xanchor": "left"}
 ONE = ((0.0, 0.93, 0.98),)
-THREE = ((0.0, 0.265, 0.298), (0.328, 0.593, 0.626), (0.72, 0.985, 0.99))
+THREE = ((0.0, 0.255, 0.288), (0.32, 0.575, 0.608), (0.725, 0.98, 0.985))
 """Left and right of each map, and where its rows' strip ends, in parts of the plot."""
 
 
@@ -117,7 +117,7 @@ def error_map_figure(x: Tensor, sides: Sequence[Side], picked: tuple[int, int], 
         _difference(fig, maps, shape)
     switch = _scaled(fig, maps, shape)
     _marks(fig, maps, picked, panels)
-    texts = [caption(side.label, 34) for side in sides]
+    texts = [caption(side.label) for side in sides]
     if len(texts) > 1:
         texts = [f"<b>{letter}</b>  {text}" for letter, text in zip("AB", texts, strict=True)]
         texts.append("<b>A − B</b>  which errs more")

@@ -17,7 +17,7 @@ import numpy as np
 
 from explorer.figures.style import CLEAR, FONT, MUTED
 
-WIDTHS = (220.0, 360.0, 600.0, 800.0, 1000.0)
+WIDTHS = (220.0, 290.0, 360.0, 600.0, 800.0, 1000.0, 1280.0)
 """Widths of a plot in pixels, from a phone to a wide screen, at which names must not overlap."""
 _NARROW, _WIDE = "iljtfrI.,:;'|!()[] ", "mwMWGOQ@%"
 _LINE = 1.3
@@ -29,6 +29,7 @@ _REACHES = (14.0, 26.0, 40.0, 58.0, 80.0, 110.0)
 _SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -0.6), (-1, -0.6), (1, 0.6), (-1, 0.6))
 """Directions from the point, right and down, in the order in which they are tried."""
 _LEADER_STEPS = 12
+_PIECES = 32
 _ATTEMPTS = 8
 """Number of orders that are tried: an essential name without room comes first in the next one."""
 
@@ -239,11 +240,19 @@ class _Taken:
     def _lines(self, lines: Sequence[Segment]) -> np.ndarray:
         if not lines:
             return np.empty((len(self.plots), 0, 4))
-        x0, y0, x1, y1 = np.array(lines).T
+        x0, y0, x1, y1 = np.array([piece for line in lines for piece in _pieces(line)]).T
         wide, tall = self.plots[:, :1], self.plots[:, 1:]
         across = np.sort([x0 * wide, x1 * wide], 0)
         down = np.sort([(1 - y0) * tall, (1 - y1) * tall], 0)
         return np.stack([across[0] - 1.5, down[0] - 1.5, across[1] + 1.5, down[1] + 1.5], 2)
+
+
+def _pieces(line: Segment) -> list[Segment]:
+    """Cut a slanted line into pieces, as each takes the box around it."""
+    across, up = abs(line[2] - line[0]), abs(line[3] - line[1])
+    count = max(1, math.ceil(_PIECES * max(across, up))) if across and up else 1
+    x, y = (np.linspace(line[i], line[i + 2], count + 1).tolist() for i in (0, 1))
+    return segments_of(list(zip(x, y, strict=True)))
 
 
 def _around(spot: Spot, wide: float, canvas: Canvas, everywhere: bool) -> Iterator[tuple[np.ndarray, bool]]:

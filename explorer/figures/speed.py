@@ -35,7 +35,7 @@ second."""
 TOP, ROW_HEIGHT, SLOW, LEGEND_HEIGHT = 230, 29, 4, 240
 """Pixels of legend and axis, enough for a phone; pixels of a row; end of the axis in multiples of the usual
 product's time, where slower ones are drawn with an arrow; most pixels of the legend."""
-RUNG, RUNG_WIDTHS = 40, (170.0, 260.0, 480.0, 880.0)
+RUNG, RUNG_WIDTHS = 40, (170.0, 260.0, 480.0, 880.0, 1250.0)
 """Pixels of a row of kernels, and widths of their plot beside the kernels' names."""
 
 SHOWN_FIRST = ("bf16", "fp8_e4m3_row", "int8", "w8a16", "w4a16_group128", "w2a16", "w_nvfp4", "w4a8_int")
@@ -55,8 +55,8 @@ ROOFLINE_HEIGHT, ALIKE = 490, 1.15
 
 TOO_SLOW, TRADEOFF_HEIGHT, TRADEOFF_FONT = 6, 480, 10
 """Products slower than this multiple of BF16's time are named next to the plot instead of stretching it."""
-TRADEOFF_PLOTS = (300, 376)
-"""Pixels of the plot's height under a legend of all lines and of two."""
+TRADEOFF_PLOTS = (300, 350, 400)
+"""Pixels of the plot's height under a legend of many lines, of three and of one."""
 
 Curve = list[tuple[int, GemmTiming]]
 """Points of a curve: M and the fastest timing there, by rising M."""
@@ -167,8 +167,9 @@ def ladder_figure(timings: Sequence[GemmTiming], name: str) -> go.Figure:
     across = [math.log(end / low) / math.log(high / low) for end in ends]
     down = [1 - (row + 0.8) / (len(timings) + 0.3) for row in range(len(timings))]
     spots = [Spot(x, y, 5.5, text, essential=True) for x, y, text in zip(across, down, texts, strict=False)]
-    baseline = [(across[-1], 0.0, across[-1], 1.0)] if baselines else []
-    labels = place(spots, Canvas.of(RUNG_WIDTHS, [RUNG * (len(timings) + 0.3)], 11), baseline)
+    lines = segments_of(list(zip(across, down, strict=False)))
+    lines += [(across[-1], 0.0, across[-1], 1.0)] if baselines else []
+    labels = place(spots, Canvas.of(RUNG_WIDTHS, [RUNG * (len(timings) + 0.3)], 11), lines)
     for time, kernel, spot, named in zip(times, kernels, spots, labels, strict=True):
         if named:
             figure.add_annotation(annotation(spot, named, (math.log10(time), kernel), TEXT, 11))

@@ -59,15 +59,16 @@ def speed_report(
     digest = hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
     text, said = " × ".join(map(words.count, at)), machine_words(here)
     chip = recording.machine.chip or "an unnamed machine"
+    place = f"{text} on {chip}"
     source = f"Measured on one {recording.machine.describe()}, as the file of the timings says."
     return content(
-        title=f"Matrix products at {text} on {chip}",
+        title=f"Matrix products at {place}",
         lead=(
             summary(points(here), here, text),
             source if measured else f"{recording.sentence}; not on the machine that made this report.",
             *([nearest_words(at, shape)] if shape is not None and at != tuple(shape) else []),
         ),
-        parts=(_products(here, marked, recipes), *_limits(recording, here, marked, at)),
+        parts=(_products(here, marked, recipes, place), *_limits(recording, here, marked, at, place)),
         method=(said.times, said.limits, ERRORS),
         about={"timings": source if measured else recording.source, "their SHA-256": digest},
         numbers=numbers,
@@ -137,7 +138,9 @@ def _shape(recording: Recording[GemmTiming], wanted: Sequence[int] | None, may_b
     raise ValueError(f"nothing was timed at {'x'.join(map(str, wanted))}; there are {named}{more}")
 
 
-def _products(here: Sequence[GemmTiming], marked: dict[str, str], recipes: Sequence[Recipe]) -> Part:
+def _products(
+    here: Sequence[GemmTiming], marked: dict[str, str], recipes: Sequence[Recipe], place: str
+) -> Part:
     said = [
         f"{letter}: {recipe.label}"
         + ("." if letter in marked.values() else "; no product of this scheme was timed here.")
@@ -150,24 +153,28 @@ def _products(here: Sequence[GemmTiming], marked: dict[str, str], recipes: Seque
     )
     by_time = "Each product's fastest kernel, its baseline, the chip's limit (not measured): left is faster."
     figures = (
-        ("tradeoff", tradeoff_figure(points(here), "report", marked), by_error),
-        ("products", speed_figure(here, "report", marked), by_time),
+        ("tradeoff", tradeoff_figure(points(here), place, marked), by_error),
+        ("products", speed_figure(here, place, marked), by_time),
     )
     return Part("Products", tuple(said), (timing_table("products", here),), figures)
 
 
 def _limits(
-    recording: Recording[GemmTiming], here: Sequence[GemmTiming], marked: dict[str, str], at: Shape
+    recording: Recording[GemmTiming],
+    here: Sequence[GemmTiming],
+    marked: dict[str, str],
+    at: Shape,
+    place: str,
 ) -> list[Part]:
     """Draw time over tokens, and the limits of the chip that were measured."""
     figures = []
     over_m = swept(recording.rows, at)
     if len({timing.shape[0] for timing in over_m}) > 2:
         reading = f"Time against the number of tokens M; {machine_words(over_m).overtakes}."
-        figure = sweep_figure(over_m, "report", marked)
+        figure = sweep_figure(over_m, place, marked)
         figure.data = [trace for trace in figure.data if trace.visible != "legendonly"]  # nobody clicks paper
         figures.append(("sweep", figure, reading))
     if recording.limits:
         reading = f"The limit of each product, not measured: {machine_words(here).bounds}."
-        figures.append(("roofline", roofline_figure(here, recording.limits, "report", marked), reading))
+        figures.append(("roofline", roofline_figure(here, recording.limits, place, marked), reading))
     return [Part("What bounds them", (), (), tuple(figures))] if figures else []

@@ -108,11 +108,11 @@ def tensor_report(
     parts: list[Part] = []
     makers: tuple[Callable[[], list[Part]], ...] = (
         lambda: _key_numbers(analyses, recipes),
-        lambda: _frontier(matrix.values, sides, numbers),
-        lambda: _errors(matrix.values, sides, at),
+        lambda: _frontier(matrix, sides, numbers),
+        lambda: _errors(matrix, sides, at),
         lambda: _element(matrix, sides, at),
-        lambda: _range(matrix.values, recipes[0].scheme, more.own, numbers),
-        lambda: _methods(matrix.values, more, numbers),
+        lambda: _range(matrix, recipes[0].scheme, more.own, numbers),
+        lambda: _methods(matrix, more, numbers),
         lambda: _speed([r.scheme for r in recipes], measured),
     )
     for index, make in enumerate(makers):
@@ -217,9 +217,9 @@ def _key_numbers(analyses: Sequence[Analysis], recipes: Sequence[Recipe]) -> lis
     return [Part("In numbers", tuple(sentences), (Table("numbers", headers, tuple(rows)),))]
 
 
-def _frontier(x: Tensor, sides: Sequence[Side], numbers: dict[str, float]) -> list[Part]:
+def _frontier(matrix: Matrix, sides: Sequence[Side], numbers: dict[str, float]) -> list[Part]:
     """Compare every named scheme on the tensor; puts their SQNRs into ``numbers``."""
-    rows = mark_frontier(survey(x, SCHEMES.values()))
+    rows = mark_frontier(survey(matrix.values, SCHEMES.values()))
     numbers |= {f"frontier.{r.scheme}": r.report.sqnr_db for r in rows}
     columns = ("scheme", "text", "bits", "SQNR (dB)", "on the frontier")
     table = tuple(
@@ -231,21 +231,21 @@ def _frontier(x: Tensor, sides: Sequence[Side], numbers: dict[str, float]) -> li
         "accurate at the same bits than those on the dotted line. The rings are A and B."
     )
     chosen = [ComparisonRow(side.analysis.q.scheme, side.analysis.report) for side in sides]
-    figure = frontier_figure(rows, "report", chosen[0], chosen[1] if len(chosen) > 1 else None)
+    figure = frontier_figure(rows, matrix.name, chosen[0], chosen[1] if len(chosen) > 1 else None)
     return [
         Part("Among all schemes", (), (Table("schemes", columns, table),), (("frontier", figure, reading),))
     ]
 
 
-def _errors(x: Tensor, sides: Sequence[Side], at: tuple[int, int]) -> list[Part]:
+def _errors(matrix: Matrix, sides: Sequence[Side], at: tuple[int, int]) -> list[Part]:
     histogram = "Distribution of the errors, as shares of all elements."
     reading = (
         "Each cell shows the largest |error| in it, the strips along the edges the RMS error of each column "
         "and row. The circle is the element below."
     )
     figures = (
-        ("errors", error_figure(sides, "report"), histogram),
-        ("error-map", error_map_figure(x, sides, at, "report"), reading),
+        ("errors", error_figure(sides, matrix.name), histogram),
+        ("error-map", error_map_figure(matrix.values, sides, at, matrix.name), reading),
     )
     return [Part("Where the error is", figures=figures)]
 
@@ -257,7 +257,7 @@ def _element(matrix: Matrix, sides: Sequence[Side], at: tuple[int, int]) -> list
         for letter, side, e in zip(LETTERS, sides, seen, strict=False)
     )
     levels = [levels_of(side.analysis, *at) for side in sides]
-    figure = values_figure(sides[0].analysis.before, sides, levels, "report")
+    figure = values_figure(sides[0].analysis.before, sides, levels, matrix.name)
     reading = "Grey: the tensor; coloured: dequantized values; ticks: the levels of the element's block."
     value = f"{seen[0].value:.9g}"
     said = f"The element in row {at[0]}, column {at[1]} is {value}. Its arithmetic, with the numbers:"
@@ -267,9 +267,10 @@ def _element(matrix: Matrix, sides: Sequence[Side], at: tuple[int, int]) -> list
 RANGE_COLUMNS = ("calibrator", "from", "to", "SQNR (dB)", "clipped: beyond the codes (%)", "largest error")
 
 
-def _range(x: Tensor, scheme: Scheme, own: float | None, numbers: dict[str, float]) -> list[Part]:
+def _range(matrix: Matrix, scheme: Scheme, own: float | None, numbers: dict[str, float]) -> list[Part]:
     """Compare the calibrators' ranges for A with one scale, and the custom range ``own``; empty if the scheme
     has no range, or if all values are zero."""
+    x = matrix.values
     if scheme.scale is None or not bool(x.any()):
         return []
     part, all_rows = calibrated_rows(x), x.shape[0]
@@ -298,8 +299,8 @@ def _range(x: Tensor, scheme: Scheme, own: float | None, numbers: dict[str, floa
         "magnitude above it. Dots mark the chosen thresholds."
     )
     figures = (
-        ("ranges", range_figure(report, drawn.low, drawn.high, "report"), shaded),
-        ("calibration", objectives_figure(report, "report"), curves),
+        ("ranges", range_figure(report, drawn.low, drawn.high, matrix.name), shaded),
+        ("calibration", objectives_figure(report, matrix.name), curves),
     )
     return [Part("The range", tuple(said), (Table("ranges", RANGE_COLUMNS, tuple(rows)),), figures)]
 
@@ -319,12 +320,12 @@ METHOD_COLUMNS = (
 )  # fmt: skip
 
 
-def _methods(values: Tensor, more: More, numbers: dict[str, float]) -> list[Part]:
+def _methods(matrix: Matrix, more: More, numbers: dict[str, float]) -> list[Part]:
     """Compare the output error of the layer under each method; empty if no method was requested."""
     tried = more.methods
     if tried is None:
         return []
-    w, x = _layer(values, more.inputs, "comparing methods")
+    w, x = _layer(matrix.values, more.inputs, "comparing methods")
     of_inputs = Scheme.parse(tried.activations) if tried.activations else None
     schemes = [Scheme.parse(text) for text in tried.schemes]
     outcomes = tried.outcomes or tuple(_run(tried.names, schemes, w, x, of_inputs))
@@ -340,13 +341,13 @@ def _methods(values: Tensor, more: More, numbers: dict[str, float]) -> list[Part
         f"the {words.count(seen.shape[0])} others calibrate."
     )
     rows = tuple(_method_row(o) for o in outcomes)
-    figures = [("methods", output_figure(outcomes, "report"), "The layer's output: longer is better.")]
+    figures = [("methods", output_figure(outcomes, matrix.name), "The layer's output: longer is better.")]
     if any(o.objective and o.objective[0] for o in outcomes):
         reading = "Objective of the searching methods, relative to its start; dots mark the minima."
-        figures.append(("objectives", objective_figure(outcomes, "report"), reading))
+        figures.append(("objectives", objective_figure(outcomes, matrix.name), reading))
     if any(o.channel_error for o in outcomes):
         reading = "Each method's output channels under the first scheme, sorted by their error."
-        figures.append(("channel-error", channel_error_figure(outcomes, "report"), reading))
+        figures.append(("channel-error", channel_error_figure(outcomes, matrix.name), reading))
     said = (methods_summary(outcomes, x), how)
     table = Table(METHODS, METHOD_COLUMNS, rows)
     return [Part("Methods that use the layer's inputs", said, (table,), tuple(figures))]
@@ -384,7 +385,7 @@ def _speed(schemes: Sequence[Scheme], measured: Mapping[str, Any] | None) -> lis
         reading = (
             f"One token, {shape}: each product's fastest kernel, torch, and the chip's limit (not measured)."
         )
-        figures = (("speed", speed_figure(here, "report", marked), reading),)
+        figures = (("speed", speed_figure(here, f"{recording.machine.chip}, {shape}", marked), reading),)
         parts.append(Part("Speed", said, (), figures))
     if measured is not None:
         recording = gemms_in(measured)
@@ -396,7 +397,9 @@ def _speed(schemes: Sequence[Scheme], measured: Mapping[str, Any] | None) -> lis
             f"{shape}: each product's fastest kernel that was timed, its baseline, and the chip's limit."
         )
         table = timing_table("speed-measured", recording.rows)
-        figures = (("speed-measured", speed_figure(here, "report", marked), reading),)
+        figures = (
+            ("speed-measured", speed_figure(here, f"{recording.machine.chip}, {shape}", marked), reading),
+        )
         parts.append(Part("Speed, measured", said, (table,), figures))
     return parts
 

@@ -9,27 +9,21 @@ import base64
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote_to_bytes
 
 import jinja2
-import plotly
 
 from explorer.export.files import replacing
 from explorer.export.tables import cell, write_table
-from explorer.paths import ASSETS
+from explorer.figures.paper import WIDE, Page, faces, font, scripts
 from explorer.progress import Progress, checkpoint
 from explorer.reports.content import Content
 
-Page = Any
-"""Page of playwright, which the HTML file does not need."""
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 NUMBERS_ID = "explorer-report"
 """Id of the element that holds the report's numbers and recipe."""
-PNG_SCALE, WIDTH = 2, 860
-"""Pixels of a PNG per pixel of the figure, and the figure's width in pixels."""
+WIDTH = 860
+"""Pixels of the printed report."""
 
 
 def as_html(content: Content) -> str:
@@ -42,26 +36,15 @@ def as_html(content: Content) -> str:
         figures={name: _safe(fig.to_json()) for part in content.parts for name, fig, _ in part.figures},
         record=_safe(json.dumps(record, ensure_ascii=False)),
         record_id=NUMBERS_ID,
-        plotly=_plotly(),
-        inter=_font("inter-latin-wght-normal.woff2"),
-        mono=_font("jetbrains-mono-latin-wght-normal.woff2"),
+        scripts=scripts(),
+        inter=faces("Inter", font),
+        mono=font("jetbrains-mono-latin-wght-normal.woff2"),
     )
 
 
 def _safe(text: str) -> str:
     """Encode JSON so that no text ends the script element around it."""
     return text.replace("<", "\\u003c")
-
-
-@cache
-def _plotly() -> str:
-    script = Path(plotly.__file__).with_name("package_data") / "plotly.min.js"
-    return script.read_text(encoding="utf-8").replace("</script", "<\\/script")
-
-
-@cache
-def _font(name: str) -> str:
-    return base64.b64encode((ASSETS / "fonts" / name).read_bytes()).decode()
 
 
 def write(
@@ -137,25 +120,23 @@ def _opened(text: str) -> Iterator[Page]:
         yield page
 
 
+DRAW = """async ([name, mm]) => {
+  const {paper} = explorer, drawn = await paper.draw(figures[name], mm);
+  const png = await paper.png(new Blob([drawn.svg], {type: 'image/svg+xml'}), drawn);
+  return [drawn.svg, await paper.dataUrl(png), paper.sheet(drawn)];
+}"""
+
+
 def _write_figures(content: Content, page: Page, folder: Path, step: Callable[[], None]) -> Iterator[Path]:
-    draw = "([id, options]) => Plotly.toImage(id, options)"
-    for part in content.parts:
-        for name, figure, _ in part.figures:
-            size = {"width": WIDTH, "height": int(figure.layout.height or 400)}
-            for kind, scale in (("svg", 1), ("png", PNG_SCALE)):
-                url = page.evaluate(draw, [f"figure-{name}", {**size, "format": kind, "scale": scale}])
-                yield _replace(folder / f"{name}.{kind}", _data(url))
-            alone = page.context.new_page()
-            svg = (folder / f"{name}.svg").read_text(encoding="utf-8")
-            alone.set_content(f'<body style="margin:0">{svg}</body>')
-            height = f"{size['height'] + 1}px"
-            printed = alone.pdf(width=f"{WIDTH}px", height=height, print_background=True)
-            yield _replace(folder / f"{name}.pdf", printed)
-            alone.close()
-            step()
-
-
-def _data(url: str) -> bytes:
-    """Return the bytes of a data URL."""
-    head, _, body = url.partition(",")
-    return base64.b64decode(body) if head.endswith("base64") else unquote_to_bytes(body)
+    """Write each figure as a file two columns of a paper wide."""
+    alone = page.context.new_page()
+    for name in (name for part in content.parts for name, _, _ in part.figures):
+        svg, png, sheet = page.evaluate(DRAW, [name, WIDE])
+        yield _replace(folder / f"{name}.svg", svg.encode())
+        yield _replace(folder / f"{name}.png", base64.b64decode(png.partition(",")[2]))
+        alone.set_content(sheet)
+        alone.evaluate("document.fonts.ready")
+        printed = alone.pdf(prefer_css_page_size=True, print_background=True)
+        yield _replace(folder / f"{name}.pdf", printed)
+        step()
+    alone.close()

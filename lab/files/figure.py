@@ -7,11 +7,14 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
+from explorer.figures.labels import Canvas, Label, Spot, annotation, place, segments_of
 from explorer.figures.style import MUTED, A, B, empty, figure, legend_below, log_axis
 from explorer.recordings.files import NOT_RECORDED
 from lab.files.rows import QualityRow
 
-HEIGHT = 460
+HEIGHT, FONT_SIZE = 460, 11
+PLOTS = (660.0, 700.0)
+"""Pixels of the plot's width in two columns of a paper, without and with labels of its axis."""
 NAME = "quality"
 
 
@@ -48,24 +51,45 @@ def quality_figure(rows: Sequence[QualityRow]) -> go.Figure:
                 text=[f"{row.label} ({row.format})" for row in mine],
                 hovertemplate="%{text}<br>%{x:.1f} MB, %{y:.4f} nats<extra></extra>",
             )
-    named = sorted(
-        (row for row in shown if not row.ours and (row.importances or row.format != "GGUF")),
-        key=lambda row: row.bytes,
-    )
-    for row, (x, y, anchor) in zip(named, _places(named, shown), strict=True):
-        fig.add_annotation(
-            x=_mb(row),
-            y=_log(row),
-            text=row.label.partition(",")[0],
-            showarrow=False,
-            xshift=x,
-            yshift=y,
-            xanchor=anchor,
-            font={"size": 10, "color": B},
-        )
-    losses = [row.kl for row in shown if row.kl]
-    log_axis(fig, "y", min(losses) / 1.5, max(losses) * 1.7)
-    return legend_below(fig, 3)
+    x_ends, y_ends = _ends([_mb(row) for row in shown], 0.06), _ends([_log(row) for row in shown], 0.08)
+    for row, spot, label in _names(shown, best, x_ends, y_ends):
+        fig.add_annotation(annotation(spot, label, (_mb(row), _log(row)), B, FONT_SIZE))
+    log_axis(fig, "y", 10 ** y_ends[0], 10 ** y_ends[1])
+    return legend_below(fig.update_xaxes(range=x_ends), 3)
+
+
+def _ends(values: Sequence[float], room: float) -> tuple[float, float]:
+    """Return the ends of an axis with ``room``, a share of the range, at both."""
+    low, high = min(values), max(values)
+    return low - room * (high - low or 1.0), high + room * (high - low or 1.0)
+
+
+def _names(
+    shown: Sequence[QualityRow],
+    best: Sequence[QualityRow],
+    x_ends: tuple[float, float],
+    y_ends: tuple[float, float],
+) -> list[tuple[QualityRow, Spot, Label]]:
+    """Return the names of other programs' files that have room, beside their points."""
+
+    def at(row: QualityRow) -> tuple[float, float]:
+        return _share(_mb(row), x_ends), _share(_log(row), y_ends)
+
+    spots = [
+        Spot(*at(row), 5, "" if row.ours or _is_plain(row) else row.label.partition(",")[0], essential=True)
+        for row in shown
+    ]
+    labels = place(spots, Canvas.of(PLOTS, [HEIGHT - 180], FONT_SIZE), segments_of([at(row) for row in best]))
+    return [(row, s, label) for row, s, label in zip(shown, spots, labels, strict=True) if label]
+
+
+def _share(value: float, ends: tuple[float, float]) -> float:
+    return (value - ends[0]) / (ends[1] - ends[0])
+
+
+def _is_plain(row: QualityRow) -> bool:
+    """True for a GGUF file that another program made without importances; its hover text names it."""
+    return not row.importances and row.format == "GGUF"
 
 
 def frontier_of(rows: Sequence[QualityRow]) -> list[QualityRow]:
@@ -75,28 +99,6 @@ def frontier_of(rows: Sequence[QualityRow]) -> list[QualityRow]:
         if not found or (row.kl or 0.0) < (found[-1].kl or 0.0):
             found.append(row)
     return found
-
-
-_AROUND = ((-8, 0, "right"), (0, 13, "center"), (0, -13, "center"), (8, 0, "left"))
-"""Places of a label beside its marker: pixels to the right and up, and the side that stands there."""
-_NEAR = (9.0, 0.15)
-"""Megabytes and decades within which two labels at the same side would touch."""
-
-
-def _places(named: Sequence[QualityRow], shown: Sequence[QualityRow]) -> list[tuple[int, int, str]]:
-    """For each row of ``named`` the first place of ``_AROUND`` that no near row before it has; on the left
-    only where none of ``shown`` is."""
-    found: list[tuple[int, int, str]] = []
-    for row in named:
-        taken = [place for other, place in zip(named, found, strict=False) if _near(other, row)]
-        if any(_near(other, row) and other.bytes < row.bytes for other in shown):
-            taken.append(_AROUND[0])
-        found.append(next((place for place in _AROUND if place not in taken), _AROUND[1]))
-    return found
-
-
-def _near(row: QualityRow, other: QualityRow) -> bool:
-    return abs(_mb(other) - _mb(row)) < _NEAR[0] and abs(_log(other) - _log(row)) < _NEAR[1]
 
 
 def _mb(row: QualityRow) -> float:

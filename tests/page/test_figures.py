@@ -58,7 +58,7 @@ def empty(browser: Browser) -> Iterator[Page]:
     page.evaluate("document.fonts.load('12px Inter')")
     page.add_script_tag(path=PLOTLY)
     page.evaluate("() => { window.explorer = {}; }")
-    for name in ("numbers", "words", "error_map", "figure"):
+    for name in ("numbers", "words", "error_map", "figure", "paper"):
         page.add_script_tag(path=ASSETS / f"{name}.js")
     yield page
     context.close()

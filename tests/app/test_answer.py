@@ -37,7 +37,7 @@ from tests.covering import FEW, sampled
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of a test are uploads."""
-    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path.parent))
 
 
 @pytest.mark.parametrize("name", sampled(SCHEMES, FEW[:6]))

@@ -28,7 +28,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(estimate, "WORTH", 0)
     monkeypatch.setattr(estimate, "WORTH_SEARCHED", 0)
     monkeypatch.setattr(estimate, "ELEMENTS", 1 << 14)
-    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path.parent))
     path = tmp_path / "weight.npy"
     np.save(path, np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32))
     return str(path)

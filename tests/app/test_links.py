@@ -101,7 +101,7 @@ def test_a_link_that_cannot_be_shown_says_why() -> None:
 
 def test_back_leads_to_a_tensor_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link from outside cannot carry the file; of one that another replaced, the tensor is said."""
-    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path.parent))
     np.save(path := tmp_path / "second.npy", np.ones((4, 4), np.float32))
     asked = {"source": "file", "file": str(path)}
     right = Query(asked | {"file_tensor": "second"})

@@ -82,10 +82,12 @@ def header(
     return render("header", badge=badge, gpu=gpu, places=places, names=names)
 
 
-def chips(tensor: str, schemes: Sequence[Scheme | Recipe]) -> str:
-    """The bar's buttons: the tensor, scheme A, and scheme B or the offer of one."""
+def chips(tensor: str, schemes: Sequence[Scheme | Recipe], model: str = "", of_model: bool = False) -> str:
+    """The bar's buttons: the tensor, or the model and its layer (``of_model``: the tensor is one), scheme A,
+    and scheme B or the offer of one."""
     first, *others = map(_short, schemes)
-    return render("chips", tensor=tensor, first=first, second=others[0] if others else "")
+    second = others[0] if others else ""
+    return render("chips", tensor=tensor, first=first, second=second, model=model, of_model=of_model)
 
 
 def _short(scheme: Scheme | Recipe) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from app import limits
 from app.parts import html
 from app.parts.section import RECORD, SELECTION, Section, Shown
+from app.sections import subject
 from app.serving import uploads
 from app.state.controls import (
     CODES,
@@ -63,7 +64,9 @@ def view(query: Query) -> Shown:
     """Show the chips, and hand the record's facts to the page's scripts."""
     chosen = query.record
     facts = {name: value or "" for name, value in dataclasses.asdict(chosen).items()}
-    return {"chips": html.chips(tensor_name(chosen), chosen.recipes), "record": json.dumps(facts)}
+    of_model = chosen.source == "model"
+    chips = html.chips(tensor_name(chosen), chosen.recipes, subject.name_of(query), of_model)
+    return {"chips": chips, "record": json.dumps(facts)}
 
 
 def choose(query: Query, what: Mapping[str, Any]) -> Mapping[str, str]:
@@ -128,7 +131,7 @@ def unknown_keys(query: Query, known: Iterable[str]) -> dict[str, str]:
 
 def bar(known: Iterable[str]) -> Section:
     """The bar of a page whose sections read the keys ``known``."""
-    every = {*known, *RECORD}
+    every = {*known, *RECORD, *subject.KEYS}
 
     def shown(query: Query) -> Shown:
         query.problems |= unknown_keys(query, every)
@@ -136,7 +139,7 @@ def bar(known: Iterable[str]) -> Section:
 
     return Section(
         name="bar",
-        follows=RECORD,
+        follows=(*RECORD, *subject.KEYS),
         view=shown,
         acts={"choose": choose},
         script="explorer.barSection",
@@ -224,4 +227,7 @@ TENSOR_PANEL = Section(
     classes="drawer",
     template="panel_tensor",
 )
-PANELS = (TENSOR_PANEL, scheme_panel("a"), scheme_panel("b"))
+MODEL_PANEL = dataclasses.replace(
+    subject.SECTION, name="panel-model", element_id="panel-model", classes="drawer", template="subject"
+)
+PANELS = (TENSOR_PANEL, MODEL_PANEL, scheme_panel("a"), scheme_panel("b"))

@@ -223,6 +223,11 @@ def _short(place: str) -> str:
     return place.rstrip("/\\").replace("\\", "/").rpartition("/")[2] or place
 
 
+def name_of(query: Query) -> str:
+    """The name of an address's model, without opening it."""
+    return _short(query.get("model", "").strip() or query.get("survey") or next(iter(recorded()), ""))
+
+
 def about(one: ModelSubject) -> tuple[str, str]:
     """Two lines on a model: its size, and what stays as it is."""
     parts = [f"{_many(one.weights)} weights in {len(one.layers)} layers", words.bytes_(one.bytes)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from app.parts import html
 from app.parts.controls import NumberInput, Select
 from app.parts.section import Section, Shown
+from app.sections import subject
 from app.state.query import Query
 from explorer import SCHEMES
 from explorer.analysis.cache import CONTEXT, USUAL, CachePlan
@@ -15,9 +16,12 @@ from explorer.words import bytes_
 
 SIZES = ("fp32", "bf16", "fp8_e4m3_row", "int8_row", "mxfp6_e2m3", "nvfp4", "mxfp4", "int4_group128",
          "int2_group64", "ternary_absmean", "binary_row")  # fmt: skip
-BY_COUNT = "by parameter count"
+OPEN, BY_COUNT = "open", "by parameter count"
 MODEL = Select(
-    key="sized", label="Model", usual="Llama-2-7B", options={name: name for name in (*MODELS, BY_COUNT)}
+    key="sized",
+    label="Model",
+    usual=OPEN,
+    options={OPEN: "the one in the bar", **{name: name for name in (*MODELS, BY_COUNT)}},
 )
 BILLIONS = NumberInput(key="billions", label="Billions of parameters", usual="7", low=1e-6, high=1e6)
 STORED = Select(
@@ -32,11 +36,14 @@ def view(query: Query) -> Shown:
     shape = MODELS.get(model)
     own = [recipe.scheme for recipe in query.record.recipes]
     rows = {scheme.name: scheme for scheme in (*own, *(SCHEMES[name] for name in SIZES))}
-    count = 0 if shape else round(BILLIONS.of(query) * 1e9)
-    estimates = [estimate(scheme, shape, count) for scheme in rows.values()]
+    count, kept = 0 if shape else round(BILLIONS.of(query) * 1e9), 0
+    if model == OPEN:
+        opened = subject.subject(query)
+        count, kept = opened.weights, sum(opened.kept.values())
+    estimates = [estimate(scheme, shape, count, kept) for scheme in rows.values()]
     table = html.memory(estimates, [scheme.label for scheme in own])
     if shape is None:
-        message = "heads and layers are not known by parameter count: choose a model"
+        message = "heads and layers are not known of this one: choose one of the named models"
         return {"table": table, "cache-size": empty(message), "said": ""}
     plan = CachePlan.parse(USUAL[stored])
     exact, less = (shape.cache.bytes_of(one, CONTEXT) for one in (CachePlan(), plan))
@@ -55,7 +62,7 @@ def view(query: Query) -> Shown:
 SECTION = Section(
     name="sizes",
     title="Memory",
-    follows=("scheme", "second"),
+    follows=("scheme", "second", *subject.KEYS),
     controls=(MODEL, BILLIONS, STORED),
     view=view,
 )

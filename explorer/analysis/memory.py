@@ -96,8 +96,11 @@ class MemoryEstimate:
     fits: tuple[str, ...]
 
 
-def estimate(scheme: Scheme, model: ModelShape | None = None, parameters: int = 0) -> MemoryEstimate:
-    """Compute the size of a known model, or of ``parameters`` weights in 4096×4096 matrices.
+def estimate(
+    scheme: Scheme, model: ModelShape | None = None, parameters: int = 0, kept: float = 0
+) -> MemoryEstimate:
+    """Compute the size of a known model, or of ``parameters`` weights in 4096×4096 matrices and ``kept``
+    bytes that stay as they are stored.
 
     ``ValueError`` without a model and without a positive count.
     """
@@ -112,7 +115,8 @@ def estimate(scheme: Scheme, model: ModelShape | None = None, parameters: int = 
         raise ValueError("a model has at least one parameter")
     else:
         total, linears_only = parameters * scheme.bits_per_element(TYPICAL_SHAPE).total / 8, None
-    return MemoryEstimate(scheme.label, 8 * total / parameters, total, linears_only, gpus_that_hold(total))
+    bits, total = 8 * total / parameters, total + kept
+    return MemoryEstimate(scheme.label, bits, total, linears_only, gpus_that_hold(total))
 
 
 def left_on(size: float, gigabytes: float) -> float | None:
@@ -124,10 +128,10 @@ def left_on(size: float, gigabytes: float) -> float | None:
 
 def sizes_that_differ(weights: Sequence[float], count: int = 3) -> list[float]:
     """List ``count`` memory sizes of ``GPUS`` in GB, from the smallest that holds any of ``weights``
-    (bytes)."""
+    (bytes), and those of a server's GPUs, 80 and 141, if they hold any."""
     every = sorted(set(GPUS.values()))
     holding = [size for size in every if any(left_on(w, size) is not None for w in weights)]
-    return holding[:count]
+    return sorted({*holding[:count], *(size for size in holding if size in (80, 141))})
 
 
 def gpus_that_hold(size: float) -> tuple[str, ...]:

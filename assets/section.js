@@ -283,7 +283,8 @@ class Section {
     const of = group || target;
     let value = target.type === 'checkbox' && !group ? (target.checked ? '1' : '0') : target.value;
     if (group?.dataset.several) value = [...group.querySelectorAll('input:checked')].map(box => box.value).join();
-    if ('local' in of.dataset) explorer.local[key] ??= '';
+    if (value.length > (of.dataset.local ?? Infinity)) explorer.local[key] ??= '';  // too long for an address
+    else if ('local' in of.dataset) delete explorer.local[key];
     if (target.validity?.badInput || (target.validity && !target.validity.valid)) {
       target.reportValidity();
       return;

@@ -19,10 +19,12 @@ Object.assign(explorer, {
   /* Change the record. With `visit`, Back leads to what it was. An empty value takes a key out. */
   set(changes, visit = true) {
     if (visit) explorer.settle();
-    const linked = Object.entries(changes).filter(([key]) => !(key in explorer.local));
-    for (const key of Object.keys(changes)) if (key in explorer.local) explorer.local[key] = changes[key];
+    const linked = {...changes};
+    for (const key of Object.keys(changes)) {
+      if (key in explorer.local) [explorer.local[key], linked[key]] = [changes[key], ''];
+    }
     if (changes.file) sessionStorage.setItem('file', changes.file);
-    explorer.writeQuery(Object.fromEntries(linked), visit);
+    explorer.writeQuery(linked, visit);
     explorer.recordChanged();
   },
 

@@ -1,7 +1,7 @@
 /* The strip of KL under a text: one stop of the tab key, arrows move along it, and the token under the mouse
    or the keyboard is read out below. */
 Object.assign(explorer, {
-  texts(element) {
+  texts({element}) {
     const strip = target => target.closest?.('.kl-tokens button');
     const read = token => {
       const box = token.closest('.kl'), mark = box.closest('.text-column');

@@ -22,14 +22,15 @@ class Control(ABC):
     """One value of the address.
 
     key: in the address, and the name of the endpoint's parameter. usual: the text of a fresh page, which the
-    address leaves out. linked: False for values that no address should hold, as a long prompt.
+    address leaves out. linked: False for values that no address should hold; of texts also the number of
+    characters up to which it does.
     """
 
     key: str
     label: str
     usual: str = ""
     about: str = ""
-    linked: bool = True
+    linked: bool | int = True
 
     @abstractmethod
     def read(self, text: str) -> Any:

@@ -1,4 +1,5 @@
-"""Run: one prompt, continued by a model and by what schemes or the survey's recipe make of it."""
+"""Run: one prompt, continued by the model in the bar and by what schemes or its survey's recipe make of
+it."""
 
 from __future__ import annotations
 
@@ -7,26 +8,25 @@ import shlex
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, TypeVar
-
-import gradio as gr
 
 from app import limits
 from app.parts import html
-from app.parts.page import Page
+from app.parts.controls import Control, IntegerInput, MultiSelect, TextInput
+from app.parts.section import Section, Shown
 from app.parts.texts import ORIGINAL, TextColumn, texts
-from app.parts.views import Control, Shown, StatusView, listen, shows
-from app.parts.widgets import RunButtons, block, heading, stop_button
-from app.sections.survey import OWN, Budget
-from app.serving.work import LeftError
+from app.sections import subject
+from app.serving.work import LeftError, OvertakenError
 from app.state.analyses import each, loading
 from app.state.gpu_lock import gpu_lock, locked_steps
 from app.state.models import check_runnable
+from app.state.query import Query
 from app.state.selection import NothingChosenError
+from app.state.visits import visit
 from explorer.core.backend import work_device
 from explorer.methods.recipe import Recipe
 from explorer.progress import Progress, StoppedError
+from explorer.reports.survey import USUAL_BITS, Asked, bought
 from explorer.running import Comparison, Engine, Subject, Writing, compare, open_engine, subject_of
 from explorer.running.choice import AUTO
 from explorer.running.compare import parting_so_far
@@ -38,98 +38,88 @@ from explorer.survey.recipe import ModelRecipe
 
 RECIPE = "recipe"
 COLUMNS = {ORIGINAL: "The original", "a": "Scheme A", "b": "Scheme B", RECIPE: "The survey's recipe"}
-USUAL_COLUMNS = (ORIGINAL, "a", "b")
 MOST_LINKED = 200
 """Characters of a prompt that a link holds."""
 SHOWN_EVERY_S = 0.1
 EXAMPLE = "HuggingFaceTB/SmolLM2-135M-Instruct"
-NO_MODEL = (
-    f"name a causal language model: a Hub id such as {EXAMPLE}, or on a local page a folder; an empty box "
-    "means the model of your own survey above, and there is none yet"
-)
+NO_MODEL = f"open a causal language model in the bar: a Hub id such as {EXAMPLE}, or on a local page a folder"
 HOSTED_ENGINE = "a public page runs torch alone"
-WAITS: dict[str, Any] = {"show_progress": "minimal"}
-"""A run that has to wait says its place in the queue."""
+PROMPT = TextInput(
+    key="prompt",
+    label="Prompt",
+    usual=USUAL_PROMPT,
+    lines=2,
+    most=limits.LOCAL.prompt_characters,
+    linked=MOST_LINKED,
+)
+WHICH = MultiSelect(key="columns", label="Columns", usual=f"{ORIGINAL},a,b", options=COLUMNS)
+TOKENS = IntegerInput(
+    key="tokens",
+    label="Tokens",
+    usual=str(USUAL_TOKENS),
+    low=1,
+    high=limits.LOCAL.text_tokens,
+    slider=True,
+)
 Result = TypeVar("Result")
-STOPPED = "Stopped; what was written and measured is kept."
 
 
-@dataclass(frozen=True)
-class TextsView(StatusView):
-    """How far the run is; where the texts come from (a recording, or this machine), the texts, and the
-    commands that write them. live: true once a visitor's own run is shown."""
-
-    source: Shown
-    texts: Shown
-    command: Shown
-    live: Shown
+def view(query: Query) -> Shown:
+    """Show the texts of the visitor's last run, or the recorded run."""
+    return visit().written or _recorded()
 
 
-@shows(TextsView)
-def recorded_run(live: bool) -> TextsView:
-    """The recorded run, unless the visitor's own is shown."""
+def _recorded() -> Shown:
+    """The recorded run: whose it is, its texts, and the commands that write them; nothing without one."""
     recording = recorded_texts()
-    if live or not recording:
-        return TextsView.unchanged()
+    if not recording:
+        return {}
     columns = []
     for one in recording.rows:
         label = label_of_text(one.scheme) if one.scheme else COLUMNS[ORIGINAL]
         columns.append(TextColumn(one.scheme or ORIGINAL, label, mark=html.short_name(label), transcript=one))
-    first = recording.rows[0]
-    schemes = [one.scheme for one in recording.rows if one.scheme]
-    return TextsView.unchanged(
-        source=html.sentence(
-            f"A recorded run of {first.model}, {recording.source}. Name a model for one of your own."
-        ),
-        texts=texts(first.prompt, columns),
-        command=html.commands(
+    first, second = recording.rows[:2]
+    options = [_scheme(second.scheme)]
+    said = (
+        f"A recorded run of {first.model}, {recording.source}. Open a model in the bar for one of your own."
+    )
+    return {
+        "source": html.sentence(said),
+        "texts": texts(first.prompt, columns),
+        "command": html.commands(
             [
                 "pip install 'quantization-explorer[run]'",
                 f"hf download {EXAMPLE}",
-                *_commands(
-                    EXAMPLE, [_scheme(one) for one in schemes[:1]], first.prompt, first.figures.tokens
-                ),
+                *_commands(EXAMPLE, options, first.prompt, first.figures.tokens),
             ]
         ),
-    )
+    }
 
 
-@shows(TextsView)
-def write(
-    where: str,
-    prompt: str,
-    tokens: float,
-    which: list[str],
-    first: str,
-    second: str,
-    surveyed: str,
-    asked: Budget,
-) -> Iterator[TextsView]:
-    """Continue ``prompt`` by at most ``tokens`` tokens: by the model at ``where`` (a folder, a Hub id or a
-    .gguf file; "": the model of one's own survey, at ``surveyed`` if that is named) and by the columns
-    ``which`` (of ``COLUMNS``) of it, with the schemes ``first`` and ``second`` for A and B. One column after
-    another, so that each has the machine to itself. Yields the texts as they come; stopping keeps what is
-    there."""
-    count = _checked(prompt, tokens)
-    schemes = {"a": first, "b": second}
-    names = [name for name in COLUMNS if name in which and schemes.get(name, "-")]
+def write(query: Query) -> Iterator[Shown]:
+    """Continue the prompt by the chosen columns: the model in the bar, A and B and its survey's recipe of it.
+    One after another, so that each has the machine to itself. Yields the texts as they come; stopping keeps
+    what is there."""
+    prompt, count = _checked(query)
+    schemes = {"a": query.record.scheme, "b": query.record.second}
+    names = [name for name in COLUMNS if name in _read(WHICH, query) and schemes.get(name, "-")]
     if not names:
         raise ValueError("choose at least one column; B needs a scheme B")
-    place = _place(where, surveyed, asked)
-    check_runnable(place)
-    run = _Run(subject_of(place, limits=limits.current().sources), prompt, count)
+    model = subject.subject(query)
+    if not model.named and model.which != subject.OWN:
+        raise NothingChosenError(NO_MODEL)
+    check_runnable(model.place, model.revision)
+    opened = subject_of(model.place, None, model.revision or None, limits.current().sources)
+    run = _Run(opened, prompt, count)
     for name in names:
-        run.add(name, schemes.get(name, ""), asked)
+        run.add(name, schemes.get(name, ""), query)
     try:
         yield from run.steps()
-    except ValueError:  # of model or prompt; before the first token the texts of the run before are shown
-        yield run.ended("")
-        raise
-    except LeftError:
+    except (LeftError, OvertakenError):
         raise
     except StoppedError:
         limit = f"the time limit of a run here, {limits.current().run_seconds:.0f} s"
-        yield run.ended(f"Stopped: {limit}. What was written and measured is kept.")
+        yield run.view(f"Stopped: {limit}. What was written and measured is kept.")
 
 
 class _Run:
@@ -139,25 +129,25 @@ class _Run:
         self.plain, self.prompt, self.tokens = plain, prompt, tokens
         self.columns: list[TextColumn] = []
         self._recipes: dict[str, Recipe | ModelRecipe | None] = {ORIGINAL: None}
+        self._visit = visit()
 
-    def add(self, name: str, scheme: str, asked: Budget) -> None:
-        """A column of ``COLUMNS``, of a scheme or of what the survey's budget buys; one that cannot be made
-        says why."""
+    def add(self, name: str, scheme: str, query: Query) -> None:
+        """Add a column of ``COLUMNS``, of a scheme or of what the survey's budget buys; one that cannot be
+        made says why."""
         column = TextColumn(name, COLUMNS[name], name.upper(), "waits for its turn")
         self.columns.append(column)
         try:
             if name == RECIPE:
                 column.mark = "recipe"
-                recipe = asked.bought().recipe
-                self._recipes[name] = recipe
+                self._recipes[name] = recipe = _bought(query)
                 column.label = f"The survey's recipe, {recipe.bits or 0:.2f} bits"
             elif name != ORIGINAL:
-                parsed = Recipe.parse(scheme)
-                self._recipes[name], column.label = parsed, parsed.label
+                self._recipes[name] = parsed = Recipe.parse(scheme)
+                column.label = parsed.label
         except ValueError as error:
             column.state, column.error = "", str(error)
 
-    def steps(self) -> Iterator[TextsView]:
+    def steps(self) -> Iterator[Shown]:
         """What is shown, from waiting columns to whole ones."""
         yield self.view(f"Opening {self.plain.name} …")
         original: Writing | None = None
@@ -176,48 +166,39 @@ class _Run:
                     elif original is not None:
                         yield from self._compared(column, original, writing)
                     column.state = ""
-        if not self._begun:
+        done = sum(column.transcript is not None for column in self.columns)
+        if not done:
             raise ValueError("; ".join(f"{column.label}: {column.error}" for column in self.columns))
-        yield self.view(self._ended())
+        many = "" if done == 1 else "s"
+        yield self.view(f"{done} text{many} of {self.plain.name}, one after another on this machine.")
 
-    def ended(self, status: str) -> TextsView:
-        """What is there when a run ends before its last column."""
-        for column in self.columns:
-            column.state = column.after if column.state else ""
-        return self.view(status)
-
-    @property
-    def _begun(self) -> bool:
-        """Whether there is something to show in place of the texts of the run before."""
-        return any(column.transcript for column in self.columns)
-
-    def view(self, status: str) -> TextsView:
-        if not self._begun:  # texts.css: columns that are there are of the run before
-            return TextsView.unchanged(status=f'<div class="opening">{html.status(status)}</div>')
+    def view(self, status: str) -> Shown:
+        """The columns as they are; before the first token those of the run before stay."""
+        if not any(column.transcript for column in self.columns):
+            return {"status": f'<div class="opening">{html.status(status)}</div>'}
         shown = [c for c in self.columns if self._recipes.get(c.name)]
         options = [
             "--recipe recipe.json" if c.name == RECIPE else _scheme(self._recipes[c.name]) for c in shown
         ]
-        return TextsView(
-            status=html.status(status),
-            source="",
-            texts=texts(self.prompt, self.columns),
-            command=html.commands(_commands(self.plain.place, options, self.prompt, self.tokens)),
-            live=True,
-        )
+        self._visit.written = {
+            "source": "",
+            "texts": texts(self.prompt, self.columns),
+            "command": html.commands(_commands(self.plain.place, options, self.prompt, self.tokens)),
+        }
+        return {"status": html.status(status), **self._visit.written}
 
-    def _opened(self, column: TextColumn) -> Generator[TextsView, None, Engine | None]:
+    def _opened(self, column: TextColumn) -> Generator[Shown, None, Engine | None]:
         """The column's engine; None, and its column says why, where there is none."""
-        recipe = self._recipes[column.name]
+        recipe, plain = self._recipes[column.name], self.plain
         bounds, room = limits.current(), self.tokens + len(self.prompt.encode()) + 16
 
         def load(progress: Progress) -> Engine:
-            subject = self.plain
+            own = plain
             if recipe is not None:
-                subject = subject_of(self.plain.place, recipe, limits=bounds.sources)
+                own = subject_of(plain.place, recipe, plain.revision, bounds.sources)
             with gpu_lock():
                 name = TorchEngine.name if bounds.hosted else AUTO
-                engine = open_engine(subject, name, work_device(), progress=progress, room=room)
+                engine = open_engine(own, name, work_device(), progress=progress, room=room)
             if bounds.hosted:
                 engine.why = HOSTED_ENGINE
             try:
@@ -235,7 +216,7 @@ class _Run:
             column.state, column.error = "", str(error)
             return None
 
-    def _written(self, column: TextColumn, writing: Writing, original: Writing | None) -> Iterator[TextsView]:
+    def _written(self, column: TextColumn, writing: Writing, original: Writing | None) -> Iterator[Shown]:
         """The column's text as it comes, held against the ``original``'s: a run may be stopped at any
         token."""
         said, last = f"{column.label} writes …", 0.0
@@ -248,7 +229,7 @@ class _Run:
                 yield self.view(said)
                 last = time.monotonic()
 
-    def _compared(self, column: TextColumn, original: Writing, writing: Writing) -> Iterator[TextsView]:
+    def _compared(self, column: TextColumn, original: Writing, writing: Writing) -> Iterator[Shown]:
         def hold(progress: Progress) -> Comparison:
             with gpu_lock():
                 return compare(original, writing, work_device())
@@ -259,44 +240,45 @@ class _Run:
 
     def _told(
         self, column: TextColumn, what: str, work: Callable[[Progress], Result]
-    ) -> Generator[TextsView, None, Result]:
+    ) -> Generator[Shown, None, Result]:
         """The result of ``work``; says how far it is in the column."""
 
-        def say(words: str) -> TextsView:
+        def say(words: str) -> Shown:
             column.state = words
-            return self.view(f"{what}: {column.label} …" if self._begun else f"{column.label}: {words}")
+            return self.view(f"{column.label}: {words}")
 
         return (yield from each(loading(what, work), say))
 
-    def _ended(self) -> str:
-        done = sum(column.transcript is not None for column in self.columns)
-        return (
-            f"{done} text{'' if done == 1 else 's'} of {self.plain.name}, one after another on this machine."
-        )
+
+def _read(control: Control, query: Query) -> Any:
+    """The value of a control; ``ValueError`` where it is not valid, as a run takes nothing else for it."""
+    try:
+        return control.read(query.get(control.key) or control.usual)
+    except ValueError as error:
+        raise ValueError(f"{control.label.lower()}: {error}") from error
 
 
-def _checked(prompt: str, tokens: float) -> int:
-    """The number of tokens; ``ValueError`` for what is not taken here."""
+def _checked(query: Query) -> tuple[str, int]:
+    """Prompt and number of tokens; ``ValueError`` for what is not taken here."""
     bounds = limits.current()
-    check_prompt(prompt, int(tokens))
+    prompt, tokens = _read(PROMPT, query), _read(TOKENS, query)
+    check_prompt(prompt, tokens)
     if len(prompt) > bounds.prompt_characters:
         raise ValueError(
             f"the prompt has {len(prompt):,} characters; at most {bounds.prompt_characters:,} are taken here"
         )
     if tokens > bounds.text_tokens:
-        raise ValueError(
-            f"{tokens:,.0f} tokens are asked for; at most {bounds.text_tokens:,} are written here"
-        )
-    return int(tokens)
+        raise ValueError(f"{tokens:,} tokens are asked for; at most {bounds.text_tokens:,} are written here")
+    return prompt, tokens
 
 
-def _place(where: str, surveyed: str, asked: Budget) -> str:
-    """Where the model is: as named, or as the visitor's own survey has it."""
-    if where.strip():
-        return where.strip()
-    if asked.which != OWN:
-        raise NothingChosenError(NO_MODEL)
-    return surveyed.strip() or asked.bought().survey.head.model
+def _bought(query: Query) -> ModelRecipe:
+    """The recipe that the address's budget buys of the model's survey."""
+    found = subject.subject(query).survey
+    if found is None:
+        raise ValueError("this model has no survey yet: make or open one at Budget")
+    bits = float(query.get("budget") or USUAL_BITS)
+    return bought(found, Asked(bits=bits)).recipe
 
 
 def _commands(place: str, options: Sequence[str], prompt: str, tokens: int) -> list[str]:
@@ -310,77 +292,13 @@ def _scheme(recipe: object) -> str:
     return f"--scheme {shlex.quote(str(recipe))}"
 
 
-def build(page: Page, surveyed: Sequence[Control]) -> None:
-    """Lay the section out. ``surveyed``: the survey's box of a model, and the controls of its budget."""
-    bounds = limits.current()
-    heading("Run", "one prompt, continued by the original and by what quantization makes of it")
-    prompt = gr.Textbox(
-        USUAL_PROMPT,
-        label="Prompt",
-        lines=2,
-        max_lines=8,
-        max_length=bounds.prompt_characters,
-        elem_id="run-prompt",
-    )
-    with gr.Row(elem_classes="stacked"):
-        where = gr.Textbox(
-            "",
-            label="Model: folder or Hub id",
-            info="Empty: the model of your own survey above.",
-            placeholder=EXAMPLE,
-            max_lines=1,
-            elem_id="run-model",
-        )
-        which = gr.CheckboxGroup(
-            [(words, name) for name, words in COLUMNS.items()],
-            value=list(USUAL_COLUMNS),
-            label="Columns",
-            elem_id="run-columns",
-        )
-        tokens = gr.Slider(
-            1,
-            bounds.text_tokens,
-            value=USUAL_TOKENS,
-            step=1,
-            label="Tokens",
-            elem_id="run-tokens",
-        )
-    with gr.Row():
-        start = gr.Button("Run", variant="primary", min_width=120, elem_id="run-start")
-        stop = stop_button()
-    status = block(html.status("Not run yet."), elem_id="run-status")
-    stopped = block(elem_id="run-stopped")
-    view = TextsView(
-        status=status,
-        source=block(elem_id="run-source"),
-        texts=block(elem_id="run-texts", js_on_load="explorer.texts(element)"),
-        command=block(elem_id="run-command"),
-        live=gr.State(False),
-    )
-    page.when_seen(recorded_run, [view.live], view, api_name="recorded_run", api_visibility="undocumented")
-    buttons = RunButtons((start,), stop, stopped)
-    buttons.begin_on(start.click, where.submit)
-    inputs = [where, prompt, tokens, which, *page.pair, *surveyed]
-    running = [
-        listen(
-            event,
-            write,
-            inputs,
-            view,
-            api_name=name,
-            concurrency_id="compute",
-            **WAITS,
-            show_progress_on=stopped,
-        )
-        for event, name in ((start.click, "run_model"), (where.submit, "run_model_by_key"))
-    ]
-    buttons.end_with(*running, message=STOPPED)
-    page.keep("columns", which, which.change, visit=False)
-    # On a public page a prompt is in no address: addresses are logged, and sent to others.
-    page.keep(
-        "prompt",
-        prompt,
-        *(() if bounds.hosted else (prompt.blur, start.click)),
-        visit=False,
-        most=MOST_LINKED,
-    )
+SECTION = Section(
+    name="run",
+    title="Run",
+    follows=("model", "revision", "survey", "surveyfile", "scheme", "second", "budget"),
+    controls=(PROMPT, WHICH, TOKENS),
+    view=view,
+    runs={"write": write},
+    script="explorer.texts",
+    shares={"bounds": limits.current, "most_linked": MOST_LINKED},
+)

@@ -22,9 +22,9 @@ def runnable_model(where: str, head: bool = False) -> Model:
     return _MODELS.get(key, lambda: load_model(where, device=device, limits=bounds, head=head), _bytes_of)
 
 
-def check_runnable(where: str) -> None:
+def check_runnable(where: str, revision: str = "") -> None:
     """``SourceError`` for a model that is larger than may be run here, and for one that may not be opened."""
-    source = model_source(where, "")
+    source = model_source(where, revision)
     weights, most = sum(info.elements for info in source.infos), limits.current().model_weights
     if weights > most:
         raise SourceError(f"{where} has {weights:,} weights; here a model of up to {most:,} can be run")

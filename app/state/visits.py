@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,6 +70,7 @@ class VisitData:
     surveys: files of surveys that were made here, by the model's place and revision.
     compared: the two checkpoints that the visitor's last run compared.
     trained: networks of the visitor's last training.
+    written: the texts of the visitor's last run of a model, as its section shows them.
     """
 
     opened_recordings: tuple[OpenedRecording, ...] = ()
@@ -79,6 +80,7 @@ class VisitData:
     surveys: dict[tuple[str, str], Path] = field(default_factory=dict)
     compared: ComparedCheckpoints | None = None
     trained: TrainedNetworks | None = None
+    written: Mapping[str, str] | None = None
 
 
 _visits: OrderedDict[str, VisitData] = OrderedDict()

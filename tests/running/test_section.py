@@ -11,17 +11,15 @@ from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
-import gradio as gr
 import pytest
 import torch
-from app.link import visited
 
 from app import limits
 from app.parts import texts as text_columns
-from app.sections import run, survey
-from app.state.record import Record
+from app.sections import run
+from app.state import visits
+from app.state.query import Query
 from explorer.methods.recipe import Recipe
 from explorer.running import compare, open_engine, subject_of
 from explorer.running.torch_engine import TorchEngine
@@ -29,32 +27,20 @@ from explorer.running.transcript import recorded_texts
 from explorer.sources import SourceError, source_limits
 from tests.running.conftest import PROMPT
 
-(RECORDED,) = survey.recorded()
-BUDGET = (RECORDED, None, "any", "", 4.5, "none", survey.BITS, survey.BATCHES[0])
 ALL = ["original", "a", "b"]
 A, B = "int3_group64", "nvfp4"
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The messages shown to the visitor."""
-    messages: list[str] = []
-    monkeypatch.setattr(limits, "notify", messages.append)
-    return messages
-
-
-def write(
-    where: Path | str, prompt: str = PROMPT, tokens: int = 6, which: list[str] = ALL, second: str = B
-) -> Iterator[Any]:
-    return run.write(str(where), prompt, tokens, which, A, second, "", *BUDGET)
+def write(where: Path | str, which: list[str] = ALL, second: str = B, **changed: object) -> Iterator[Any]:
+    record = {"model": str(where), "columns": ",".join(which), "scheme": A, "second": second}
+    usual = {"prompt": PROMPT, "tokens": "6"}
+    return run.write(Query(record | usual | {key: str(value) for key, value in changed.items()}))
 
 
 def columns(view: Any) -> dict[str, str]:
     """The columns' HTML by their names; none while those of the run before stay."""
-    if isinstance(view.texts, dict):
-        return {}
-    parts = re.split(r'<section class="text-column card"[^>]*data-name="(\w+)">', view.texts)
+    parts = re.split(r'<section class="text-column card"[^>]*data-name="(\w+)">', view.get("texts", ""))
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
@@ -78,11 +64,11 @@ def test_columns_fill_one_after_another(views_of_a_run: list[Any]) -> None:
         if not new:
             assert not old, "texts that were shown stay"
             continue
-        assert list(new) == ALL and after.live is True
+        assert list(new) == ALL
         grown = [name for name in ALL if text(new[name]) != text(old.get(name, ""))]
         assert len(grown) <= 1 and all(text(new[name]).startswith(text(old.get(name, ""))) for name in ALL)
         begun += [name for name in grown if name not in begun]
-    assert begun == ALL and "3 texts of tiny-llama" in views_of_a_run[-1].status
+    assert begun == ALL and "3 texts of tiny-llama" in views_of_a_run[-1]["status"]
 
 
 def test_texts_and_numbers_are_the_librarys(views_of_a_run: list[Any], llama: Path) -> None:
@@ -117,11 +103,11 @@ def test_stop_keeps_what_is_there_and_run_works_again(llama: Path, monkeypatch: 
     for view in steps:
         if len(text(columns(view).get("original", ""))) > 3:
             break
-    assert "\u00a0tokens/s" in view.texts and not closed
+    assert "\u00a0tokens/s" in view["texts"] and not closed
     steps.close()  # type: ignore[attr-defined]
     assert closed == ["tiny-llama"]
     *_, last = write(llama, tokens=2, which=["original"])
-    assert "1 text of tiny-llama" in last.status
+    assert "1 text of tiny-llama" in last["status"]
 
 
 def without(name: str, llama: Path, tmp_path: Path) -> Path:
@@ -130,39 +116,39 @@ def without(name: str, llama: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def columns_left(*shown: Any) -> list[str]:
-    """The texts that a page holds after these views."""
-    return [view.texts for view in shown if isinstance(view.texts, str)][-1:]
-
-
 ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "  "}, "empty"),
-    ({"which": []}, "column"),
+    ({"which": ["nonsense"]}, "original, a, b, recipe"),
     ({"which": ["b"], "second": ""}, "column"),
-    ({"tokens": 0}, "at least 1 token"),
+    ({"tokens": 0}, "from 1 to 512"),
+    ({"tokens": "many"}, "a number"),
     ({"prompt": "word " * 600}, "positions"),
     ({"prompt": "x" * 30_000}, "20,000"),
     ({"where": "/nowhere"}, "/nowhere"),
+    ({"where": ""}, "open a causal language model"),
 ]
 
 
-def test_what_cannot_be_run_is_said(llama: Path, tmp_path: Path, said: list[str]) -> None:
-    """In the section's own line and as a message; no column claims a text."""
+def refused(*steps: Any, **asked: Any) -> str:
+    """Why a run is refused; no column has claimed a text until then."""
+    with pytest.raises(ValueError) as told:
+        for shown in write(**asked):
+            assert "texts" not in shown
+    return str(told.value)
+
+
+def test_what_cannot_be_run_is_said(llama: Path, tmp_path: Path) -> None:
+    """Before the texts of the run before are taken away."""
     bare, weightless = without("tokenizer*", llama, tmp_path), without("*.safetensors", llama, tmp_path)
     lacking = [({"where": bare}, "no tokenizer"), ({"where": weightless}, "")]
     for asked, words in [*ERRORS, *lacking]:
-        *left, last = write(**({"where": llama} | asked))
-        assert words in unescape(last.status) and words in said.pop() and not said
-        assert all("writes" not in shown for shown in columns_left(*left, last))
-    *_, empty = write("")
-    assert empty.status and not said, "a box that is still empty is no error"
+        assert words in refused(**({"where": llama} | asked))
 
 
-def test_a_public_page_has_its_limits(llama: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_public_page_has_its_limits(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPLORER_HOSTED", "1")
     for asked, words in (({"tokens": 65}, "64"), ({"prompt": "x" * 2_001}, "2,000"), ({}, "folders")):
-        *_, last = write(**({"where": llama} | asked))
-        assert words in last.status and words in said.pop() and not said
+        assert words in refused(**({"where": llama} | asked))
 
 
 def test_a_public_page_runs_torch_alone(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,21 +169,22 @@ def test_names_and_prompts_are_text() -> None:
     assert "<img" not in html and html.count("&lt;img") >= 4
 
 
-LINKS = [
-    ("", False, ALL, None),
-    ("columns=original,recipe&prompt=Once", False, ["original", "recipe"], "Once"),
-    ("columns=original,recipe&prompt=Once", True, ["original", "recipe"], None),
-    (urlencode({"prompt": "x" * 201}), False, ALL, None),
-    ("columns=nonsense", False, ALL, None),
-]
+def test_a_visitors_texts_stay_in_place_of_the_recorded_ones(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when something else was chosen meanwhile; and by Stop what was there."""
+    kept = visits.VisitData()
+    monkeypatch.setattr(run, "visit", lambda: kept)
+    assert "recorded run" in run.view(Query({}))["source"]
+    steps = write(llama, tokens=50)
+    shown = next(one for one in steps if "texts" in one)
+    steps.close()  # type: ignore[attr-defined]
+    assert run.view(Query({"scheme": "int8_row"}))["texts"] == shown["texts"]
 
 
-def test_a_link_holds_the_choice_and_a_short_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a public page no prompt; what is not read is said and leaves the address."""
-    for query, hosted, chosen, prompt in LINKS:
-        monkeypatch.setenv("EXPLORER_HOSTED", "1" if hosted else "0")
-        there = visited(query, Record.fresh(), None, True)
-        assert there.kept.columns == chosen
-        assert there.kept.prompt == (gr.skip() if prompt is None else prompt)
-        refused = (prompt is None and "prompt" in query) or "nonsense" in query
-        assert bool(there.missing) == refused and len(there.dropped) == refused
+def test_a_link_holds_a_short_prompt_and_none_on_a_public_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses are logged, and sent to others: what is longer is sent with the record alone."""
+    for hosted, most in (("0", run.MOST_LINKED), ("1", 0)):
+        monkeypatch.setenv("EXPLORER_HOSTED", hosted)
+        prompt = run.SECTION.markup().partition("<textarea")[2].partition(">")[0]
+        assert 'data-key="prompt"' in prompt and f'data-local="{most}"' in prompt

@@ -416,6 +416,39 @@ def downloads(files: Sequence[Path]) -> str:
     return render("downloads", links=links) if links else ""
 
 
+class Cell(NamedTuple):
+    """A cell of ``scheme_table``: its text, the number that it is sorted by, and whether its column holds
+    numbers."""
+
+    text: str
+    value: float | None = None
+    number: bool = False
+
+    @classmethod
+    def of(cls, value: str | float | None, mark: str = "") -> Cell:
+        """A text, or a number to five digits with a ``mark`` before it; a dash for one that is not finite."""
+        if isinstance(value, str):
+            return cls(value)
+        finite = value is not None and math.isfinite(value)
+        return cls(f"{mark}{value:.5g}", value, True) if finite else cls("–", None, True)
+
+
+def scheme_table(
+    name: str,
+    heads: Sequence[str],
+    rows: Sequence[tuple[str, Sequence[Cell]]],
+    pair: tuple[str, str] | None = None,
+) -> str:
+    """A table that its headings sort. Before the cells of each row stands the text of the scheme or recipe
+    that the row makes A or B: ``pair`` are the texts of those now, None where none can be taken."""
+    lines = []
+    for text, cells in rows:
+        keys = zip(SIDES, ("scheme", "second"), pair or (), strict=False)
+        buttons = [(side, json.dumps({key: text}), text == own) for side, key, own in keys if text]
+        lines.append({"cells": cells, "buttons": buttons, "marks": any(on for *_, on in buttons)})
+    return render("scheme_table", table=name, heads=heads, rows=lines, any=pair is not None)
+
+
 def heading(title: str, about: str) -> str:
     """The heading of a section."""
     return render("heading", title=title, about=about)

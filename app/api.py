@@ -11,8 +11,10 @@ from app import limits
 from app.serving.cores import share_of_cores
 from app.serving.measure import measured
 from app.serving.work import check_of_this_run
+from app.state.analyses import analyses_of
 from app.state.choices import schemes_of
 from app.state.gpu_lock import locked_steps
+from app.state.query import Query
 from app.state.selection import Selection, matrix_of, model_source
 from explorer import FORMATS, SCHEMES, SourceError, compare_schemes, mark_frontier
 from explorer.analysis.schemes import comparison_record
@@ -110,6 +112,35 @@ def _reports(chosen: Selection, schemes: str) -> list[dict[str, Any]]:
     return [comparison_record(row) for row in rows]
 
 
+def tensor(
+    source: str = "builtin",
+    sample: str = "mlp_up",
+    file: str = "",
+    file_tensor: str = "",
+    model: str = "",
+    revision: str = "",
+    layer: str = "",
+    scheme: str = "int4_group128_asym",
+    second: str = "",
+) -> list[dict[str, Any]]:
+    """Reports of one or two schemes on a tensor of any source; ``file`` is the path that an upload to
+    /gradio_api/upload was answered with."""
+    texts = {name: value for name, value in locals().items() if value != ""}
+
+    def make() -> list[dict[str, Any]]:
+        query = Query(texts)
+        matrix, pairs = analyses_of(query.record)
+        if query.problems:
+            raise ValueError(". ".join(query.problems.values()))
+        return [
+            {"tensor": matrix.description, "scheme": str(recipe), "describe": recipe.describe()}
+            | {"report": to_json(analysis.report)}
+            for recipe, analysis in pairs
+        ]
+
+    return _answer("tensor", make, **texts)
+
+
 def _answer(name: str, make: Any, **texts: Any) -> Any:
     """The answer, or the refusal as an API error with its words (programs have no screen to keep); also where
     one of ``texts`` is none."""
@@ -126,7 +157,7 @@ def _answer(name: str, make: Any, **texts: Any) -> Any:
 
 
 ENDPOINTS = (
-    list_formats, explain, flip, list_schemes, list_samples, model_layers, report, report_layer,
+    list_formats, explain, flip, list_schemes, list_samples, model_layers, report, report_layer, tensor,
 )  # fmt: skip
 
 

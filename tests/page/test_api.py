@@ -7,9 +7,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
-from gradio_client import Client, handle_file
+from gradio_client import Client
 from safetensors.torch import save_file
 
 from explorer import FORMATS, SCHEMES, compare, load_matrix, quantize
@@ -46,12 +47,28 @@ def test_layers_of_a_folder(client: Client, minilm: Path) -> None:
     assert got["sqnr_db"] == compare(x, quantize(x, SCHEMES["int8_row"])).sqnr_db
 
 
-def test_an_uploaded_file_is_shown(client: Client, tmp_path: Path) -> None:
-    save_file({"w": torch.randn(64, 96)}, tmp_path / "mine.safetensors")
-    file = handle_file(str(tmp_path / "mine.safetensors"))
-    (said,) = client.predict("file", "mlp_up", file, "w", "", "", None, "mxfp4", "", api_name="/tensor")
+def test_an_uploaded_file_is_shown(client: Client, tmp_path: Path, url: str) -> None:
+    """By the path that the upload was answered with; no other path of the server is read."""
+    save_file({"w": torch.randn(64, 96)}, path := tmp_path / "mine.safetensors")
+    (stored,) = httpx.post(f"{url}/gradio_api/upload", files={"files": (path.name, path.read_bytes())}).json()
+    asked = {"source": "file", "file_tensor": "w", "scheme": "mxfp4"}
+    (said,) = client.predict(file=stored, **asked, api_name="/tensor")
     assert "mine.safetensors · w · 64×96" in said["tensor"]
     assert said["scheme"] == "mxfp4" and 15 < said["report"]["sqnr_db"] < 25
+    for forged in ("/etc/hostname", str(path)):
+        with pytest.raises(Exception, match="drop it in again"):
+            client.predict(file=forged, **asked, api_name="/tensor")
+
+
+def test_a_section_is_an_endpoint_with_named_parameters(client: Client) -> None:
+    """A program asks for what a section shows by the names of the address's keys."""
+    slots = client.predict(sized="Llama-2-7B", scheme="nvfp4", api_name="/sizes")
+    assert "NVFP4" in slots["table"] and json.loads(slots["cache-size"])["data"]
+    with pytest.raises(Exception, match="Llama-2-7B"):
+        client.predict(sized="GPT-9", api_name="/sizes")
+    endpoints = client.view_api(return_format="dict")["named_endpoints"]  # type: ignore[index]
+    parameters = [p["parameter_name"] for one in endpoints.values() for p in one["parameters"]]
+    assert not [name for name in parameters if name.startswith("param_")]
 
 
 FORBIDDEN = [
@@ -67,16 +84,3 @@ def test_the_servers_files_are_not_served(path: str, url: str) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(url + path)
     assert refused.value.code in (403, 404)
-
-
-def test_a_path_that_was_not_uploaded_is_refused(url: str) -> None:
-    """A forged file reference cannot read the server's disk."""
-    forged = {"path": "/etc/hostname.npy", "meta": {"_type": "gradio.FileData"}}
-    data = ["file", "mlp_up", forged, "w", "", "", None, "bf16", ""]
-    body = json.dumps({"data": data}).encode()
-    request = urllib.request.Request(
-        f"{url}/gradio_api/call/tensor", body, {"Content-Type": "application/json"}
-    )
-    event = json.loads(urllib.request.urlopen(request).read())["event_id"]
-    answer = urllib.request.urlopen(f"{url}/gradio_api/call/tensor/{event}").read().decode()
-    assert "event: error" in answer and "root:" not in answer

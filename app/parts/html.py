@@ -69,6 +69,11 @@ def render(name: str, **values: Any) -> str:
     return _TEMPLATES.get_template(f"{name}.html").render(**values)
 
 
+def render_text(text: str, **values: Any) -> str:
+    """The template ``text``, with ``values``, which it escapes."""
+    return _TEMPLATES.from_string(text).render(**values)
+
+
 def header(
     badge: str,
     gpu: bool,

@@ -64,7 +64,7 @@ class NotComputedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section. Its markup is the template ``sections/NAME.html``.
+    """A section. Its markup is the template ``sections/NAME.html``, or ``body``.
 
     name: in links, and of the endpoint. title: in the place's list of sections; "" leaves it out.
     follows: keys of the record that it shows something of; its ``controls``' keys are always among them.
@@ -89,6 +89,7 @@ class Section:
     element_id: str = ""
     classes: str = "section"
     template: str = ""
+    body: str = ""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -98,14 +99,16 @@ class Section:
     def markup(self) -> str:
         """The section's HTML, its controls as on a fresh page."""
         by_key = {control.key: control for control in self.controls}
-        return html.render(
-            f"sections/{self.template or self.name}",
-            control=lambda key, **changed: by_key[key].markup(**changed),
-            figure=figure_slot,
-            slot=slot,
-            run=run_buttons,
+        parts: dict[str, Any] = {
+            "control": lambda key, **changed: by_key[key].markup(**changed),
+            "figure": figure_slot,
+            "slot": slot,
+            "run": run_buttons,
             **self.shares,
-        )
+        }
+        if self.body:
+            return html.render_text(self.body, **parts)
+        return html.render(f"sections/{self.template or self.name}", **parts)
 
     def build(self) -> gr.HTML:
         """Lay the section out as one component."""

@@ -65,7 +65,7 @@ Object.assign(explorer, {
     explorer.arrive(name);
     const box = document.getElementById('section-' + name);
     if (!box) return;
-    box.querySelector('details:not([open]) > summary')?.click();  // a section that is folded
+    box.querySelector('.fold:not([open]) > summary')?.click();  // a section that is folded
     box.tabIndex = -1;
     box.focus({preventScroll: true});
   },

@@ -33,8 +33,10 @@ explorer.anatomy = {
     switch (name) {
       case 'sign': return format.kind !== 'integer' ? `sign ${raw ? '−' : '+'}`
         : `−${this.share(2 ** (format.bits - 1), parts)}·${raw}`;
-      case 'exponent':
-        return `exponent ${raw}, 2${explorer.numbers.raised((raw || format.kind === 'scale' ? raw : 1) - format.bias)}`;
+      case 'exponent': {
+        const power = raw || format.kind === 'scale' ? raw : 1;
+        return `exponent ${raw}, 2${explorer.numbers.raised(power - format.bias)}`;
+      }
       case 'mantissa': return `mantissa ${raw}/${2 ** format.mantissa}`;
       case 'fraction': return `+ ${raw}/${parts}`;
       case 'whole': case 'value': return `+ ${raw}`;
@@ -56,8 +58,9 @@ explorer.anatomy = {
   },
 
   integerFormula(format, code) {
-    const parts = 2 ** format.fraction, pieces = [...explorer.numbers.binary(format, code)].map((digit, i) =>
-      this.piece(i ? 'value' : 'sign', `${i ? ' + ' : '−'}${2 ** (format.bits - 1 - i)}·${digit}`)).join('');
+    const parts = 2 ** format.fraction, digits = [...explorer.numbers.binary(format, code)];
+    const weighed = (digit, i) => `${i ? ' + ' : '−'}${2 ** (format.bits - 1 - i)}·${digit}`;
+    const pieces = digits.map((digit, i) => this.piece(i ? 'value' : 'sign', weighed(digit, i))).join('');
     return "two's complement: " + (parts === 1 ? pieces : `(${pieces}) / ${parts}`);
   },
 

@@ -18,19 +18,13 @@ explorer.glossary = {
   get card() { return document.getElementById('explanation') || this.makeCard(); },
 
   makeCard() {
-    const card = document.createElement('div'), title = document.createElement('h2');
-    card.id = 'explanation';
-    card.popover = 'auto';
-    card.tabIndex = -1;
-    card.setAttribute('role', 'dialog');
-    card.setAttribute('aria-labelledby', 'explanation-title');
-    title.id = 'explanation-title';
-    card.append(title, document.createElement('p'), document.createElement('div'));
-    card.lastChild.className = 'see';
+    document.body.insertAdjacentHTML('beforeend', `<div id="explanation" popover="auto" tabindex="-1" role="dialog"
+      aria-labelledby="explanation-title"><h2 id="explanation-title"></h2><p></p><div class="see"></div></div>`);
+    const card = document.body.lastElementChild;
     card.addEventListener('toggle', event => {
       if (event.newState === 'closed') this.opener?.setAttribute('aria-expanded', 'false');
     });
-    return document.body.appendChild(card);
+    return card;
   },
 
   /* Explain `id` at `button`; from within the card, the place stays where it was. */
@@ -50,10 +44,8 @@ explorer.glossary = {
   },
 
   link(id) {
-    const link = document.createElement('button');
-    link.type = 'button';
+    const link = Object.assign(document.createElement('button'), {type: 'button', textContent: this.entries[id].term});
     link.dataset.term = id;
-    link.textContent = this.entries[id].term;
     return link;
   },
 

@@ -16,9 +16,9 @@ explorer.numberLine = {
     const width = svg.widthOf(parts.line), height = this.TOP + this.ROWS + this.BOTTOM;
     this.row = this.ROWS / rows.length;
     this.scale = this.scaleOf(playground, width - this.LABEL - 14);
-    const label = `Values of ${rows.length} formats on a line, the number ${numbers.text(state.number)} marked`;
-    svg.show(parts.line, height, label, this.axis() + rows.map((format, i) =>
-      this.rowOf(format, i, width, format.name === state.name)).join('') + this.marker(rows, state.number, width));
+    const label = `Values of ${rows.length} formats on a line, ${numbers.text(state.number)} marked`;
+    const drawn = rows.map((format, i) => this.rowOf(format, i, width, format.name === state.name)).join('');
+    svg.show(parts.line, height, label, this.axis() + drawn + this.marker(rows, state.number, width));
   },
 
   middleOf(i) { return this.TOP + (i + 0.5) * this.row; },
@@ -79,9 +79,11 @@ explorer.numberLine = {
   },
 
   rowOf(format, i, width, chosen) {
-    const y = this.middleOf(i), ticks = this.levels(format).map(level => `M${this.scale.at(level).toFixed(1)} ${y - 8}v16`);
-    return (chosen ? `<rect class="chosen" x="0" y="${y - this.row / 2}" width="${width}" height="${this.row}" rx="6"/>` : '')
-      + `<text class="name${chosen ? ' on' : ''}" x="8" y="${y + 4}">${format.label}</text>
+    const y = this.middleOf(i), {at} = this.scale;
+    const ticks = this.levels(format).map(level => `M${at(level).toFixed(1)} ${y - 8}v16`);
+    const band = `<rect class="chosen" x="0" y="${y - this.row / 2}" width="${width}" height="${this.row}"
+      rx="6"/>`;
+    return (chosen ? band : '') + `<text class="name${chosen ? ' on' : ''}" x="8" y="${y + 4}">${format.label}</text>
         <path class="levels" d="${ticks.join('')}" stroke="${format.color}"/>`;
   },
 

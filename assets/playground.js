@@ -14,8 +14,8 @@ class Playground {
       picker: find('#format-picker'), entry: find('#number-entry'), problem: find('.problem'),
       bits: find('.bit-fields'), value: find('#toy-value'), codes: find('.codes'), formula: find('.formula'),
       rounded: find('.rounded'), steps: element.querySelectorAll('.step'), spacing: find('.spacing-here'),
-      range: find('.range-here'), views: find('.line-view'), line: find('#number-line'), chart: find('#spacing'),
-      rows: element.querySelectorAll('tr[data-format]'),
+      range: find('.range-here'), views: find('.line-view'), line: find('#number-line'),
+      chart: find('#spacing'), rows: element.querySelectorAll('tr[data-format]'),
     };
     this.listen(element);
     explorer.svg.onWidth(this.parts.line, () => explorer.numberLine.draw(this));
@@ -174,15 +174,18 @@ class Playground {
       const weight = anatomy.weight(format, field, place), words = weight && `, weight ${weight}`;
       if (!runs.length || (place - field.low + 1) % 4 === 0) runs.push('');
       runs[runs.length - 1] += `<button type="button" class="bit ${field.name}" role="switch" tabindex="-1"
-        data-bit="${place}" aria-label="bit ${place}, ${anatomy.fieldName(format, field)}${words}">0<small>${weight}</small></button>`;
+        data-bit="${place}" aria-label="bit ${place}, ${anatomy.fieldName(format, field)}${words}">0<small>${
+          weight}</small></button>`;
     }
     const nibbles = runs.map(run => `<span class="nibble">${run}</span>`).join('');
-    return `<div class="bit-field ${field.name}"><div class="nibbles">${nibbles}</div><div class="caption"></div></div>`;
+    return `<div class="bit-field ${field.name}"><div class="nibbles">${nibbles}</div>
+      <div class="caption"></div></div>`;
   }
 
   drawValue() {
     const {numbers, anatomy} = explorer, {format, parts} = this, {code, number} = this.state;
-    const value = numbers.decode(format, code), around = numbers.neighbours(format, code), [below, above] = around;
+    const value = numbers.decode(format, code), around = numbers.neighbours(format, code);
+    const [below, above] = around;
     parts.value.textContent = numbers.text(value);
     parts.codes.textContent = numbers.hex(format, code);
     parts.formula.innerHTML = anatomy.formula(format, code);

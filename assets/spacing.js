@@ -3,33 +3,38 @@ explorer.spacingChart = {
   NAMES: ['float32', 'tfloat32', 'bfloat16', 'float16', 'float8_e4m3fn', 'float8_e5m2', 'float6_e2m3fn',
     'float6_e3m2fn', 'float4_e2m1fn', 'int8', 'int4'],
   X: [-14, 20], Y: [-16, 14], HEIGHT: 360, LEFT: 52, RIGHT: 12, TOP: 10, BOTTOM: 44,
-  LETTER: 6.8, LINE: 13,  // width and height of a name's letter, in pixels
 
   draw({parts, formats, state}) {
     const {svg} = explorer, width = svg.widthOf(parts.chart), bottom = this.HEIGHT - this.BOTTOM;
-    const at = (value, [low, high], from, to) => from + (to - from) * (Math.log2(value) - low) / (high - low);
-    const x = value => at(value, this.X, this.LEFT, width - this.RIGHT), y = value => at(value, this.Y, bottom, this.TOP);
+    const share = (value, [low, high]) => (Math.log2(value) - low) / (high - low);
+    const x = value => this.LEFT + (width - this.RIGHT - this.LEFT) * share(value, this.X);
+    const y = value => bottom - (bottom - this.TOP) * share(value, this.Y);
     const curves = [...new Set([...this.NAMES, state.name])]
-      .map(name => ({format: formats[name], points: this.corners(formats[name], x, y)}))
-      .filter(curve => curve.points.length > 1);
-    const names = [], size = Math.abs(state.number), marked = size >= 2 ** this.X[0] && size <= 2 ** this.X[1];
-    svg.show(parts.chart, this.HEIGHT, 'Spacing of values against their magnitude, by format', this.grid(x, y, width)
-      + curves.map(({format, points}) => this.curve(format, points, this.spot(format.label, points, curves, names, width),
-        format.name === state.name)).join('')
-      + (marked ? `<line class="marker" x1="${x(size)}" x2="${x(size)}" y1="${this.TOP}" y2="${bottom}"/>` : ''));
+      .map(name => ({format: formats[name], corners: this.corners(formats[name], x, y)}))
+      .filter(curve => curve.corners.length > 1);
+    const key = [width, ...curves.map(curve => curve.format.name)].join();
+    if (this.key !== key) [this.key, this.spots] = [key, this.spotsOf(curves, width)];
+    const drawn = curves.map((curve, i) => this.curve(curve, this.spots[i], state.name));
+    const size = Math.abs(state.number);
+    const marked = share(size, this.X) >= 0 && share(size, this.X) <= 1;
+    const marker = `<line class="marker" x1="${x(size)}" x2="${x(size)}" y1="${this.TOP}" y2="${bottom}"/>`;
+    svg.show(parts.chart, this.HEIGHT, 'Spacing of values against their magnitude, by format',
+      this.grid(x, y, width) + drawn.join('') + (marked ? marker : ''));
   },
 
   grid(x, y, width) {
     const {power} = explorer.svg, bottom = this.HEIGHT - this.BOTTOM, right = width - this.RIGHT;
-    let grid = `<text class="axis" x="${(this.LEFT + width) / 2}" y="${this.HEIGHT - 6}" text-anchor="middle">magnitude of the
-      number</text>`;
+    const line = (x1, x2, y1, y2) => `<line class="grid" x1="${x1}" x2="${x2}" y1="${y1}" y2="${y2}"/>`;
+    const text = (left, base, anchor, words) =>
+      `<text class="tick" x="${left}" y="${base}" text-anchor="${anchor}">${words}</text>`;
+    let grid = text((this.LEFT + width) / 2, this.HEIGHT - 6, 'middle', 'magnitude of the number');
     for (let p = -12; p <= 20; p += width < 560 ? 8 : 4) {
-      grid += `<line class="grid" x1="${x(2 ** p)}" x2="${x(2 ** p)}" y1="${this.TOP}" y2="${bottom}"/>
-        <text class="tick" x="${x(2 ** p)}" y="${bottom + 16}" text-anchor="middle">${power('2', p)}</text>`;
+      const at = x(2 ** p);
+      grid += line(at, at, this.TOP, bottom) + text(at, bottom + 16, 'middle', power('2', p));
     }
     for (let p = -16; p <= 12; p += 4) {
-      grid += `<line class="grid" x1="${this.LEFT}" x2="${right}" y1="${y(2 ** p)}" y2="${y(2 ** p)}"/>
-        <text class="tick" x="${this.LEFT - 8}" y="${y(2 ** p) + 4}" text-anchor="end">${power('2', p)}</text>`;
+      const at = y(2 ** p);
+      grid += line(this.LEFT, right, at, at) + text(this.LEFT - 8, at + 4, 'end', power('2', p));
     }
     return grid;
   },
@@ -50,38 +55,54 @@ explorer.spacingChart = {
   corners(format, x, y) {
     const shown = this.steps(format)
       .filter(([size, gap]) => size >= 2 ** this.X[0] && (gap === null || gap >= 2 ** this.Y[0]));
-    const points = [];
+    const corners = [];
     for (const [size, gap] of shown) {
-      if (points.length) points.push([x(size), points.at(-1)[1]]);
-      if (gap !== null) points.push([x(size), y(gap)]);
+      if (corners.length) corners.push([x(size), corners.at(-1)[1]]);
+      if (gap !== null) corners.push([x(size), y(gap)]);
     }
-    return points;
+    return corners;
   },
 
-  curve(format, points, {left, base}, on) {
-    const path = points.map(([x, y], i) => `${i ? 'L' : 'M'}${x.toFixed(1)} ${y.toFixed(1)}`).join('');
-    return `<g class="format${on ? ' on' : ''}" data-format="${format.name}"><path class="steps" d="${path}"
-      stroke="${format.color}"/><text class="name" x="${left}" y="${base}">${format.label}</text></g>`;
+  curve({format, corners}, {left, base, leader}, chosen) {
+    const path = corners.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join('L');
+    return `<g class="format${format.name === chosen ? ' on' : ''}" data-format="${format.name}">
+      <path class="steps" d="M${path}" stroke="${format.color}"/>${leader}
+      <text class="name" x="${left}" y="${base}">${format.label}</text></g>`;
   },
 
-  /* Where a name covers no other name and as few lines as can be: near a corner of its own line, the last one
-     first. */
-  spot(label, points, curves, names, width) {
-    const wide = this.LETTER * label.length, tall = this.LINE;
-    const spots = points.toReversed().flatMap(([x, y], i) => [[x + 6, y + 4], [x + 6, y - 5], [x + 6, y + 16],
-      [x - wide - 6, y + 4], [x - wide, y - 7], [x - wide, y + 17]].map(([left, base]) => ({left, base, far: i})));
-    const box = ({left, base}) => ({left: left - 3, right: left + wide, top: base - tall + 2, bottom: base + 4});
-    const inside = ({left, right, top, bottom}) => left >= this.LEFT && right <= width && top >= 0
-      && bottom <= this.HEIGHT - this.BOTTOM;
-    const covered = spot => {
-      const own = box(spot), meets = other => own.left < other.right && own.right > other.left
-        && own.top < other.bottom && own.bottom > other.top;
-      const lines = curves.flatMap(({points: all}) => all.slice(1).map(([x, y], i) => ({left: Math.min(x, all[i][0]),
-        right: Math.max(x, all[i][0]) + 0.1, top: Math.min(y, all[i][1]), bottom: Math.max(y, all[i][1]) + 0.1})));
-      return 50 * names.filter(meets).length + 5 * lines.filter(meets).length + spot.far / 4 + (inside(own) ? 0 : 500);
+  /* For each curve where its name covers no other and as few lines as can be, best near the curve's end. */
+  spotsOf(curves, width) {
+    const names = [], lines = curves.flatMap(({corners}) => corners.slice(1).map(([x, y], i) => {
+      const [fromX, fromY] = corners[i];
+      return this.box(Math.min(x, fromX), Math.max(x, fromX), Math.min(y, fromY), Math.max(y, fromY));
+    }));
+    const cost = ({box, far}) => {
+      const meets = other => box.left < other.right && box.right > other.left && box.top < other.bottom
+        && box.bottom > other.top;
+      const outside = box.left < this.LEFT || box.right > width || box.top < 0
+        || box.bottom > this.HEIGHT - this.BOTTOM;
+      return 100 * names.filter(meets).length + 20 * lines.filter(meets).length + far + 500 * outside;
     };
-    const costs = spots.map(covered), best = spots[costs.indexOf(Math.min(...costs))];
-    names.push(box(best));
-    return best;
+    return curves.map(curve => {
+      const spots = this.spotsNear(curve), costs = spots.map(cost);
+      const best = spots[costs.indexOf(Math.min(...costs))];
+      names.push(best.box);
+      return best;
+    });
+  },
+
+  box: (left, right, top, bottom) => ({left, right: right + 0.1, top, bottom: bottom + 0.1}),
+
+  /* Places for a name around the last corners of its curve; a leader joins what is not beside the corner. */
+  spotsNear({format, corners}) {
+    const wide = 6.8 * format.label.length;
+    return corners.slice(-16).reverse().flatMap(([x, y], i) => [4, -8, 17, -24, 33, -40, 49].flatMap(down =>
+      [6, -wide - 6, 24, -wide - 24].map(along => {
+        const left = x + along, base = y + down, end = along > 0 ? left - 2 : left + wide + 1;
+        const near = Math.abs(down - 4) < 15 && Math.abs(along + wide / 2) < wide;
+        const leader = `<line class="leader" x1="${x}" y1="${y}" x2="${end}" y2="${base - 4}"/>`;
+        return {left, base, leader: near ? '' : leader, box: this.box(left - 3, left + wide, base - 11, base + 4),
+          far: i / 2 + Math.abs(down - 4) / 3 + Math.abs(along) / 60};
+      })));
   },
 };

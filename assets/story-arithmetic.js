@@ -2,7 +2,7 @@
    operation: sums, products and quotients of two float32 numbers round the same through a double). */
 explorer.row = {
   /* `row` of float32 numbers under `scheme`: {format, scaleFormat, block, asymmetric, exponent, perTensor,
-     clip}. `clip` multiplies the range of min-max. Returns codes, restored values and blocks with their levels. */
+     clip}. `clip` multiplies the range of min-max. Returns codes, restored values, and blocks with levels. */
   quantize(row, scheme) {
     const blocks = [], tensor = this.tensorScale(row, scheme);
     for (let start = 0; start < row.length; start += scheme.block) {

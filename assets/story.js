@@ -72,12 +72,14 @@ class Story {
     this.moved = {...this.step.sliders};
     this.chosen = this.step.chosen;
     steps.forEach((button, i) => {
-      if (i === this.at) button.setAttribute('aria-current', 'step'); else button.removeAttribute('aria-current');
+      if (i === this.at) button.setAttribute('aria-current', 'step');
+      else button.removeAttribute('aria-current');
     });
     for (const article of words) article.hidden = Number(article.dataset.step) !== this.at;
     for (const label of sliders) label.hidden = !(label.dataset.slider in this.moved);
-    this.parts.options.innerHTML = this.step.choices.map(({label}, i) => `<button type="button" value="${i}">
-      <span>${label}</span><span class="bits"></span><span class="sqnr"></span><span class="bar"></span></button>`).join('');
+    const empty = ['bits', 'sqnr', 'bar'].map(name => `<span class="${name}"></span>`).join('');
+    this.parts.options.innerHTML = this.step.choices.map(({label}, i) =>
+      `<button type="button" value="${i}"><span>${label}</span>${empty}</button>`).join('');
     const {back, next} = this.parts, to = i => JSON.stringify({step: i ? String(i + 1) : ''});
     back.disabled = !this.at;
     back.dataset.set = to(Math.max(this.at - 1, 0));
@@ -169,12 +171,14 @@ class Story {
       return `<path class="levels${apart < 3 ? ' dense' : ''}"
         d="${shown.map(level => `M${left + 2} ${y(level)}H${right - 2}`).join('')}"/>${start ? edge : ''}`;
     });
+    const now = i => `<line class="now" x1="${x(i) - half}" x2="${x(i) + half}" y1="${y(restored[i])}"
+      y2="${y(restored[i])}"/>`;
+    const was = (value, i) => `<circle class="was" cx="${x(i)}" cy="${y(value)}" r="${Math.min(wide * 0.24, 4.5)}"/>`;
     svg.show(place, HEIGHT, `${row.length} numbers and how they are stored`, ticks.join('') + grids.join('')
       + `<line class="zero" x1="${LEFT}" x2="${width - RIGHT}" y1="${y(0)}" y2="${y(0)}"/>
         <path class="stem" d="${lines(() => 0, i => row[i])}"/>
         <path class="error" d="${lines(i => row[i], i => restored[i])}"/>`
-      + row.map((value, i) => `<circle class="was" cx="${x(i)}" cy="${y(value)}" r="${Math.min(wide * 0.24, 4.5)}"/>
-        <line class="now" x1="${x(i) - half}" x2="${x(i) + half}" y1="${y(restored[i])}" y2="${y(restored[i])}"/>`).join('')
+      + row.map((value, i) => was(value, i) + now(i)).join('')
       + `<circle class="handle" cx="${x(this.data.outlierAt)}" cy="${y(row[this.data.outlierAt])}" r="14"/>`);
   }
 
@@ -182,9 +186,11 @@ class Story {
   drawCurve(place, row, scheme) {
     const {svg} = explorer, HEIGHT = 128, LEFT = 34, RIGHT = 22, TOP = 22, bottom = HEIGHT - 24;
     const factors = Array.from({length: 81}, (_, i) => (20 + i) / 100), width = svg.widthOf(place);
-    const sqnr = factors.map(clip => explorer.row.sqnr(row, explorer.row.quantize(row, {...scheme, clip}).restored));
+    const restored = clip => explorer.row.quantize(row, {...scheme, clip}).restored;
+    const sqnr = factors.map(clip => explorer.row.sqnr(row, restored(clip)));
     const low = Math.min(...sqnr) - 1, high = Math.max(...sqnr) + 1, wide = width - LEFT - RIGHT;
-    const x = factor => LEFT + wide * (factor - 0.2) / 0.8, y = db => bottom - (bottom - TOP) * (db - low) / (high - low);
+    const x = factor => LEFT + wide * (factor - 0.2) / 0.8;
+    const y = db => bottom - (bottom - TOP) * (db - low) / (high - low);
     this.factorAt = at => 0.2 + 0.8 * (at - LEFT) / wide;
     const best = sqnr.indexOf(Math.max(...sqnr)), [bestX, bestY] = [x(factors[best]), y(sqnr[best])];
     const here = x(scheme.clip), hereY = y(sqnr[Math.round(100 * (scheme.clip - 0.2))]);
@@ -193,8 +199,8 @@ class Story {
     svg.show(place, HEIGHT, 'SQNR against the end of the range', `${ticks.join('')}
       <path class="curve" d="M${factors.map((factor, i) => `${x(factor)} ${y(sqnr[i])}`).join('L')}"/>
       <circle class="best" cx="${bestX}" cy="${bestY}" r="5"/>
-      <text class="name" x="${Math.min(Math.max(bestX, 70), width - 70)}" y="${bestY - 9}" text-anchor="middle">best:
-        ${Math.round(100 * factors[best])} %</text>
+      <text class="name" x="${Math.min(Math.max(bestX, 70), width - 70)}" y="${bestY - 9}"
+        text-anchor="middle">best: ${Math.round(100 * factors[best])} %</text>
       <line class="marker" x1="${here}" x2="${here}" y1="${TOP}" y2="${bottom}"/>
       <circle class="here" cx="${here}" cy="${hereY}" r="6"/>`);
   }

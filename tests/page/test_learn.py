@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +14,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from app.learn import playground, story
 from app.theme import HEAD
 from tests.covering import THOROUGH
-from tests.page.acts import open_page
+from tests.page.acts import at_rest, open_page
 
 SEEN = """() => [...document.querySelectorAll("#toy .bit, #toy-value, #toy .formula")]
   .map(part => part.textContent).join("|")"""
@@ -26,12 +27,20 @@ def chapter(browser: Browser) -> Iterator[Page]:
     trouble: list[str] = []
     page.on("pageerror", lambda e: trouble.append(str(e)))
     head = f'<!doctype html><head><meta charset="utf-8">{HEAD}</head>'
-    body = f"{head}<body>{playground.playground()}{story.story()}</body>"
+    sections = (playground.SECTION, story.SECTION)
+    built = "".join(f'<div class="block section" id="{s.name}">{s.markup()}</div>' for s in sections)
+    body = f"{head}<body>{built}</body>"
     page.route("http://chapters/**", lambda route: route.fulfill(body="", content_type="text/javascript"))
     page.route("http://chapters/", lambda route: route.fulfill(body=body, content_type="text/html"))
     page.goto("http://chapters/")
-    for start in (playground.ON_LOAD, story.ON_LOAD):
-        page.evaluate(f"() => {{ const element = document.body; {start}; }}")
+    for section in sections:
+        facts = f"{{name: '{section.name}', title: '', keys: {json.dumps(section.keys)}}}"
+        page.evaluate(
+            f"""() => explorer.mount(document.getElementById('{section.name}'), {{}}, {facts}, {section.script},
+                 {{}}, () => {{}}, () => {{}}, () => {{}})"""
+        )
+        page.locator(f"#{section.name}").scroll_into_view_if_needed()
+        page.wait_for_function("name => !explorer.sections.get(name).stale", arg=section.name)
     yield page
     page.close()
     assert not trouble, trouble
@@ -115,7 +124,7 @@ def test_chapters_need_no_server(chapter: Page) -> None:
 
 def told_by_the_story(chapter: Page) -> None:
     """Steps by list and buttons; the outlier drawn up by the pointer and by the keyboard; choices."""
-    steps, told = chapter.locator(".steps-list button"), chapter.locator("#learn-story")
+    steps, told = chapter.locator(".steps-list button"), chapter.locator("#story")
     steps.nth(1).click()
     chapter.locator("#story-picture").scroll_into_view_if_needed()
     before = number(chapter, "others")
@@ -151,10 +160,11 @@ def painted(box: Locator) -> np.ndarray:
 
 
 def choose_sight(page: Page, scheme: str) -> None:
-    page.locator(f".sights button[value={scheme}]").click()
+    page.locator(f".sights input[value={scheme}] + span").click()
     root = page.evaluate("new URL('picture/', location.href).href")
-    expect(page.locator(".before-after .after")).to_have_attribute("src", f"{root}{scheme}.png")
+    expect(page.locator(".before-after .after")).to_have_js_property("src", f"{root}{scheme}.png")
     page.wait_for_function("[...document.querySelectorAll('.before-after img')].every(i => i.complete)")
+    at_rest(page)
 
 
 def is_divided(now: np.ndarray, left: np.ndarray, right: np.ndarray, at: float) -> None:
@@ -205,7 +215,7 @@ def test_learn_by_mouse_and_keys(page: Page, url: str) -> None:
     is_divided(painted(box), original, rounded, 0.5)
     cut = page.locator(".cuts figure").nth(1)
     choose_sight(page, "int4_tensor")
-    expect(page.locator(".seen p:visible")).to_contain_text("INT4 per tensor")
+    expect(page.locator(".seen")).to_contain_text("INT4 per tensor")
     expect(cut.locator("figcaption")).to_contain_text("INT4 per tensor")
     assert not cut.locator(".block").get_attribute("d"), "one scale has no outlines"
     shot = np.asarray(Image.open(io.BytesIO(cut.locator("svg").screenshot())).convert("L")).astype(int)

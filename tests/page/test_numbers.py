@@ -118,14 +118,13 @@ def python_scheme(fields: dict[str, Any]) -> Scheme:
         "FLOOR" if fields.get("exponent") else "nvfp4" if fields.get("perTensor") else fields["scaleFormat"]
     )
     mapping = "ASYMMETRIC" if fields["asymmetric"] else "SYMMETRIC"
-    calibrator = "mse" if fields["clip"] == "mse" else "minmax"
-    return Scheme.parse(f"{fields['format']}~1x{fields['block']}~{mapping}~{scale}~{calibrator}")
+    return Scheme.parse(f"{fields['format']}~1x{fields['block']}~{mapping}~{scale}~minmax")
 
 
 def python_answer(row: torch.Tensor, fields: dict[str, Any]) -> QuantizedTensor:
     """``quantize``; a clipped range is min-max times the factor, block by block."""
     scheme = python_scheme(fields)
-    if fields["clip"] in (1, "mse"):
+    if fields["clip"] == 1:
         return quantize(row, scheme)
     blocks = row.view(-1, fields["block"])
     factor = torch.tensor(fields["clip"], dtype=torch.float32)
@@ -138,7 +137,7 @@ STORED = [
     {**step.scheme, **choice.changes, "clip": clip}
     for step in story.STEPS
     for choice in step.choices or (story.StoryChoice("", {}),)
-    for clip in ((1, 0.37, "mse") if "int" in str({**step.scheme, **choice.changes}["format"]) else (1,))
+    for clip in ((1, 0.37) if "int" in str({**step.scheme, **choice.changes}["format"]) else (1,))
 ]
 
 

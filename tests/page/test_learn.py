@@ -36,8 +36,8 @@ def chapter(browser: Browser) -> Iterator[Page]:
     for section in sections:
         facts = f"{{name: '{section.name}', title: '', keys: {json.dumps(section.keys)}}}"
         page.evaluate(
-            f"""() => explorer.mount(document.getElementById('{section.name}'), {{}}, {facts}, {section.script},
-                 {{}}, () => {{}}, () => {{}}, () => {{}})"""
+            f"""() => explorer.mount(document.getElementById('{section.name}'), {{}}, {facts},
+                 {section.script}, {{}}, () => {{}}, () => {{}}, () => {{}})"""
         )
         page.locator(f"#{section.name}").scroll_into_view_if_needed()
         page.wait_for_function("name => !explorer.sections.get(name).stale", arg=section.name)

@@ -12,6 +12,7 @@ session calls the same function of the same component again. Nobody reads the an
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -196,7 +197,8 @@ async def answer(request: Request) -> Response:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise TooMuchError(415, "a server function takes JSON, and no form", "body")
-    named = named_by(request.app.get_blocks().blocks, await request.json())
+    body = json.loads(await request.body() or b"null")  # the guard has read it
+    named = named_by(request.app.get_blocks().blocks, body)
     call = Call(named, address_of(request.scope))
     if (earlier := _latest.get(named.kind)) is not None:
         earlier.end(OvertakenError("stopped: something else was asked for"))

@@ -50,7 +50,7 @@ class Page:
             return self.answer(query)
 
         with gr.Blocks() as blocks:
-            self.box = gr.Textbox()
+            self.box, self.files = gr.Textbox(), gr.FileExplorer()  # Gradio's own has functions, too
             self.section = gr.HTML(server_functions=[view, other], elem_id="section")
         blocks.queue(**entry.queue_options())
         self.app = App.create_app(blocks, app_kwargs=entry.launch_options()["app_kwargs"])
@@ -120,10 +120,11 @@ def test_what_names_no_function_of_a_section_is_refused(client: TestClient, page
                                                     {"a": {"path": "x"}}, {"a": "\ud800"}, {"a": ["x"]},
                                                     {"\ud800": "a"}, {"a": "x" * 65537}, {"a": 1e999})),
         *((good | {"data": data}, 413) for data in ({"x" * 65: "a"}, {str(i): "" for i in range(101)})),
+        (good | {"component_id": page.files._id, "fn_name": "ls"}, 404),
         (good | {"data": deep}, 400),
     ]  # fmt: skip
-    for body, status in wrong:
-        answer = client.post(PATH, content=json.dumps(body), headers=JSON)
+    for body, status in [("", 422), *((json.dumps(one), status) for one, status in wrong)]:
+        answer = client.post(PATH, content=body, headers=JSON)
         assert answer.status_code == status and 10 < len(answer.json()["detail"]) < 300, (body, answer.text)
     assert page.said.empty()
 

@@ -124,7 +124,7 @@ def test_a_body_arrives_in_time_and_few_at_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_streams_of_one_address_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_streams", Counter({"127.0.0.1": limits.LOCAL.streams}))
-    for path in ("heartbeat/abc", "queue/data?session_hash=abc", "upload_progress?upload_id=a"):
+    for path in ("queue/data?session_hash=abc", "heartbeat/abc", "upload_progress?upload_id=a"):
         answer = client.get(f"/gradio_api/{path}")
         assert answer.status_code == 429 and str(limits.LOCAL.streams) in answer.json()["detail"], path
 

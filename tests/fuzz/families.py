@@ -382,6 +382,7 @@ FAMILIES = {
     "payloads": Family(_payload, (gr.Error,), 0.02),
     "requests": Family(_request, (gr.Error,), 0.02),
     "routes": Family(routes.request, (), 0.04),
+    "functions": Family(routes.flood, (), 0.02),
     "hub": Family(_hub, (SourceError,), 0.04),
     "surveys": Family(_survey, (ValueError,), 0.02),
     "recipes": Family(_recipe, (ValueError,), 0.02),

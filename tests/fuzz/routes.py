@@ -19,7 +19,7 @@ import safehttpx
 from gradio.routes import App
 
 from app import limits
-from app.serving import addresses
+from app.serving import addresses, functions
 from tests import loops
 from tests.fuzz.mutate import ODDITIES, mutated, odd, words
 
@@ -38,6 +38,8 @@ BODY = {
     "event_data": {"index": 1},
     "trigger_id": 1,
 }
+NAMES = ("view", "__class__", "postprocess", "get_config", "server_fns", "launch", "view.__globals__", "_id")
+"""Functions and other attributes of a component."""
 
 
 class WentOutError(Exception):
@@ -53,11 +55,20 @@ def _server() -> Any:
     with gr.Blocks() as blocks:
         name = gr.Textbox()
         name.submit(lambda text: text, name, name, api_name="said")
+        gr.HTML(server_functions=[view])
     blocks.queue(**entry.queue_options())
     # What ``launch`` sets.
     blocks.max_file_size, blocks.theme, blocks.theme_css = 1 << 20, gr.themes.Base(), ""
     blocks.config = blocks.get_config_file()
     return App.create_app(blocks, app_kwargs=entry.launch_options()["app_kwargs"]), asyncio.new_event_loop()
+
+
+def view(query: Any) -> Any:
+    """A server function that is given a flat object of texts, and nothing else."""
+    texts = [*query, *query.values()] if isinstance(query, dict) else [query]
+    if not all(isinstance(text, str) and text.encode() is not None for text in texts):
+        raise WentOutError(f"a view was given {query!r}")
+    return query
 
 
 def _path(rng: random.Random) -> str:
@@ -109,12 +120,45 @@ def _body(rng: random.Random) -> bytes:
     return words(rng, ("{", "[", "null", '"x"', "1e999", "]")).encode("utf-8", "replace")
 
 
+def _call(rng: random.Random) -> bytes:
+    """The body of a call of a server function, mostly with something in it that should not be there."""
+    number = _server()[0].get_blocks().blocks
+    good = {
+        "data": {"a": "1", "b": words(rng, FOREIGN)},
+        "fn_name": rng.choice(("view", rng.choice(NAMES))),
+        "session_hash": rng.choice("st"),
+        "component_id": rng.choice((max(number), *number)),
+    }
+    body = json.dumps(good if rng.random() < 0.2 else odd(rng, good), default=str).encode()
+    return mutated(rng, body) if rng.random() < 0.2 else body
+
+
+def flood(rng: random.Random) -> Any:
+    """A case: calls of server functions, at times many at once, each answered once and without a failure."""
+    kinds = [b"application/json"] * 5 + [b"multipart/form-data; boundary=b", b"text/plain", b""]
+    calls = [
+        (
+            _scope("POST", rng.choice((functions.PATH, f"{functions.PATH}/")), "",
+                   [(b"host", b"localhost"), (b"content-type", rng.choice(kinds))]),
+            _call(rng),
+        )
+        for _ in range(rng.choice((1, 1, 1, 30)))
+    ]  # fmt: skip
+    stays = rng.random() < 0.8
+    return lambda: _answered(calls, stays)
+
+
 def request(rng: random.Random) -> Any:
     """A case: one request, answered once, without a failure of the server, and by no other address."""
     path, body = _path(rng), _body(rng)
     method = rng.choice(METHODS[:3] if rng.random() < 0.8 else METHODS)
     query = rng.choice(("", f"session_hash={words(rng, FOREIGN)}", "upload_id=u", "x=%", "deep_link=a"))
-    scope = {
+    scope = _scope(method, path, query, _headers(rng))
+    return lambda: _answered([(scope, body)])
+
+
+def _scope(method: str, path: str, query: str, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
+    return {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
@@ -124,30 +168,49 @@ def request(rng: random.Random) -> Any:
         "path": path,
         "raw_path": path.encode(),
         "query_string": _utf8(query).encode(),
-        "headers": _headers(rng),
+        "headers": headers,
         "client": ("127.0.0.1", 5),
         "server": ("localhost", 80),
     }
 
-    def run() -> None:
-        app, loop = _server()
-        work = asyncio.wait_for(_asked(app, scope, body), 10)
-        statuses, answer = loops.run(loop.run_until_complete, work)
+
+def _answered(requests: list[tuple[dict[str, Any], bytes]], stays: bool = False) -> None:
+    """Ask all at once; ``WentOutError`` for an answer that must not be."""
+    app, loop = _server()
+    asked = []
+
+    async def went_out(*address: Any, **__: Any) -> None:
+        asked.append(address)
+        raise OSError("no network here")
+
+    async def ask() -> list[tuple[list[int], bytes]]:
+        return await asyncio.gather(*(_asked(app, scope, body, stays) for scope, body in requests))
+
+    with (
+        patch.object(httpx.AsyncClient, "send", went_out),
+        patch.object(safehttpx, "async_validate_url", went_out),
+        patch.object(limits, "_found", []),  # a case's proxy is of that case alone
+    ):
+        answers = loops.run(loop.run_until_complete, asyncio.wait_for(ask(), 10))
+    if asked:
+        raise WentOutError(f"the server asked {asked[0]}")
+    for (scope, body), (statuses, answer) in zip(requests, answers, strict=True):
         if len(statuses) > 1 or any(status >= 500 for status in statuses):
-            raise WentOutError(f"{scope['method']} {path!r}: {statuses}")
+            raise WentOutError(f"{scope['method']} {scope['path']!r} {body[:200]!r}: {statuses}")
         if b"root:x:0" in answer or b"import annotations" in answer:
-            raise WentOutError(f"{path!r} gave a file away")
-
-    return run
+            raise WentOutError(f"{scope['path']!r} gave a file away")
 
 
-async def _asked(app: Any, scope: dict[str, Any], body: bytes) -> tuple[list[int], bytes]:
-    """The statuses that were answered, and the bytes; the visitor leaves once the body is sent."""
+async def _asked(app: Any, scope: dict[str, Any], body: bytes, stays: bool) -> tuple[list[int], bytes]:
+    """The statuses that were answered, and the bytes; the visitor ``stays``, or leaves once the body is
+    sent."""
     parts = [{"type": "http.request", "body": body, "more_body": False}]
     statuses: list[int] = []
     answer = bytearray()
 
     async def receive() -> Any:
+        if stays and not parts:
+            await asyncio.Event().wait()
         return parts.pop() if parts else {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
@@ -155,18 +218,5 @@ async def _asked(app: Any, scope: dict[str, Any], body: bytes) -> tuple[list[int
             statuses.append(message["status"])
         answer.extend(message.get("body", b""))
 
-    asked = []
-
-    async def went_out(*address: Any, **__: Any) -> None:
-        asked.append(address)
-        raise OSError("no network here")
-
-    with (
-        patch.object(httpx.AsyncClient, "send", went_out),
-        patch.object(safehttpx, "async_validate_url", went_out),
-        patch.object(limits, "_found", []),  # a case's proxy is of that case alone
-    ):
-        await app(scope, receive, send)
-    if asked:
-        raise WentOutError(f"the server asked {asked[0]}")
+    await app(scope, receive, send)
     return statuses, bytes(answer)

@@ -23,7 +23,9 @@ from explorer.recordings.gemm import (
 )
 from explorer.recordings.grouped import recorded_grouped
 from explorer.recordings.machine import Machine
+from explorer.recordings.quality import recorded_quality
 from explorer.recordings.quantize import quantize_recordings
+from explorer.recordings.recipe_runs import recorded_causal, recorded_recipes
 from explorer.recordings.runs import recorded_runs
 from explorer.recordings.steps import recorded_steps
 from explorer.running.placing import SAME_LOGITS
@@ -51,7 +53,6 @@ from lab.conformance import markdown as conformance_tables
 from lab.conformance.compared import uncompared
 from lab.conformance.records import recorded_conformance, recorded_crossover
 from lab.exports import exports_measured, recorded_exports
-from lab.files.rows import recorded_quality
 from lab.first_numbers import recorded_first_numbers
 from lab.methods import recorded_methods
 from lab.page import recorded_page
@@ -184,8 +185,8 @@ def _context() -> dict[str, Any]:
         "method_tokens": embeddings.TOKENS,
         "sample_count": embeddings.SAMPLES,
         "schemes_compared": embeddings.METHODS_SCHEMES,
-        "recipes": recipes.recorded_recipes(),
-        "causal": recipes.recorded_causal(),
+        "recipes": recorded_recipes(),
+        "causal": recorded_causal(),
         "method_recipes": method_recipes,
         "by_methods": method_recipes.recorded_methods(),
         "vocabulary": recorded_vocabulary(),

@@ -14,9 +14,9 @@ import plotly.graph_objects as go
 
 from explorer.export.files import replacing
 from explorer.figures import paper
+from explorer.recordings.quality import recorded_quality
 from lab import accumulation
 from lab.files.figure import quality_figure
-from lab.files.rows import recorded_quality
 
 FOLDER = "figures"
 FIGURES: Mapping[str, Callable[[], go.Figure]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from explorer.recordings.files import NOT_RECORDED
+from explorer.recordings.quality import QualityRow
 from explorer.words import duration
-from lab.files.rows import QualityRow
 from lab.intervals import half_interval, paired
 from lab.tables import markdown
 

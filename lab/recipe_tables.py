@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from explorer.methods import label_of
 from explorer.recordings.files import NOT_RECORDED
+from explorer.recordings.recipe_runs import RecipeRun
 from explorer.schemes.scheme import label_of_text
 from explorer.survey import SENSITIVITIES
 from lab.intervals import Mean, difference
-from lab.recipes import BUDGETS, BY_METHODS, SIGNAL, RecipeRun
+from lab.recipes import BUDGETS, BY_METHODS, SIGNAL
 from lab.tables import markdown
 
 DASH = "–"

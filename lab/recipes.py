@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from explorer.core.backend import work_device
@@ -16,8 +16,9 @@ from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, load_model
 from explorer.models.evaluate import MODEL, built_in_texts, calibration_sentences, sentences
 from explorer.paths import checkout
-from explorer.recordings.files import Recording, record, recorded
+from explorer.recordings.files import Recording, record
 from explorer.recordings.machine import this_machine
+from explorer.recordings.recipe_runs import CAUSAL, NAME, RecipeRun
 from explorer.schemes import Scheme
 from explorer.survey import SENSITIVITIES, SURVEYS, Constraints, Survey, frontier, load_survey
 from explorer.survey.assemble import assemble
@@ -25,12 +26,10 @@ from explorer.survey.loss import LossReference, reference_for
 from explorer.survey.rows import line_of
 from explorer.survey.run import SurveyPlan, survey_model
 
-NAME = "recipes"
 SHIPPED = SURVEYS / f"{MODEL.rpartition('/')[2]}.jsonl"
 BUDGETS = (3.2, 4.16, 4.5, 5.0, 6.0)
 BY_METHODS = (4.16, "int4_group128_asym", ("gptq", "gptq_sequential"))
 """A budget and a single scheme of its size that are also run by methods."""
-CAUSAL = "causal"
 CAUSAL_BUDGETS = (4.0, 4.5, 5.0, 6.0)
 CAUSAL_SCHEMES = (
     "int2_group64_asym", "int3_group64", "int3_group64_asym", "int4_group64", "int4_group64_asym", "mxfp4",
@@ -42,35 +41,6 @@ PASSAGE = 6
 SIGNAL = "fisher_diagonal"
 """Signal for the shipped survey's recipes, and for recipes that are run fused and with methods."""
 PACKAGES = ("transformers",)
-
-
-@dataclass(frozen=True)
-class RecipeRun:
-    """One model that was run.
-
-    ``scheme`` is that of all layers, "" for a recipe of ``budget`` bits by ``signal``, ``fused`` or not.
-    ``loss`` with its 95 % interval over texts; ``predicted`` None where nothing predicts it. ``perplexity``
-    and ``same_top`` (share of tokens with the same most probable successor) of causal models, whose loss is
-    the KL divergence. ``model``: the name of the folder, where it is not MiniLM. ``losses``: of each text, in
-    the texts' order, which paired differences are made of; empty in rows that were recorded without.
-    """
-
-    budget: float
-    signal: str
-    scheme: str
-    method: str
-    fused: bool
-    bits: float
-    predicted: float | None
-    loss: float
-    low: float
-    high: float
-    texts: int
-    tokens: int
-    perplexity: float | None = None
-    same_top: float | None = None
-    model: str = ""
-    losses: tuple[float, ...] = ()
 
 
 def record_recipes(model: str | Path = MODEL) -> list[Path]:
@@ -102,11 +72,6 @@ def passages(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(" ".join(texts[i : i + PASSAGE]) for i in range(0, len(texts), PASSAGE))
 
 
-def recorded_causal() -> Recording[RecipeRun]:
-    """The recorded runs of a causal model; empty if there are none."""
-    return recorded(CAUSAL, RecipeRun)
-
-
 def ship_survey(model: str) -> Path:
     """Survey ``model`` by every signal, into ``assets/surveys`` under the name that anybody can load it
     by."""
@@ -120,11 +85,6 @@ def ship_survey(model: str) -> Path:
     lines = [line_of(head), *map(line_of, found.layers)]
     out.write_text("".join(lines), encoding="utf-8")
     return out
-
-
-def recorded_recipes() -> Recording[RecipeRun]:
-    """The recorded runs; empty if there are none."""
-    return recorded(NAME, RecipeRun)
 
 
 def run_recipes(

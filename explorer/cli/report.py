@@ -177,6 +177,9 @@ class AskedRecipe(RecipeLimits):
     time: str | None = typer.Option(
         None, help="Or the time of all linear layers in one step, such as 12ms, as recorded."
     )
+    method: str = typer.Option(
+        "", help="One method for the codes of all layers: {METHODS}.", show_default="the survey's"
+    )
 
     def asked(self) -> Asked:
         """Return the request; ``ValueError`` for two budgets."""
@@ -192,6 +195,7 @@ class AskedRecipe(RecipeLimits):
             self.inputs,
             seconds_of(self.time) if self.time is not None else None,
             self.batch or 1 if self.time is not None else None,
+            self.method,
         )
 
 

@@ -12,11 +12,13 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 
+from explorer.figures.labels import Canvas, Spot, annotation, place
 from explorer.figures.style import (
     EXTRA,
     MAGNITUDE_SCALE,
     MARGIN,
     MUTED,
+    ORIGINAL,
     SWITCH_HEIGHT,
     TEXT,
     A,
@@ -34,6 +36,7 @@ from explorer.figures.style import (
     figure,
     legend_below,
     marker_look,
+    note,
     numbered,
     panel_title,
     stacked,
@@ -59,6 +62,8 @@ ORDERS = ("in order", "by loss")
 COLOURS = ("one scale", "each scheme")
 """Labels of the buttons."""
 BITS_SCALE = "Viridis"
+RECIPE = "#0b8a55"
+"""Colour of recipes."""
 STRIP_HEIGHT = 190
 HATCHES = ("", "/", "x", ".", "-")
 """Hatches of the blocks by each method of a recipe."""
@@ -317,29 +322,157 @@ def _decades(low: float, high: float, most: int) -> list[int]:
     return list(range(first, last + 1, step))
 
 
-def budget_figure(survey: Survey, front: Frontier, choice: Choice) -> go.Figure:
-    """Draw bits per weight, or of a frontier with times the time of a step, against predicted loss: the
-    frontier, single schemes for all layers, and the budget."""
+@dataclass(frozen=True)
+class LossPoint:
+    """A model that was run, in the figure of budgets: its mean ``bits`` per weight over the layers, and its
+    loss with the 95 % interval, if that is known. ``ours``: False for the file of another program."""
+
+    name: str
+    bits: float
+    loss: float
+    low: float | None = None
+    high: float | None = None
+    ours: bool = True
+
+
+PER_WEIGHT, PER_SIZE = "bits per weight, scales included", "MB of the whole model"
+"""Titles of the axis of budgets."""
+_HEIGHT, _WIDTHS = 380, (300.0, 620.0, 960.0)
+"""Pixels of the figure of budgets, and widths of its plot at which names have room."""
+_NAME_SIZE = 12
+
+
+def budget_figure(
+    survey: Survey,
+    front: Frontier,
+    choice: Choice,
+    in_bytes: bool = False,
+    compared: Sequence[str] = (),
+    measured: Sequence[LossPoint] = (),
+) -> go.Figure:
+    """Draw bits per weight, with ``in_bytes`` the size of the whole model, or of a frontier with times the
+    time of a step, against loss: the frontier, single schemes for all layers, of which those ``compared``
+    are A and B, the budget, and models that were ``measured``.
+
+    A click on the line sets its point's budget in the page's address, one on a scheme sets A.
+    """
     timed = front.by_time
-    name = f"{survey.head.model} budget {front.signal}{' time' if timed else ''}"
-    x_title, unit = "bits per weight, scales included", "bits"
-    at, losses, single_at, own = front.bits, front.loss, [u.bits for u in front.uniform], choice.bits
+    name = f"{survey.head.model} budget {front.signal}{' time' if timed else ' size' if in_bytes else ''}"
+    title, unit = (PER_SIZE, "MB") if in_bytes else (PER_WEIGHT, "bits")
+
+    def across(bits: Any) -> Any:
+        return 1e-6 * (front.kept_bytes + bits * front.weights / 8) if in_bytes else bits
+
+    at, losses, own = across(front.bits), front.loss, across(choice.bits)
+    singles = {u.scheme: (across(u.bits), u.loss) for u in front.uniform}
     if timed is not None and choice.time is not None:
-        x_title, unit = f"µs of all linear layers, batch {choice.time.batch:,} ({choice.time.source})", "µs"
+        title, unit = f"µs of all linear layers, batch {choice.time.batch:,} ({choice.time.source})", "µs"
         at, losses, own = 1e6 * timed.seconds, timed.loss, 1e6 * choice.time.seconds
-        single_at = [1e6 * (u.seconds or 0.0) for u in front.uniform]
-    fig = legend_below(figure(x_title, cost_label(survey, front.signal), name, 380))
+        singles = {u.scheme: (1e6 * (u.seconds or 0.0), u.loss) for u in front.uniform}
+        measured = ()  # their times were not taken
+    singles = {name: point for name, point in singles.items() if point[1] > 0}
+    fig = figure(title, "", name, _HEIGHT)
     captioned(fig, "Loss against size of the model", survey.head.model, elements=_weights(survey))
     hover = f"%{{x:.4g}} {unit}: %{{y:.3g}}"
-    add_line(fig, "best scheme for each layer", at[losses > 0], losses[losses > 0], A, hover, shape="hv")
-    single = [(u, x) for u, x in zip(front.uniform, single_at, strict=True) if u.loss > 0]
-    grey, labels = {"size": 8, "color": MUTED}, [label_of_text(u.scheme) for u, _ in single]
-    x, y = [x for _, x in single], [u.loss for u, _ in single]
-    add_points(fig, "one scheme for all layers", x, y, grey, f"%{{text}}<br>{hover}", text=labels)
+    shown = losses > 0
+    budgets = [{"set": {"budget": f"{x:.4g}"}} for x in at[shown]]
+    add_line(fig, "recipes", at[shown], losses[shown], RECIPE, hover, shape="hv", customdata=budgets)
+    points = [*singles.items(), *((one.name, (across(one.bits), one.loss)) for one in measured)]
+    _add_singles(fig, singles, compared, hover)
+    _add_measured(fig, [one for one in measured if one.ours], across, "circle-open", hover)
+    _add_measured(fig, [one for one in measured if not one.ours], across, "square", hover)
     if choice.loss > 0:
-        ring = {"size": 15, "color": B, "symbol": "circle-open", "line": {"width": 3}}
-        add_points(fig, "the budget", [own], [choice.loss], ring, hover)
+        ring = {"size": 15, "color": RECIPE, "symbol": "circle-open", "line": {"width": 3}}
+        add_points(fig, "this budget", [own], [choice.loss], ring, hover)
+        points.append(("recipe", (own, choice.loss)))
+    _name_points(fig, points, {"recipe": RECIPE, **dict(zip(compared, (A, B), strict=False))}, (at, losses))
+    fig.update_layout(showlegend=False, margin={"l": 62, "t": 30, "b": 44})
+    label = cost_label(survey, front.signal)
+    fig.add_annotation(
+        note(label, 12, x=0, y=1, xref="paper", yref="paper", xanchor="left", yanchor="bottom")
+    )
     return fig.update_yaxes(type="log", exponentformat="power", dtick=1)
+
+
+def _add_singles(
+    fig: go.Figure, singles: Mapping[str, tuple[float, float]], compared: Sequence[str], hover: str
+) -> None:
+    """Add the single schemes, A and B in their colours."""
+    colours = dict(zip(compared, (A, B), strict=False))
+    look = {"size": [11 if name in colours else 8 for name in singles]}
+    fill = [colours.get(name, MUTED) for name in singles]
+    add_points(
+        fig,
+        "one scheme for all layers",
+        [x for x, _ in singles.values()],
+        [y for _, y in singles.values()],
+        look | {"color": fill},
+        f"%{{text}}, all layers<br>{hover}",
+        text=[label_of_text(name) for name in singles],
+        customdata=[{"set": {"scheme": name}} for name in singles],
+    )
+
+
+def _add_measured(fig: go.Figure, points: Sequence[LossPoint], across: Any, symbol: str, hover: str) -> None:
+    if not points:
+        return
+    colour = TEXT if symbol == "square" else ORIGINAL
+    add_points(
+        fig,
+        "measured" if symbol != "square" else "files of other programs",
+        [across(one.bits) for one in points],
+        [one.loss for one in points],
+        marker_look(colour, 8, symbol, 1.5),
+        f"%{{text}}<br>{hover}",
+        text=[one.name for one in points],
+        error_y={
+            "array": [(one.high or one.loss) - one.loss for one in points],
+            "arrayminus": [one.loss - (one.low or one.loss) for one in points],
+            "thickness": 1,
+            "width": 2,
+            "color": colour,
+        },
+    )
+
+
+def _name_points(
+    fig: go.Figure,
+    points: Sequence[tuple[str, tuple[float, float]]],
+    bold: Mapping[str, str],
+    line: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Name the points where there is room, those that are ``bold`` first, and none over the ``line``."""
+    xs = np.r_[line[0], [x for _, (x, _) in points]]
+    ys = np.log10(np.r_[line[1][line[1] > 0], [y for _, (_, y) in points]])
+    wide, tall = float(np.ptp(xs)) or 1.0, float(np.ptp(ys)) or 1.0
+    low_x, low_y = float(xs.min()) - 0.05 * wide, float(ys.min()) - 0.08 * tall
+    wide, tall = 1.1 * wide, 1.16 * tall
+
+    def share(x: float, y: float) -> tuple[float, float]:
+        return (x - low_x) / wide, (math.log10(max(y, 1e-30)) - low_y) / tall
+
+    ordered = sorted(points, key=lambda point: point[0] not in bold)
+    spots = []
+    for name, (x, y) in ordered:
+        label = {"recipe": "recipe"}.get(name) or caption(label_of_text(name) if "_" in name else name)
+        spots.append(Spot(*share(x, y), 6, label, name in bold, name in bold, name not in bold))
+    corners = [share(x, y) for x, y in zip(*line, strict=True) if y > 0]
+    steps = [step for (x0, y0), (x1, y1) in itertools.pairwise(corners)
+             for step in ((x0, y0, x1, y0), (x1, y0, x1, y1))]  # fmt: skip
+    canvas = Canvas.of(_WIDTHS, [_HEIGHT - 74.0], _NAME_SIZE)
+    for (name, (x, y)), spot, found in zip(ordered, spots, place(spots, canvas, steps), strict=True):
+        if found is not None:
+            colour = bold.get(name, TEXT)
+            fig.add_annotation(annotation(spot, found, (x, math.log10(y)), colour, _NAME_SIZE))
+    fig.update_xaxes(range=[low_x, low_x + wide])
+    fig.update_yaxes(range=[low_y, low_y + tall])
+
+
+def scheme_shades(survey: Survey, choice: Choice) -> dict[str, str]:
+    """Return the colour of each scheme of a choice, from the fewest bits to the most."""
+    schemes = [s for s in by_bits(survey) if s in set(choice.schemes.values())]
+    shades = sample_colorscale(BITS_SCALE, [i / max(len(schemes) - 1, 1) for i in range(len(schemes))])
+    return dict(zip(schemes, shades, strict=True))
 
 
 def strip_figure(survey: Survey, choice: Choice) -> go.Figure:
@@ -348,14 +481,12 @@ def strip_figure(survey: Survey, choice: Choice) -> go.Figure:
     hatched differently."""
     name = f"{survey.head.model} recipe {choice.bits:.3g} bits"
     layers = [layer for layer in survey.linear if layer.name in choice.schemes]
-    schemes = [s for s in by_bits(survey) if s in set(choice.schemes.values())]
     total = sum(layer.weights for layer in layers)
     fig = legend_below(figure("layers, from the first to the last", "", name, STRIP_HEIGHT), 2)
     captioned(fig, f"Recipe of {choice.bits:.3g} bits per weight", survey.head.model, elements=total)
-    shades = sample_colorscale(BITS_SCALE, [i / max(len(schemes) - 1, 1) for i in range(len(schemes))])
     starts = np.cumsum([0, *(layer.weights for layer in layers)]) / max(total, 1)
     methods = list(dict.fromkeys(choice.methods.get(layer.name, "") for layer in layers))
-    pairs = itertools.product(zip(schemes, shades, strict=True), sorted(methods, key=bool, reverse=True))
+    pairs = itertools.product(scheme_shades(survey, choice).items(), sorted(methods, key=bool, reverse=True))
     for (scheme, colour), method in pairs:
         own = [
             (start, layer)

@@ -12,6 +12,7 @@ from typing import Any
 from explorer import words
 from explorer.checkpoints.inputs import INPUTS, inputs_of
 from explorer.figures.survey import budget_figure, cost_label, heat_figure, strip_figure
+from explorer.methods import RTN, label_of
 from explorer.reports.content import SURVEY, Content, Part, Table, content
 from explorer.schemes.scheme import label_of_text
 from explorer.survey import (
@@ -44,7 +45,8 @@ class Asked:
     """Request for a recipe from a survey, with the options of `explorer recipe`.
 
     ``bits`` are limited to the frontier's ends. With a ``batch`` the budget is ``seconds`` instead, also
-    limited (None: the middle of the frontier), by the recorded times of a step of so many tokens.
+    limited (None: the middle of the frontier), by the recorded times of a step of so many tokens. ``method``
+    chooses the codes of all layers ("rtn": rounding to nearest; "": the survey's choice by layer).
     """
 
     bits: float = USUAL_BITS
@@ -53,6 +55,7 @@ class Asked:
     inputs: str = ""
     seconds: float | None = None
     batch: int | None = None
+    method: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,24 +69,31 @@ class Bought:
     recipe: ModelRecipe
 
 
-def bought(found: Survey, asked: Asked) -> Bought:
-    """Make the recipe for a budget, limited to the frontier's ends. ``ValueError`` for names that the survey
-    lacks."""
-    constraints = Constraints(
-        target=target_of(asked.target),
-        keep=asked.keep,
-        inputs=inputs_of(asked.inputs) if asked.inputs else None,
-        times=recorded_times(asked.batch) if asked.batch is not None else None,
-    )
-    front = frontier(found, constraints=constraints)
+def bought(found: Survey, asked: Asked, known: Frontier | None = None) -> Bought:
+    """Make the recipe for a budget, limited to the frontier's ends. ``known``: the frontier of the same
+    request, whatever its budget. ``ValueError`` for names that the survey lacks."""
+    constraints = constraints_of(asked, found)
+    front = known or frontier(found, constraints=constraints)
     if front.by_time is None:
         choice = front.at(min(max(asked.bits, front.least), front.most))
     else:
         low, high = front.by_time.least, front.by_time.most
         seconds = (low + high) / 2 if asked.seconds is None else asked.seconds
         choice = front.at_time(min(max(seconds, low), high))
-    return Bought(
-        found, asked, front, choice, recipe_of(found, choice, front.signal, constraints=constraints)
+    forced = "" if asked.method == RTN.name or asked.method in found.head.methods else asked.method
+    recipe = recipe_of(found, choice, front.signal, forced, constraints)
+    return Bought(found, asked, front, choice, recipe)
+
+
+def constraints_of(asked: Asked, found: Survey) -> Constraints:
+    """Make the constraints of a request, without its budget."""
+    surveyed = (asked.method,) if asked.method in found.head.methods else ()
+    return Constraints(
+        target=target_of(asked.target),
+        keep=asked.keep,
+        inputs=inputs_of(asked.inputs) if asked.inputs else None,
+        times=recorded_times(asked.batch) if asked.batch is not None else None,
+        methods=surveyed if asked.method else None,
     )
 
 
@@ -144,6 +154,7 @@ def survey_report(place: str, one: Bought, check: Check | None = None, model: st
             "for": asked.target,
             "keep": list(asked.keep),
             "inputs": asked.inputs,
+            "method": asked.method,
             "check_model": check is not None,
             "model": model if check is not None else None,
         },
@@ -248,6 +259,7 @@ def _recipe_part(one: Bought) -> Part:
         f"schemes that {asked.target} carries together" if asked.target else "",
         f"layers left as they are: {', '.join(asked.keep)}" if asked.keep else "",
         f"inputs of the layers quantized: {INPUTS[asked.inputs]}" if asked.inputs else "",
+        f"codes by {label_of(asked.method)}" if asked.method else "",
     ]
     named = "; ".join(bound for bound in bounds if bound)
     reading = "A block a layer, in the model's order, as wide as it has weights."

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from explorer.bench.commands import CPU, Benchmark, Line
 from explorer.models.texts import AnyTexts
 from explorer.recordings.machine import this_machine
+from explorer.recordings.quality import NAME as QUALITY
+from explorer.recordings.quality import QualityRow
 from lab.files.measure import candidates, measure_quality
-from lab.files.rows import NAME as QUALITY
-from lab.files.rows import QualityRow
 
 QUALITY_PACKAGES = ("transformers", "xllamacpp", "gguf", "bitsandbytes", "compressed-tensors")
 

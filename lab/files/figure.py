@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from explorer.figures.labels import Canvas, Label, Spot, annotation, place, segments_of
 from explorer.figures.style import MUTED, A, B, empty, figure, legend_below, log_axis
 from explorer.recordings.files import NOT_RECORDED
-from lab.files.rows import QualityRow
+from explorer.recordings.quality import QualityRow
 
 HEIGHT, FONT_SIZE = 460, 11
 PLOTS = (660.0, 700.0)

@@ -41,6 +41,7 @@ from explorer.models.files import folder_of, linear_names
 from explorer.models.skeleton import WEIGHT as SUFFIX
 from explorer.models.texts import AnyTexts, Texts, texts_of, token_sequences
 from explorer.progress import checkpoint
+from explorer.recordings.quality import QualityRow
 from explorer.running.llama_logits import PACKAGE, LlamaNetwork
 from explorer.schemes import SCHEMES, Scheme
 from explorer.sources import open_source
@@ -55,7 +56,6 @@ from explorer.survey.run import SurveyJob, SurveyPlan, survey_layer, survey_mode
 from explorer.version import __version__
 from lab.files.llama_quantizer import FTYPES, quantize_by_llama, quantizer_refusal, quantizer_version
 from lab.files.peers import PEERS, peers_refusal, run_peer
-from lab.files.rows import QualityRow
 
 BITS = (3.0, 3.5, 4.0, 4.5, 5.0, 6.0)
 """Per weight, of the whole file."""

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from explorer.recordings.quality import QualityRow
 from lab import quality
 from lab.dithered import BLOCK, LEVELS, dithered
 from lab.files.figure import frontier_of, quality_figure
-from lab.files.rows import QualityRow
 from lab.intervals import paired
 
 OURS = QualityRow(

@@ -229,6 +229,9 @@ class Section {
     this.element.addEventListener('input', ({target}) => {
       const output = target.type === 'range' && target.parentElement.querySelector('output');
       if (output) output.textContent = target.value;
+      if (!('live' in target.dataset) || this.asking) return;
+      explorer.set({[target.dataset.key]: target.value}, !this.dragging);  // one step of Back for all of a drag
+      this.dragging = true;
     });
     this.element.addEventListener('click', event => this.clicked(event));
     this.element.addEventListener('keydown', event => {

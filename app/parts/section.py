@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from typing import Any
 
 import gradio as gr
@@ -174,8 +175,10 @@ class Section:
         return run
 
     def _endpoint(self) -> Callable[..., dict[str, Any]]:
-        """The view with the record's keys as its named parameters, for programs."""
+        """The view with the record's keys as its named parameters, for programs; a word of Python gets a
+        ``_``."""
         keys, compute, name = self.keys, self.view, self.name
+        names = {key: f"{key}_" if iskeyword(key) else key for key in keys}
         usual = {control.key: control.usual for control in self.controls}
 
         def endpoint(*values: Any) -> dict[str, Any]:
@@ -189,13 +192,13 @@ class Section:
             return dict(said["slots"])
 
         endpoint.__doc__ = inspect.getdoc(compute)
-        endpoint.__annotations__ = {**dict.fromkeys(keys, str), "return": dict}
+        endpoint.__annotations__ = {**dict.fromkeys(names.values(), str), "return": dict}
         endpoint.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [
                 inspect.Parameter(
-                    key, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=usual.get(key, ""), annotation=str
+                    given, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=usual.get(key, ""), annotation=str
                 )
-                for key in keys
+                for key, given in names.items()
             ],
             return_annotation=dict,
         )

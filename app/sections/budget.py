@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import json
 import math
 import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,6 +46,7 @@ from explorer.reports import survey_report
 from explorer.reports.survey import USUAL_BITS, Asked, Bought, bought, constraints_of
 from explorer.schemes.scheme import label_of_text
 from explorer.survey import SENSITIVITIES, Frontier, Survey, frontier
+from explorer.survey.apply import weights_alone
 from explorer.survey.budget import budget_of
 from explorer.survey.carried import targets_with
 from explorer.survey.check import SAME_SIZE, Check, Checked, check_recipe
@@ -56,7 +56,7 @@ from explorer.survey.recipe import ModelRecipe
 from explorer.survey.run import SCHEMES, SurveyPlan, survey_model
 from explorer.survey.sentences import about as about_survey
 from explorer.survey.sentences import slightly_more, truth
-from explorer.survey.times import recorded_times, seconds_of
+from explorer.survey.times import StepTimes, recorded_times, seconds_of
 
 Result = TypeVar("Result")
 ANY, NONE = "any", "none"
@@ -67,6 +67,8 @@ STEP = 0.01
 """Bits per weight, of the slider."""
 _POINTS = 200
 """Steps of the slider of sizes or times, at least."""
+_ALIKE = 0.005
+"""Largest share by which losses differ that count as the same."""
 MOST_SINGLES = 5
 """Files of one scheme in the table."""
 UNITS = {BITS: "bits per weight", SIZE: "MB of the whole model", TIME: "µs of all linear layers in a step"}
@@ -79,7 +81,7 @@ SHIPPED = {
 """Layers of the recorded survey that are built-in tensors, too, and open without a network."""
 
 BY = Select(key="by", label="Budget of", usual=BITS, options={BITS: "bits", SIZE: "size", TIME: "time"})
-BUDGET = NumberInput(key="budget", label="Budget", low=0, high=1e9)
+BUDGET = NumberInput(key="budget", label="Budget", usual="4.5", low=0, high=1e9)
 TARGET = Select(
     key="for", label="Written for", usual="compressed-tensors", chips=True,
     options={**{name: row.label for name, row in EXPORTS.items()}, ANY: "any"},
@@ -134,7 +136,9 @@ def plan_of(query: Query) -> Plan:
     if by == TIME:
         asked = dataclasses.replace(asked, seconds=1e-6 * at)
     else:
-        asked = dataclasses.replace(asked, bits=at if by == BITS else front.bits_of(max(1e6 * at, _least(front))))
+        asked = dataclasses.replace(
+            asked, bits=at if by == BITS else front.bits_of(max(1e6 * at, _least(front)))
+        )
     got, cache = bought(one.survey, asked, front), CACHE.of(query)
     recipe = got.recipe if cache == NONE else dataclasses.replace(got.recipe, cache=CachePlan.parse(cache))
     return Plan(one, got, recipe, by, low, high, at)
@@ -162,9 +166,7 @@ def _frontier(one: ModelSubject, asked: Asked) -> Frontier:
     """The frontier of a request, whatever its budget; computed once."""
     assert one.survey is not None
     found, key = one.survey, (one.stamp, asked)
-    return _FRONTIERS.get(
-        key, lambda: frontier(found, constraints=constraints_of(asked, found)), lambda _: 1
-    )
+    return _FRONTIERS.get(key, lambda: frontier(found, constraints=constraints_of(asked, found)), lambda _: 1)
 
 
 def _least(front: Frontier) -> float:
@@ -203,13 +205,14 @@ def _budget(query: Query, by: str, front: Frontier, low: float, high: float) -> 
     usual = _usual(by, front, low, high)
     if not query.get("budget"):
         return usual
-    number = BUDGET.of(query) if "budget" not in query.problems else usual
-    ends = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-    if "budget" in query.problems:
-        query.problems["budget"] = query.problems["budget"].partition("Accepted:")[0] + f"Accepted: {ends} {UNITS[by]}"
+    ends = f"{low:g} {UNITS[by]}" if low == high else f"{low:g} to {high:g} {UNITS[by]}"
+    try:
+        number = BUDGET.read(query["budget"])
+    except ValueError:
+        query.wrong("budget", ends)
         return usual
     if not low <= number <= high:
-        query.problems["budget"] = f"The budget {number:g} is beyond what these schemes do: {ends} {UNITS[by]}"
+        query.problems["budget"] = f"The budget {number:g} is beyond what these schemes do: {ends}"
     return min(max(number, low), high)
 
 
@@ -217,13 +220,21 @@ def _budget(query: Query, by: str, front: Frontier, low: float, high: float) -> 
 
 
 def view(query: Query) -> Shown:
-    """Describe the recipe within a budget: what it loses, predicted and measured, against the frontier, single
-    schemes and other programs' files; the scheme of each layer; the files of about this size."""
-    shown = {"subject": panel(query), **dict.fromkeys(("headline", "map", "table", "truth", "command", "do"), "")}
+    """Describe the recipe within a budget: what it loses, predicted and measured, against the frontier,
+    single schemes and other programs' files; the scheme of each layer; the files of about this size."""
+    shown = {
+        "subject": panel(query),
+        **dict.fromkeys(("headline", "map", "table", "truth", "command", "do"), ""),
+    }
     try:
         plan = plan_of(query)
     except (ValueError, OSError) as error:
-        return {**shown, "headline": html.refusal(str(error)), "controls": _controls(query, None), **_unplanned(query)}
+        return {
+            **shown,
+            "headline": html.refusal(str(error)),
+            "controls": _controls(query, None),
+            **_unplanned(query),
+        }
     found, front = plan.got.survey, plan.got.front
     check = visit().checks.get(plan.recipe.to_json())
     compared = query.record.schemes
@@ -231,14 +242,16 @@ def view(query: Query) -> Shown:
         **shown,
         "controls": _controls(query, plan),
         "headline": html.render("budget_headline", parts=_headline(query, plan, check)),
-        "frontier": budget_figure(
+        "budget-curve": budget_figure(
             found, front, plan.got.choice, plan.by == SIZE, compared, _measured(plan, check)
         ),
         "map": html.render("budget_map", **_map(plan)),
         "table": html.render("budget_table", **_files(query, plan, check)),
-        "truth": html.sentence(truth(check)) if check else html.status("Not measured yet: the loss is predicted."),
+        "truth": html.sentence(truth(check))
+        if check
+        else html.status("Not measured yet: the loss is predicted."),
         "command": html.commands(_commands(plan, f"{_name(plan)}.json")),
-        "do": html.render("budget_do", name=f"{_name(plan)}.json", recipe=_encoded(plan.recipe)),
+        "do": html.render("budget_do", file=f"{_name(plan)}.json", recipe=_encoded(plan.recipe)),
         "unsurveyed": "",
     }
 
@@ -246,7 +259,7 @@ def view(query: Query) -> Shown:
 def _unplanned(query: Query) -> Shown:
     """What an address without a recipe shows: an empty figure, and for a model without a survey the way to
     one."""
-    nothing: dict[str, str | go.Figure] = {"frontier": "", "unsurveyed": ""}
+    nothing: dict[str, str | go.Figure] = {"budget-curve": "", "unsurveyed": ""}
     try:
         one = subject(query)
     except (ValueError, OSError):
@@ -268,7 +281,7 @@ def _controls(query: Query, plan: Plan | None) -> str:
     slider = None
     if plan is not None:
         usual = _usual(plan.by, plan.got.front, plan.low, plan.high)
-        slider = {"low": plan.low, "high": plan.high, "usual": f"{usual:g}",
+        slider = {"low": plan.low, "high": plan.high, "usual": f"{usual:g}", "unit": UNITS[plan.by],
                   "step": _step(plan.by, plan.low, plan.high)}  # fmt: skip
     causal = plan is None or plan.got.survey.head.loss != "embedding"
     return html.render(
@@ -276,7 +289,6 @@ def _controls(query: Query, plan: Plan | None) -> str:
         by=BY.of(query),
         offered=BY.offered(),
         slider=slider,
-        said=f"{plan.got.choice.bits:.2f} bits · {words.bytes_(plan.bytes)}" if plan else "",
         target=TARGET.markup(options=offered),
         codes=CODES.markup(options=codes),
         more=[CODED_INPUTS.markup(), *([CACHE.markup()] if causal else []), BATCH.markup(), KEEP.markup()],
@@ -295,31 +307,50 @@ def _headline(query: Query, plan: Plan, check: Check | None) -> list[tuple[str, 
     front, choice = plan.got.front, plan.got.choice
     if not SENSITIVITIES[front.signal].is_loss:
         return [(f"At {choice.bits:.2f} bits no loss is predicted: {SENSITIVITIES[front.signal].trust}", "")]
-    mine, how = choice.loss, "predicted"
-    interval = plan.recipe.predicted_interval or (None, None)
+    mine, how = choice.loss, f"predicted{weights_alone(front.weights_alone)}"
+    if (by := _forced(plan)) not in ("", RTN.name):
+        how = f"predicted for rounding, before {label_of(by)}"
+    interval: tuple[float | None, float | None] = plan.recipe.predicted_interval or (None, None)
     if check is not None:
-        mine, interval, how = check.rows[0].loss.value, (check.rows[0].loss.low, check.rows[0].loss.high), "measured"
-    known = {row.name: row.loss.value for row in check.rows[1:]} if check else {u.scheme: u.loss for u in front.uniform}
+        mine, interval, how = (
+            check.rows[0].loss.value,
+            (check.rows[0].loss.low, check.rows[0].loss.high),
+            "measured",
+        )
+    known = (
+        {row.name: row.loss.value for row in check.rows[1:]}
+        if check
+        else {u.scheme: u.loss for u in front.uniform}
+    )
     at = f"At {choice.bits:.2f} bits the " if plan.by != TIME else f"Within {plan.at:g} µs the "
     parts = [(at, ""), ("recipe", "name-recipe"), (" loses ", "")]
     sides = [(x, f"name-{'ab'[i]}") for i, x in enumerate(query.record.schemes) if x in known]
     if not sides and (best := _best(front, choice.bits)):
         sides = [(best, "")] if best in known else []
     for index, (scheme, kind) in enumerate(sides):
-        parts += [(" and " if index else "", ""), (_against(mine, known[scheme]), "name-recipe"), (" than ", "")]
+        much, word = _against(mine, known[scheme])
+        parts += [(" and " if index else "", ""), (much, "name-recipe"), (word, "")]
         parts += [(html.short_name(label_of_text(scheme)), kind), (" everywhere" if not index else "", "")]
-    parts += [(f": {_loss(mine, *interval)}, {how}. {words.bytes_(plan.bytes)}, {_opened(plan)}." if sides
-               else f"{_loss(mine, *interval)}, {how}. {words.bytes_(plan.bytes)}, {_opened(plan)}.", "")]  # fmt: skip
+    colon = ": " if sides else ""
+    parts += [(f"{colon}{_loss(mine, *interval)}, {how}. {words.bytes_(plan.bytes)}, {_opened(plan)}.", "")]
     budget = plan.at if plan.by == BITS else None
     more = slightly_more(front, choice, budget, STEP)
     return [*parts, *([(f" {more}", "")] if more else [])]
 
 
-def _against(mine: float, other: float) -> str:
-    """The loss of the recipe against another one's."""
-    if other <= 0 or mine <= 0:
-        return "as much" if mine == other else "less" if mine < other else "more"
-    return f"{100 * (1 - mine / other):.0f} % less" if mine <= other else f"{mine / other:.2g} times as much"
+def _against(mine: float, other: float) -> tuple[str, str]:
+    """The loss of the recipe against another one's: how much, and the word before the other's name."""
+    if abs(mine - other) <= _ALIKE * other:
+        return "as much", " as "
+    if mine < other:
+        return f"{100 * (1 - mine / other):.0f} % less", " than "
+    return (f"{mine / other:.2g} times as much" if other > 0 else "more"), (" as " if other > 0 else " than ")
+
+
+def _forced(plan: Plan) -> str:
+    """The method of all layers that the survey's predictions are not of; "" for none."""
+    method = plan.got.asked.method
+    return "" if method in plan.got.survey.head.methods else method
 
 
 def _opened(plan: Plan) -> str:
@@ -334,7 +365,7 @@ def _best(front: Frontier, bits: float) -> str:
 
 
 def _recorded_points(one: ModelSubject) -> list[LossPoint]:
-    """Losses that were recorded of this model: of single schemes and recipes, and of other programs' files."""
+    """Recorded losses of this model: of single schemes and recipes, and of other programs' files."""
     assert one.survey is not None
     name, default = Path(one.survey.head.model).name, one.survey.head.default
     mine = recorded_recipes().rows if one.which in recorded() else recorded_causal().rows
@@ -357,7 +388,9 @@ def _measured(plan: Plan, check: Check | None) -> list[LossPoint]:
     for row in check.rows if check else ():
         label = "the recipe" if row is check.rows[0] else label_of_text(row.name)  # type: ignore[union-attr]
         if row is check.rows[0] or row.name in plan.got.survey.head.schemes:  # type: ignore[union-attr]
-            found.append(LossPoint(f"{label}, measured", row.bits, row.loss.value, row.loss.low, row.loss.high))
+            found.append(
+                LossPoint(f"{label}, measured", row.bits, row.loss.value, row.loss.low, row.loss.high)
+            )
     return found
 
 
@@ -368,12 +401,18 @@ def layer_link(one: ModelSubject, layer: str, scheme: str) -> dict[str, str]:
     sample = None if one.named else SHIPPED.get((one.survey.head.model, layer))
     if sample is not None:
         return {**place, "source": "", "sample": sample, "layer": ""}
-    return {**place, "source": "model", "model": one.place, "revision": one.revision, "layer": f"{layer}.weight"}
+    return {
+        **place,
+        "source": "model",
+        "model": one.place,
+        "revision": one.revision,
+        "layer": f"{layer}.weight",
+    }
 
 
 def _map(plan: Plan) -> dict[str, Any]:
-    """The layers by kind and depth, each in the colour of its scheme; of several in one place, such as experts,
-    the costliest."""
+    """The layers by kind and depth, each in the colour of its scheme; of several in one place, such as
+    experts, the costliest."""
     found, choice, front = plan.got.survey, plan.got.choice, plan.got.front
     shades = scheme_shades(found, choice)
     rows: dict[str, dict[int, dict[str, Any]]] = {}
@@ -425,7 +464,8 @@ def _files(query: Query, plan: Plan, check: Check | None) -> dict[str, Any]:
     names = [u.scheme for u in front.uniform if u.scheme in sides] + [u.scheme for u in fit]
     singles = {u.scheme: u for u in front.uniform}
     measured = {row.name: row for row in check.rows[1:]} if check else {}
-    known = {one.name: one for one in _recorded_points(plan.one)}
+    plain = plan.recipe.inputs is None and plan.recipe.cache is None
+    known = {one.name: one for one in _recorded_points(plan.one)} if plain else {}
     batch = int(BATCH.of(query))
     rows = [_file_row(plan, "recipe", "name-recipe", plan.recipe.layers, choice.loss, plan.bytes, batch,
                       check.rows[0] if check else None)]  # fmt: skip
@@ -447,8 +487,14 @@ def _files(query: Query, plan: Plan, check: Check | None) -> dict[str, Any]:
     }
 
 
+@cache
+def _times(batch: int) -> StepTimes:
+    """``recorded_times``, which keep what they have looked up."""
+    return recorded_times(batch)
+
+
 def _step_head(batch: int) -> str:
-    gpu = recorded_times(batch).machine.removeprefix("NVIDIA ")
+    gpu = _times(batch).machine.removeprefix("NVIDIA ")
     return f"step, {gpu}" + (f", {batch} tokens" if batch > 1 else "")
 
 
@@ -486,7 +532,7 @@ def _step_of(plan: Plan, layers: Mapping[str, Recipe], batch: int) -> tuple[str,
     def computed() -> tuple[float, str]:
         kept = {name: shape for name, shape in linear.items() if name not in own}
         try:
-            taken = recorded_times(batch).of_recipe(own, linear, kept, plan.recipe.fused, inputs)
+            taken = _times(batch).of_recipe(own, linear, kept, plan.recipe.fused, inputs)
         except ValueError as error:
             return math.nan, str(error)
         return taken.seconds, taken.source
@@ -500,13 +546,13 @@ def _opens_in(plan: Plan, layers: Mapping[str, Recipe]) -> list[str]:
     shapes = {(one.scheme, plan.got.survey.layer(name).shape) for name, one in layers.items()}
     coded = {scheme for scheme, _ in shapes if scheme.plain_dtype is None}
     inputs: set[Scheme] = set(plan.recipe.input_schemes.values())
-    able = []
+    able: list[tuple[bool, str]] = []
     for name, row in EXPORTS.items():
         alike = len({row.family(scheme) for scheme in coded}) <= 1
         if alike and not any(row.refusal(*pair) for pair in shapes) \
                 and not any(row.multiplies(own, one) for own in inputs for one in coded):  # fmt: skip
-            able.append((name != plan.recipe.target, row.label))
-    return [label for _, label in sorted(able, key=lambda pair: pair[0])]
+            able.append((name != plan.recipe.target, row.label.partition(",")[0].removesuffix("'s layout")))
+    return list(dict.fromkeys(label for _, label in sorted(able, key=lambda pair: pair[0])))
 
 
 def _name(plan: Plan) -> str:
@@ -527,8 +573,7 @@ def _commands(plan: Plan, recipe: str) -> list[str]:
     if choice.time is not None:
         bound = f"--time {math.ceil(1e8 * choice.time.seconds) / 100:.9g}us --batch {choice.time.batch}"
     options = {"for": asked.target, "inputs": asked.inputs, "keep": ",".join(asked.keep)}
-    forced = asked.method and (asked.method == RTN.name or asked.method not in head.methods)
-    options["method"] = asked.method if forced else ""
+    options["method"] = _forced(plan)
     limits_of = "".join(f" --{key} {shlex.quote(value)}" for key, value in options.items() if value)
     by = "" if set(head.schemes) == set(SCHEMES) else f" --schemes {shlex.quote(','.join(head.schemes))}"
     by += f" --methods {','.join(head.methods)}" if head.methods else ""
@@ -655,7 +700,9 @@ def write(query: Query) -> Iterator[Shown]:
     archive = shutil.make_archive(str(folder / name), "zip", folder, name)
     shutil.rmtree(folder / name)
     said = f"{EXPORTS[target].label}: {made.layers} layers, {words.bytes_(made.bytes)}. Read by: "
-    said += " ".join((f"{EXPORTS[target].reader}.", *(f"{note}." for note in made.notes), str(made.verified or "")))
+    said += " ".join(
+        (f"{EXPORTS[target].reader}.", *(f"{note}." for note in made.notes), str(made.verified or ""))
+    )
     yield {"status": "", "written": html.status(said) + html.downloads([Path(archive)])}
 
 

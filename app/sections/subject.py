@@ -54,7 +54,7 @@ class ModelSubject:
     recorded survey's name, ``OWN``, or "" without a survey. layers: the names of the matrices that schemes
     can be chosen for, in the model's order; of ``weights`` weights. kept: bytes of what stays as it is, by
     kind. bytes: of all its tensors, as they are stored. named: True if the address names the model, and not
-    a survey alone.
+    a survey alone. stamp: changes with its survey.
     """
 
     name: str
@@ -68,6 +68,7 @@ class ModelSubject:
     bytes: int = 0
     parameters: int = 0
     named: bool = False
+    stamp: Hashable = None
 
     @property
     def kind(self) -> str:
@@ -123,12 +124,12 @@ def _survey_file(query: Query, place: str) -> tuple[str, Path | None]:
 def _of_survey(which: str, path: Path) -> ModelSubject:
     def made() -> ModelSubject:
         found = survey_at(path)
-        return _surveyed(found, which, found.head.model, found.head.revision or "", named=False)
+        return _surveyed(found, which, path, found.head.model, found.head.revision or "", named=False)
 
     return _SUBJECTS.get((which, str(path), stamp_of(path)), made, lambda _: 1)
 
 
-def _surveyed(found: Survey, which: str, place: str, revision: str, named: bool) -> ModelSubject:
+def _surveyed(found: Survey, which: str, path: Path, place: str, revision: str, named: bool) -> ModelSubject:
     head, chosen = found.head, found.linear
     stored = sum(layer.stored_bytes for layer in found.layers if layer.bits)
     return ModelSubject(
@@ -143,6 +144,7 @@ def _surveyed(found: Survey, which: str, place: str, revision: str, named: bool)
         bytes=head.kept_bytes + stored,
         parameters=head.parameters,
         named=named,
+        stamp=(place, str(path), stamp_of(path)),
     )
 
 
@@ -169,7 +171,7 @@ def _of_model(query: Query, place: str, revision: str, which: str, path: Path | 
     def made() -> ModelSubject:
         name, file = (which, path) if path else _recorded_of(source)
         if file is not None:
-            return _surveyed(survey_at(file), name, place, revision, named=True)
+            return _surveyed(survey_at(file), name, file, place, revision, named=True)
         return _unsurveyed(source, place, revision)
 
     return _SUBJECTS.get(key, made, lambda _: 1)

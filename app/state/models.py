@@ -13,13 +13,13 @@ from explorer.sources.models import folder_stamp
 _MODELS = Memo[Model](4 << 30)
 
 
-def runnable_model(where: str, head: bool = False) -> Model:
+def runnable_model(where: str, head: bool = False, revision: str = "") -> Model:
     """The model in a folder or under a Hub id, with ``head`` a causal one with its head. ``SourceError`` for
     one larger than may be run here, before it is loaded, and for a folder where folders may not be named."""
-    check_runnable(where)
+    check_runnable(where, revision)
     bounds, device = limits.current().sources, work_device().type
-    key = (where.strip(), folder_stamp(where, bounds), device, bounds, head)
-    return _MODELS.get(key, lambda: load_model(where, device=device, limits=bounds, head=head), _bytes_of)
+    key = (where.strip(), revision, folder_stamp(where, bounds), device, bounds, head)
+    return _MODELS.get(key, lambda: load_model(where, revision or None, device, bounds, head=head), _bytes_of)
 
 
 def check_runnable(where: str, revision: str = "") -> None:

@@ -16,6 +16,7 @@ from explorer.recordings.files import Recording
 from explorer.recordings.gemm import GemmTiming
 from explorer.reports.training import Settings
 from explorer.training.digits import Trained
+from explorer.survey.check import Check
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,12 @@ class VisitData:
     opened_recordings: recordings of machines that the visitor opened, in that order.
     method_results: what the visitor's run of methods left of the layer.
     gemm_timings: products that were timed for the visitor.
-    surveys: files of surveys that were made here, by the model's place and revision.
     compared: the two checkpoints that the visitor's last run compared.
     trained: networks of the visitor's last training.
     written: the texts of the visitor's last run of a model, as its section shows them.
+    surveys: files of surveys that were made here, by the model's place and revision; unfinished: of those
+    that were stopped.
+    checks: losses that were measured here, by the recipe's file.
     """
 
     opened_recordings: tuple[OpenedRecording, ...] = ()
@@ -81,6 +84,8 @@ class VisitData:
     compared: ComparedCheckpoints | None = None
     trained: TrainedNetworks | None = None
     written: Mapping[str, str] | None = None
+    unfinished: dict[tuple[str, str], Path] = field(default_factory=dict)
+    checks: dict[str, Check] = field(default_factory=dict)
 
 
 _visits: OrderedDict[str, VisitData] = OrderedDict()

@@ -377,7 +377,8 @@ def budget_figure(
     shown = losses > 0
     budgets = [{"set": {"budget": f"{x:.4g}"}} for x in at[shown]]
     add_line(fig, "recipes", at[shown], losses[shown], RECIPE, hover, shape="hv", customdata=budgets)
-    points = [*singles.items(), *((one.name, (across(one.bits), one.loss)) for one in measured)]
+    others = [(one.name, (across(one.bits), one.loss)) for one in measured if not one.ours]
+    points = [*singles.items(), *others]
     _add_singles(fig, singles, compared, hover)
     _add_measured(fig, [one for one in measured if one.ours], across, "circle-open", hover)
     _add_measured(fig, [one for one in measured if not one.ours], across, "square", hover)
@@ -385,13 +386,17 @@ def budget_figure(
         ring = {"size": 15, "color": RECIPE, "symbol": "circle-open", "line": {"width": 3}}
         add_points(fig, "this budget", [own], [choice.loss], ring, hover)
         points.append(("recipe", (own, choice.loss)))
-    _name_points(fig, points, {"recipe": RECIPE, **dict(zip(compared, (A, B), strict=False))}, (at, losses))
-    fig.update_layout(showlegend=False, margin={"l": 62, "t": 30, "b": 44})
-    label = cost_label(survey, front.signal)
-    fig.add_annotation(
-        note(label, 12, x=0, y=1, xref="paper", yref="paper", xanchor="left", yanchor="bottom")
+    colours = {"recipe": RECIPE, **dict(zip(compared, (A, B), strict=False))}
+    label = note(cost_label(survey, front.signal), 12, x=0, y=1, xref="paper", yref="paper", xanchor="left",
+                 yanchor="bottom")  # fmt: skip
+    names, (x_range, y_range) = _names(points, colours, (at, losses))
+    return fig.update_layout(
+        showlegend=False,
+        margin={"l": 62, "t": 30, "b": 44},
+        annotations=[label, *names],
+        xaxis_range=x_range,
+        yaxis={"type": "log", "exponentformat": "power", "dtick": 1, "range": y_range},
     )
-    return fig.update_yaxes(type="log", exponentformat="power", dtick=1)
 
 
 def _add_singles(
@@ -435,13 +440,13 @@ def _add_measured(fig: go.Figure, points: Sequence[LossPoint], across: Any, symb
     )
 
 
-def _name_points(
-    fig: go.Figure,
+def _names(
     points: Sequence[tuple[str, tuple[float, float]]],
     bold: Mapping[str, str],
     line: tuple[np.ndarray, np.ndarray],
-) -> None:
-    """Name the points where there is room, those that are ``bold`` first, and none over the ``line``."""
+) -> tuple[list[Dict], tuple[list[float], list[float]]]:
+    """Return the names of points that have room, those that are ``bold`` first and none over the ``line``,
+    and the ranges of the axes."""
     xs = np.r_[line[0], [x for _, (x, _) in points]]
     ys = np.log10(np.r_[line[1][line[1] > 0], [y for _, (_, y) in points]])
     wide, tall = float(np.ptp(xs)) or 1.0, float(np.ptp(ys)) or 1.0
@@ -460,12 +465,12 @@ def _name_points(
     steps = [step for (x0, y0), (x1, y1) in itertools.pairwise(corners)
              for step in ((x0, y0, x1, y0), (x1, y0, x1, y1))]  # fmt: skip
     canvas = Canvas.of(_WIDTHS, [_HEIGHT - 74.0], _NAME_SIZE)
-    for (name, (x, y)), spot, found in zip(ordered, spots, place(spots, canvas, steps), strict=True):
-        if found is not None:
-            colour = bold.get(name, TEXT)
-            fig.add_annotation(annotation(spot, found, (x, math.log10(y)), colour, _NAME_SIZE))
-    fig.update_xaxes(range=[low_x, low_x + wide])
-    fig.update_yaxes(range=[low_y, low_y + tall])
+    found = [
+        annotation(spot, label, (x, math.log10(y)), bold.get(name, TEXT), _NAME_SIZE)
+        for (name, (x, y)), spot, label in zip(ordered, spots, place(spots, canvas, steps), strict=True)
+        if label is not None
+    ]
+    return found, ([low_x, low_x + wide], [low_y, low_y + tall])
 
 
 def scheme_shades(survey: Survey, choice: Choice) -> dict[str, str]:

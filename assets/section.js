@@ -86,7 +86,8 @@ class Section {
   setControls() {
     const query = explorer.query();
     for (const control of this.element.querySelectorAll('[data-key]')) {
-      if (control === document.activeElement && control.matches('input:not([type=checkbox]), textarea')) continue;
+      const typed = control.matches('input:not([type=checkbox], [type=range]), textarea') || this.dragging;
+      if (control === document.activeElement && typed) continue;
       const text = query[control.dataset.key] || control.dataset.usual;
       if (control.type === 'checkbox') control.checked = text === '1';
       else if (control.value !== text) control.value = text;
@@ -135,7 +136,9 @@ class Section {
       if (this.drawn) this.box.toggleAttribute('data-behind', true);
       else if (this.element.querySelector('[data-slot=status]')) this.say('Computing …', 'computing');
     }, 250);
+    this.asking = true;
     const answer = await this.call('view', explorer.query());
+    this.asking = mine !== this.asked;
     clearTimeout(slow);
     if (mine !== this.asked || answer.left) return;
     if (answer.waits || answer.failed) {
@@ -277,6 +280,7 @@ class Section {
   }
 
   changed(target) {
+    this.dragging = false;
     if ('upload' in target.dataset) return this.sendFile(target);
     const {act} = target.dataset;  // a control that does an act instead of setting a key
     if (act) return this.act(act, {value: target.dataset.value || target.value});

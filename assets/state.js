@@ -26,6 +26,10 @@ Object.assign(explorer, {
     if (changes.file) sessionStorage.setItem('file', changes.file);
     explorer.writeQuery(linked, visit);
     explorer.recordChanged();
+    if (!('tab' in changes)) return;
+    const {place, section} = explorer.placeOf(new URLSearchParams(location.search));
+    explorer.showPlace(place);
+    explorer.arrive(section);
   },
 
   /* Keys whose values mean nothing leave the address: what is shown is of the usual ones. */
@@ -69,10 +73,7 @@ Object.assign(explorer, {
     }
     const to = acts.findLast(act => act.place)?.place;
     explorer.set({...answer.set, ...to ? explorer.addressOf(to, '') : {}});
-    if (!to) return;
-    explorer.closePanels();
-    explorer.showPlace(to);
-    explorer.arrive('');
+    if (to) explorer.closePanels();
   },
 
   /* --- the bar ----------------------------------------------------------------------------------------- */

@@ -15,8 +15,8 @@ from explorer.methods.evaluate import Outcome
 from explorer.recordings.files import Recording
 from explorer.recordings.gemm import GemmTiming
 from explorer.reports.training import Settings
-from explorer.training.digits import Trained
 from explorer.survey.check import Check
+from explorer.training.digits import Trained
 
 
 @dataclass(frozen=True)

@@ -389,7 +389,8 @@ def budget_figure(
     colours = {"recipe": RECIPE, **dict(zip(compared, (A, B), strict=False))}
     label = note(cost_label(survey, front.signal), 12, x=0, y=1, xref="paper", yref="paper", xanchor="left",
                  yanchor="bottom")  # fmt: skip
-    names, (x_range, y_range) = _names(points, colours, (at, losses))
+    labels = {name: label_of_text(name) for name in singles}
+    names, (x_range, y_range) = _names(points, labels, colours, (at, losses))
     return fig.update_layout(
         showlegend=False,
         margin={"l": 62, "t": 30, "b": 44},
@@ -442,6 +443,7 @@ def _add_measured(fig: go.Figure, points: Sequence[LossPoint], across: Any, symb
 
 def _names(
     points: Sequence[tuple[str, tuple[float, float]]],
+    labels: Mapping[str, str],
     bold: Mapping[str, str],
     line: tuple[np.ndarray, np.ndarray],
 ) -> tuple[list[Dict], tuple[list[float], list[float]]]:
@@ -459,7 +461,7 @@ def _names(
     ordered = sorted(points, key=lambda point: point[0] not in bold)
     spots = []
     for name, (x, y) in ordered:
-        label = {"recipe": "recipe"}.get(name) or caption(label_of_text(name) if "_" in name else name)
+        label = caption(labels.get(name, name))
         spots.append(Spot(*share(x, y), 6, label, name in bold, name in bold, name not in bold))
     corners = [share(x, y) for x, y in zip(*line, strict=True) if y > 0]
     steps = [step for (x0, y0), (x1, y1) in itertools.pairwise(corners)

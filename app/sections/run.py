@@ -15,7 +15,7 @@ from app.parts import html
 from app.parts.controls import Control, IntegerInput, MultiSelect, TextInput
 from app.parts.section import Section, Shown
 from app.parts.texts import ORIGINAL, TextColumn, texts
-from app.sections import subject
+from app.sections import budget, subject
 from app.serving.work import LeftError, OvertakenError
 from app.state.analyses import each, loading
 from app.state.gpu_lock import gpu_lock, locked_steps
@@ -26,7 +26,6 @@ from app.state.visits import visit
 from explorer.core.backend import work_device
 from explorer.methods.recipe import Recipe
 from explorer.progress import Progress, StoppedError
-from explorer.reports.survey import USUAL_BITS, Asked, bought
 from explorer.running import Comparison, Engine, Subject, Writing, compare, open_engine, subject_of
 from explorer.running.choice import AUTO
 from explorer.running.compare import parting_so_far
@@ -139,7 +138,7 @@ class _Run:
         try:
             if name == RECIPE:
                 column.mark = "recipe"
-                self._recipes[name] = recipe = _bought(query)
+                self._recipes[name] = recipe = budget.plan_of(query).recipe
                 column.label = f"The survey's recipe, {recipe.bits or 0:.2f} bits"
             elif name != ORIGINAL:
                 self._recipes[name] = parsed = Recipe.parse(scheme)
@@ -272,15 +271,6 @@ def _checked(query: Query) -> tuple[str, int]:
     return prompt, tokens
 
 
-def _bought(query: Query) -> ModelRecipe:
-    """The recipe that the address's budget buys of the model's survey."""
-    found = subject.subject(query).survey
-    if found is None:
-        raise ValueError("this model has no survey yet: make or open one at Budget")
-    bits = float(query.get("budget") or USUAL_BITS)
-    return bought(found, Asked(bits=bits)).recipe
-
-
 def _commands(place: str, options: Sequence[str], prompt: str, tokens: int) -> list[str]:
     """The same in a terminal; each of ``options`` names a scheme or a recipe."""
     base = f"explorer run {shlex.quote(place)}"
@@ -295,7 +285,7 @@ def _scheme(recipe: object) -> str:
 SECTION = Section(
     name="run",
     title="Run",
-    follows=("model", "revision", "survey", "surveyfile", "scheme", "second", "budget"),
+    follows=(*subject.KEYS, "scheme", "second", *(control.key for control in budget.CONTROLS)),
     controls=(PROMPT, WHICH, TOKENS),
     view=view,
     runs={"write": write},

@@ -28,13 +28,11 @@ from explorer.figures.style import (
     empty,
     figure,
     log_axis,
-    marker_look,
     wrapped,
 )
 from explorer.methods import METHODS, objective_axis
 from explorer.methods.evaluate import Outcome
 from explorer.methods.llm_int8 import THRESHOLD
-from explorer.models.evaluate import EmbeddingDrift
 from explorer.schemes.scheme import label_of_text
 
 NOTHING = "nothing run yet"
@@ -271,23 +269,3 @@ def before_after_figure(
     colours = {**_SCALE, "colorbar": colour_bar("", [255 * step / 4 for step in range(5)], labels, 10)}
     fig.update_layout(margin={"t": 22, "b": 44, "l": 52}, coloraxis=colours)
     return fig.update_annotations(font={"size": 12})
-
-
-def drift_figure(rows: Sequence[EmbeddingDrift], name: str) -> go.Figure:
-    """Draw the agreement of embeddings with the originals (cosine, ranks, neighbours) against bits per
-    weight."""
-    if not rows:
-        return empty(NOTHING, f"{name} embeddings")
-    y_title = "agreement with the original model"
-    fig = products_figure("bits per weight", y_title, f"{name} embeddings", 420)
-    captioned(fig, "Agreement of embeddings with the original model", name)
-    hover = "%{customdata[0]}<br>%{y:.4f} at %{x:.3f} bits"
-    told = [[f"{r.scheme}, {r.method}"] for r in rows]
-    for attribute, label, color, symbol in (
-        ("cosine", "cosine to the original (mean)", SERIES[0], "circle"),
-        ("rank", "rank correlation of similarities", SERIES[1], "diamond"),
-        ("neighbours", "same nearest sentence", SERIES[2], "square"),
-    ):
-        at = [round(r.bits, 3) for r in rows], [round(getattr(r, attribute), 5) for r in rows]
-        add_points(fig, label, *at, marker_look(color, 10, symbol), hover, customdata=told)
-    return fig.update_yaxes(range=[min(0, *(r.cosine for r in rows)), 1.03])

@@ -25,6 +25,7 @@ from explorer.survey import Survey, load_survey
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import line_of
 from explorer.survey.run import SurveyPlan, in_this_process, survey_model
+from tests.records import read_record
 
 (RECORDED,) = subject.recorded()
 FOUND = load_survey(subject.recorded()[RECORDED])
@@ -235,6 +236,16 @@ def test_a_model_is_opened_once(minilm: Path, store: Path, kept: VisitData) -> N
         subject.take_survey(Query({}), {"path": str(path)})
     with pytest.raises(ValueError, match="not here"):
         subject.take_survey(Query({}), {"path": "/etc/passwd"})
+
+
+def test_the_report_is_of_this_recipe(store: Path, kept: VisitData) -> None:
+    """With the command that makes the same, and without what was measured of another recipe."""
+    kept.checks["another recipe"] = object()  # type: ignore[assignment]
+    *_, last = budget.report(Query({"for": "any", "budget": "4"}))
+    assert "explorer report survey all-MiniLM-L6-v2 --bits 4.0" in words(str(last["report"]))
+    (page,) = store.glob("made-*/*.html")
+    found = read_record(page)["recipe"]
+    assert found["kind"] == "survey" and found["check_model"] is False
 
 
 @pytest.mark.thorough

@@ -114,8 +114,6 @@ SENT: list[tuple[str, list[Any], str]] = [
     ("choose", ["x"], "15 .* 1 "),
     ("explain", ["int8", {"a": 1}], "text"),
     ("kernel_source", ["<b>", "recorded", None, None], "^Value: &lt;b&gt; is not in the list of choices"),
-    ("survey_budget", ["all-MiniLM-L6-v2", None, "any", "[" * 60_000, 4.5, "none", "bits", 1],
-     "1,000"),
     ("layers_of_file", [{"path": "/etc/x.safetensors", **asked.FILE}], "not uploaded by a user.$"),
     ("layers_of_file", ["x"], "file"),
 ]  # fmt: skip

@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import save_file
 
 from app import limits
-from app.sections import calibration, layer_inputs, methods, overview, take_away, whole_model
+from app.sections import budget, calibration, layer_inputs, methods, overview, take_away
 from app.state import analyses, choices, models
+from app.state.query import Query
 from app.state.record import Record, next_record
 from app.state.selection import Selection
 from explorer import load_matrix
@@ -203,14 +204,14 @@ def test_my_file_and_a_model_on_my_text(minilm: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_too_large_to_run_is_refused_before_it_is_loaded(
-    minilm: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    minilm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If this fails, a visitor of a hosted page fills its memory with one model."""
     monkeypatch.setattr(models, "load_model", lambda *_, **__: pytest.fail("it was loaded"))
     few = dataclasses.replace(limits.LOCAL, model_weights=1_000_000)
     monkeypatch.setattr(limits, "current", lambda: few)
-    list(whole_model.run_drift(str(minilm), ["nvfp4"], ["rtn"], "", ""))
-    assert "22,713,728" in said[0] and "1,000,000" in said[0]
+    with pytest.raises(ValueError, match=r"22,713,728 .* 1,000,000"):
+        list(budget.measure(Query({"model": str(minilm)})))
 
 
 def test_bad_input_is_said(tmp_path: Path, said: list[str]) -> None:

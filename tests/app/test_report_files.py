@@ -4,7 +4,6 @@ page, of somebody else's run, or nothing and no word why."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.learn import training
-from app.sections import methods, speed, survey, take_away
+from app.sections import methods, speed, take_away
 from app.state.controls import DEFAULT_RANGE
 from app.state.selection import Selection
 from explorer.bench.cpu_gemm import plan_on_cpu, time_on_cpu
@@ -25,7 +24,6 @@ from tests.app.acting import last, unchanged
 from tests.covering import sampled
 from tests.records import read_record
 
-(RECORDED,) = survey.recorded()
 HERE = Selection(sample="attention_query", scheme="int4_group64", second="int4_group64+gptq")
 TIMED = Recording(
     Machine(cpu="a CPU of mine"), tuple(time_on_cpu(plan_on_cpu(["bf16"], [(8, 16, 32)], "torch"), repeats=2))
@@ -36,11 +34,6 @@ SETTINGS = Settings(("4",), 1, 1, 1)
 def record(view: Any) -> dict[str, Any]:
     (path,) = (Path(p) for p in view.files["value"] if str(p).endswith(".html"))
     return read_record(path)
-
-
-def of_survey(run: Any = None, which: str = RECORDED, kinds: Sequence[str] = ("page",)) -> Any:
-    asked = (which, None, "any", "", 4.0, "none", "bits", 1)
-    return last(survey.report(*asked, run, list(kinds)))
 
 
 def of_speed(view: str, own: Any, kinds: list[str]) -> Any:
@@ -55,13 +48,12 @@ def of_training(kinds: list[str]) -> Any:
 
 
 PLACES = {
-    "survey": (lambda: of_survey(), "explorer report survey all-MiniLM-L6-v2 --bits 4.0"),
     "speed": (lambda: of_speed("recorded", None, ["page"]), "--shape 1x8192x8192 --schemes nvfp4"),
     "training": (lambda: of_training(["page"]), "explorer report training --widths 4 --seeds 1"),
 }
 
 
-@pytest.mark.parametrize("kind", sampled(PLACES, ["survey", "training"]))
+@pytest.mark.parametrize("kind", sampled(PLACES, ["training"]))
 def test_each_place_makes_its_report(kind: str) -> None:
     """A section without its report, or with a command that makes another."""
     make, command = PLACES[kind]
@@ -86,17 +78,9 @@ def test_what_was_run_is_in_the_report_of_the_tensor() -> None:
     assert untouched == More(analyses=())
 
 
-def test_a_check_of_another_recipe_is_left_out() -> None:
-    """If this fails, the report of one budget shows the true loss of another."""
-    run = survey.Run("another recipe", object(), "")  # type: ignore[arg-type]
-    assert record(of_survey(run))["recipe"]["check_model"] is False
-
-
 def test_what_cannot_be_reported_is_said(said: list[str]) -> None:
     """An empty file, or none and no word."""
     for make in (
-        lambda: of_survey(kinds=[]),
-        lambda: of_survey(which="own"),
         lambda: of_speed("live", None, ["page"]),
         lambda: last(training.report(None, ["page"])),
         lambda: last(training.report(training.Done(SETTINGS, ()), ["page"])),

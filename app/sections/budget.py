@@ -106,7 +106,7 @@ _STEPS = Memo[tuple[float, str]](4096)
 
 
 @dataclass(frozen=True)
-class Plan:
+class BudgetPlan:
     """What is asked of a model, and what it buys: the recipe, with the storage of keys and values."""
 
     one: ModelSubject
@@ -123,7 +123,7 @@ class Plan:
         return self.got.front.kept_bytes + self.got.choice.bytes
 
 
-def plan_of(query: Query) -> Plan:
+def plan_of(query: Query) -> BudgetPlan:
     """Make the recipe of an address. ``ValueError``, in words, for a model that cannot be opened or has no
     survey, and for a request that leaves no recipe."""
     one = subject(query)
@@ -141,7 +141,7 @@ def plan_of(query: Query) -> Plan:
         )
     got, cache = bought(one.survey, asked, front), CACHE.of(query)
     recipe = got.recipe if cache == NONE else dataclasses.replace(got.recipe, cache=CachePlan.parse(cache))
-    return Plan(one, got, recipe, by, low, high, at)
+    return BudgetPlan(one, got, recipe, by, low, high, at)
 
 
 def _asked(query: Query, found: Survey) -> Asked:
@@ -271,7 +271,7 @@ def _unplanned(query: Query) -> Shown:
     return nothing
 
 
-def _controls(query: Query, plan: Plan | None) -> str:
+def _controls(query: Query, plan: BudgetPlan | None) -> str:
     """The budget and what it is for; nothing in it holds a value, which the page sets by the address."""
     able = targets_with(None if CODED_INPUTS.of(query) == NONE else inputs_of(CODED_INPUTS.of(query)))
     offered = {name: label for name, label in TARGET.offered().items() if name in (*able, ANY)}
@@ -301,7 +301,7 @@ def _loss(value: float, low: float | None, high: float | None) -> str:
     return f"{value:.3g}{between}"
 
 
-def _headline(query: Query, plan: Plan, check: Check | None) -> list[tuple[str, str]]:
+def _headline(query: Query, plan: BudgetPlan, check: Check | None) -> list[tuple[str, str]]:
     """The sentence above the figure, in parts with their classes: what the recipe loses against A and B for
     all layers, by measured losses where it was measured."""
     front, choice = plan.got.front, plan.got.choice
@@ -347,13 +347,13 @@ def _against(mine: float, other: float) -> tuple[str, str]:
     return (f"{mine / other:.2g} times as much" if other > 0 else "more"), (" as " if other > 0 else " than ")
 
 
-def _forced(plan: Plan) -> str:
+def _forced(plan: BudgetPlan) -> str:
     """The method of all layers that the survey's predictions are not of; "" for none."""
     method = plan.got.asked.method
     return "" if method in plan.got.survey.head.methods else method
 
 
-def _opened(plan: Plan) -> str:
+def _opened(plan: BudgetPlan) -> str:
     target = plan.recipe.target
     return f"opened by {EXPORTS[target].label}" if target else "no engine opens these schemes together"
 
@@ -382,7 +382,7 @@ def _recorded_points(one: ModelSubject) -> list[LossPoint]:
     return points
 
 
-def _measured(plan: Plan, check: Check | None) -> list[LossPoint]:
+def _measured(plan: BudgetPlan, check: Check | None) -> list[LossPoint]:
     """Models of the figure that were run: now, or for the recording."""
     found = _recorded_points(plan.one)
     for row in check.rows if check else ():
@@ -410,7 +410,7 @@ def layer_link(one: ModelSubject, layer: str, scheme: str) -> dict[str, str]:
     }
 
 
-def _map(plan: Plan) -> dict[str, Any]:
+def _map(plan: BudgetPlan) -> dict[str, Any]:
     """The layers by kind and depth, each in the colour of its scheme; of several in one place, such as
     experts, the costliest."""
     found, choice, front = plan.got.survey, plan.got.choice, plan.got.front
@@ -442,7 +442,7 @@ def _map(plan: Plan) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class FileRow:
+class BudgetFile:
     """A file of the table, in words; ``kind``: its class."""
 
     name: str
@@ -456,7 +456,7 @@ class FileRow:
     note: str = ""
 
 
-def _files(query: Query, plan: Plan, check: Check | None) -> dict[str, Any]:
+def _files(query: Query, plan: BudgetPlan, check: Check | None) -> dict[str, Any]:
     """Files of about the recipe's size: the recipe's, and those of one scheme for all layers."""
     front, choice, found = plan.got.front, plan.got.choice, plan.got.survey
     sides = dict(zip(query.record.schemes, ("name-a", "name-b"), strict=False))
@@ -499,9 +499,9 @@ def _step_head(batch: int) -> str:
 
 
 def _file_row(
-    plan: Plan, name: str, kind: str, layers: Mapping[str, Recipe], loss: float, size: int, batch: int,
+    plan: BudgetPlan, name: str, kind: str, layers: Mapping[str, Recipe], loss: float, size: int, batch: int,
     run: Checked | LossPoint | None,
-) -> FileRow:  # fmt: skip
+) -> BudgetFile:  # fmt: skip
     found, front = plan.got.survey, plan.got.front
 
     def cost(layer: str) -> float:
@@ -516,13 +516,13 @@ def _file_row(
         measured, note = _loss(run.loss.value, run.loss.low, run.loss.high), "measured here"
     elif run is not None:
         measured, note = _loss(run.loss, run.low, run.high), recorded_recipes().source
-    return FileRow(
+    return BudgetFile(
         name, kind, measured, f"{loss:.3g}", layer_label(worst), words.bytes_(size), step,
         ", ".join(_opens_in(plan, layers)) or "no engine", ". ".join(filter(None, (note, why))),
     )  # fmt: skip
 
 
-def _step_of(plan: Plan, layers: Mapping[str, Recipe], batch: int) -> tuple[str, str]:
+def _step_of(plan: BudgetPlan, layers: Mapping[str, Recipe], batch: int) -> tuple[str, str]:
     """The recorded time of all linear layers in a step; "–" and why, where a product has none."""
     found, inputs = plan.got.survey, plan.recipe.input_schemes
     linear = {x.name: x.shape for x in found.linear if not x.is_table}
@@ -541,7 +541,7 @@ def _step_of(plan: Plan, layers: Mapping[str, Recipe], batch: int) -> tuple[str,
     return ("–", f"No time: {why}") if math.isnan(seconds) else (words.duration(seconds, 2), why)
 
 
-def _opens_in(plan: Plan, layers: Mapping[str, Recipe]) -> list[str]:
+def _opens_in(plan: BudgetPlan, layers: Mapping[str, Recipe]) -> list[str]:
     """The formats that carry these schemes together, the chosen one first."""
     shapes = {(one.scheme, plan.got.survey.layer(name).shape) for name, one in layers.items()}
     coded = {scheme for scheme, _ in shapes if scheme.plain_dtype is None}
@@ -555,7 +555,7 @@ def _opens_in(plan: Plan, layers: Mapping[str, Recipe]) -> list[str]:
     return list(dict.fromkeys(label for _, label in sorted(able, key=lambda pair: pair[0])))
 
 
-def _name(plan: Plan) -> str:
+def _name(plan: BudgetPlan) -> str:
     return file_name(f"{plan.one.name} {plan.got.choice.bits:.3g} bits")
 
 
@@ -564,7 +564,7 @@ def _encoded(recipe: ModelRecipe) -> str:
     return f"data:application/json;base64,{base64.b64encode(recipe.to_json().encode()).decode()}"
 
 
-def _commands(plan: Plan, recipe: str) -> list[str]:
+def _commands(plan: BudgetPlan, recipe: str) -> list[str]:
     """The commands from the survey to the checkpoint; files are named after the model."""
     head, asked, choice = plan.got.survey.head, plan.got.asked, plan.got.choice
     stem = file_name(Path(head.model).name)

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.parts import html
 from app.parts.section import SELECTION, Section, Shown
-from app.sections.budget import CONTROLS, Plan, layer_link, plan_of
+from app.sections.budget import CONTROLS, BudgetPlan, layer_link, plan_of
 from app.sections.subject import KEYS, subject
 from app.state.query import Query
 from explorer.figures.survey import cost_label, heat_figure
@@ -35,7 +35,7 @@ def view(query: Query) -> Shown:
     }
 
 
-def _table(found: Survey, signal: str, compared: tuple[str, ...], plan: Plan | None) -> str:
+def _table(found: Survey, signal: str, compared: tuple[str, ...], plan: BudgetPlan | None) -> str:
     """The layers, the costliest first, with what A, B and the recipe cost each."""
     sides = [text for text in compared if text in found.head.schemes]
     recipe = plan.recipe.layers if plan else {}

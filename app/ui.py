@@ -7,7 +7,7 @@ import gradio as gr
 from app import api, limits
 from app.parts import html
 from app.parts.widgets import block
-from app.places import NAMES, PLACES
+from app.places import MOVED, NAMES, PLACES
 from app.sections.bar import PANELS, bar
 from app.serving.values import CheckedBlocks
 from app.theme import ASSETS, PLOTLY
@@ -41,4 +41,5 @@ def build() -> gr.Blocks:
 def _header() -> str:
     state = gpu_status()
     badge = state.reason if state.ok else f"CPU reference · {state.reason}"
-    return html.header(badge, state.ok, native_formats(), [(p.NAME, p.TITLE) for p in PLACES], NAMES)
+    places = [(place.NAME, place.TITLE) for place in PLACES]
+    return html.header(badge, state.ok, native_formats(), places, NAMES, MOVED)

@@ -5,21 +5,29 @@ Object.assign(explorer, {
   /* By every name that a link may give as `tab`: the place and the section that hold it. */
   places: {},
 
+  /* By the name of a section that has moved: the same. */
+  moved: {},
+
   /* Sections by name (assets/section.js). */
   sections: new Map(),
 
   header(element) {
     const nav = element.querySelector('nav');
     explorer.places = JSON.parse(nav.dataset.places);
+    explorer.moved = JSON.parse(nav.dataset.moved);
     element.addEventListener('click', explorer.barClicked);
     explorer.showPlace(explorer.placeOf(new URLSearchParams(location.search)).place);
   },
 
   /* Place and section of an address. */
   placeOf(query) {
-    const tab = query.get('tab');
+    const tab = query.get('tab'), named = query.get('section');
+    if (Object.hasOwn(explorer.moved, named)) {
+      const [place, section] = explorer.moved[named];
+      return {place, section};
+    }
     const [place, section] = Object.hasOwn(explorer.places, tab) ? explorer.places[tab] : ['tensor', ''];
-    return {place, section: query.get('section') || section};
+    return {place, section: named || section};
   },
 
   /* Place and section in the URL; "" is the beginning of the place. */

@@ -80,11 +80,13 @@ def header(
     native: tuple[str, ...],
     places: Sequence[tuple[str, str]],
     names: Mapping[str, Any],
+    moved: Mapping[str, Any],
 ) -> str:
-    """Title, places and badge; ``native`` are the formats that the GPU's tensor cores multiply themselves."""
+    """Title, places and badge; ``native`` are the formats that the GPU's tensor cores multiply themselves,
+    ``names`` and ``moved`` those of links."""
     if native:
         badge += f" · native: {', '.join(native)}"
-    return render("header", badge=badge, gpu=gpu, places=places, names=names)
+    return render("header", badge=badge, gpu=gpu, places=places, names=names, moved=moved)
 
 
 def chips(tensor: str, schemes: Sequence[Scheme | Recipe], model: str = "", of_model: bool = False) -> str:
@@ -452,6 +454,23 @@ def scheme_table(
         buttons = [(side, json.dumps({key: text}), text == own) for side, key, own in keys if text]
         lines.append({"cells": cells, "buttons": buttons, "marks": any(on for *_, on in buttons)})
     return render("scheme_table", table=name, heads=heads, rows=lines, any=pair is not None)
+
+
+def select(
+    key: str,
+    label: str,
+    groups: Sequence[tuple[str, Mapping[str, str]]],
+    holds: str,
+    usual: str = "",
+) -> str:
+    """A list of the values of ``key`` in an address, for options that depend on what is shown: groups of
+    labels by value, each with a title or "". The value ``holds`` is chosen."""
+    return render("select", key=key, label=label, groups=groups, holds=holds, usual=usual)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts; all columns but the first are of numbers and short words."""
+    return render("table", head=head, rows=rows)
 
 
 def heading(title: str, about: str) -> str:

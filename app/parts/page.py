@@ -33,9 +33,7 @@ class Page:
     tensor_left: the event that another tensor is shown: what still runs is of the one before.
     seen: by section, the component whose ``seen`` event says that the section is on the screen and does not
         show the selection yet.
-    method_results, gemm_timings: what the visitor's methods left of the layer, and which products were timed
-        for the visitor: the sections that run them fill these, and reports hold them.
-    opened_recordings: the recordings of machines that the visitor opened, which the address may name.
+    method_results: what the visitor's methods left of the layer, which reports hold.
     position: the boxes of row and column, and the one that says that the largest error is followed.
     kept: by their keys in the address, the controls of sections that it keeps.
     titles: the names and titles of the sections that the bar lists, in the order of the page.
@@ -46,8 +44,6 @@ class Page:
     notice: Control
     tensor_left: Any
     method_results: Control
-    gemm_timings: Control
-    opened_recordings: Control
     record: list[Control]
     seen: dict[str, Control] = field(default_factory=dict)
     position: list[Control] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """The places of the page: TITLE, NAME (also in links) and ``SECTIONS``. ``PLACES`` is their order."""
 
-from app.places import learn, model, tensor
+from app.places import learn, model, speed, tensor
 
-PLACES = (learn, tensor, model)
+PLACES = (learn, tensor, model, speed)
 
 NAMES = {
     "tensor": ("tensor", ""),
@@ -17,3 +17,9 @@ NAMES = {
     "methods": ("tensor", "methods"),
 }
 """By what a link may give as ``tab``: the place and the section, empty for its beginning."""
+MOVED = {
+    "speed": ("speed", "speed"),
+    "steps": ("speed", "speed-more"),
+    "kernel": ("speed", "speed-more"),
+}
+"""By what a link may give as ``section``, whatever its ``tab``: place and section that have it now."""

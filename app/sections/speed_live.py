@@ -1,23 +1,24 @@
-"""Timing matrix products on this machine, for the Speed section."""
+"""Timing A, B and BF16, or other products, on this machine, for the place Speed."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from app import limits
 from app.parts import html
-from app.parts.views import Shown, StatusView, shows
-from app.state.gpu_lock import gpu_lock, locked_steps
+from app.parts.controls import Select, Switch
+from app.parts.section import Shown
+from app.sections.speed_machines import Timings, schemes_of, shape_of, text_of
+from app.state.gpu_lock import gpu_lock, locked_steps, one_at_a_time
+from app.state.query import Query
+from app.state.visits import visit
 from explorer import words
 from explorer.bench.cpu_gemm import (
-    DECODE_ON_CPU,
-    PREFILL_ON_CPU,
     NotTimed,
     conditions,
     measure_cpu_limits,
@@ -27,35 +28,56 @@ from explorer.bench.cpu_gemm import (
 )
 from explorer.bench.gemm import time_gemm
 from explorer.bench.timing import measure_limits
-from explorer.core.backend import gpu_device, kernel_capability, work_device
+from explorer.core.backend import kernel_capability, work_device
 from explorer.cpu.kernels import usable_threads
-from explorer.cpu.products import CPU_PRODUCTS, FORMER
-from explorer.cpu.products import find as find_on_cpu
+from explorer.cpu.products import CPU_PRODUCTS, FIRST, in_order, products_for
 from explorer.cpu.sentences import sentences
 from explorer.products.auto import tuned_elsewhere, variants_for
 from explorer.products.gemms import GEMMS
-from explorer.recordings.files import Recording
 from explorer.recordings.gemm import GemmTiming, Shape
-from explorer.recordings.machine import Machine, MachineLimits, this_machine
+from explorer.recordings.machine import MachineLimits, this_machine
 
-Own = Recording[GemmTiming]
-"""Timings that a visitor measured on this machine."""
+CHOSEN, USUAL, EVERY = "chosen", "usual", "all"
+USUAL_ON_GPU = ("bf16", "fp8_e4m3_row", "fp8_blockwise", "int8", "w8a16", "w4a16_group128", "w_nvfp4",
+                "w4a8_int", "binary")  # fmt: skip
+USUAL_TOKENS = {True: (1, 16, 64, 256), False: (1, 4, 16, 64, 256, 1024, 4096)}
+"""Numbers of tokens from decode to prefill on a CPU (True) and on a GPU."""
+TIMED = Select(
+    key="timed",
+    label="What is timed",
+    usual=CHOSEN,
+    options={CHOSEN: "A, B and BF16", USUAL: "one product of each kind", EVERY: "every product that is here"},
+    linked=False,
+)
+KERNELS = Switch(key="kernels", label="every kernel of a GPU's product, not only the fastest", linked=False)
+LIBRARIES = dict.fromkeys(kernel.library.label for row in CPU_PRODUCTS.values() for kernel in row.kernels)
+Step = tuple[str, Timings | None]
+"""How far a run is, in words, and what it has timed so far."""
 
 
-@dataclass(frozen=True)
-class RunView(StatusView):
-    """The visitor's own run: status and timings."""
+def measure(query: Query, tokens: Sequence[int], on_cpu: bool, draw: Callable[[], Shown]) -> Iterator[Shown]:
+    """Time products on this machine with the shape's number of tokens, or with each of ``tokens``, and yield
+    how far it is and what ``draw`` shows of it. What is finished is kept for the visitor.
 
-    own: Shown
+    ``ValueError`` at once where no library multiplies the weights of A or of B.
+    """
+    (m, n, k), _ = shape_of(query)
+    shapes = [checked_shape((count, n, k)) for count in tokens or (m,)]
+    names = _names(query, on_cpu)
+    steps = _on_cpu(names, shapes) if on_cpu else _on_gpu(names, shapes, KERNELS.of(query))
+    try:
+        for said, timed in steps:
+            if timed:
+                _keep(timed)
+            yield {"status": html.status(said), **(draw() if timed else {})}
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
 
 
-def checked_shape(m: float, n: float, k: float) -> Shape:
-    """M, N, K as whole numbers; ``ValueError`` beyond what a visitor may ask for."""
-    shape = (int(m or 0), int(n or 0), int(k or 0))
-    if min(shape) < 1:
-        raise ValueError("M, N and K are whole numbers of at least 1")
-    most = limits.current().product_elements
-    for what, size in (("X", shape[0] * shape[2]), ("W", shape[1] * shape[2]), ("Y", shape[0] * shape[1])):
+def checked_shape(shape: Shape) -> Shape:
+    """``shape`` where its matrices are no larger than a visitor may ask for; else ``ValueError``."""
+    most, (m, n, k) = limits.current().product_elements, shape
+    for what, size in (("X", m * k), ("W", n * k), ("Y", m * n)):
         if size > most:
             raise ValueError(
                 f"{what} would have {size:,} elements; here a matrix of a timed product may have {most:,}"
@@ -63,113 +85,113 @@ def checked_shape(m: float, n: float, k: float) -> Shape:
     return shape
 
 
-@shows(RunView)
-def run(m: float, n: float, k: float, names: list[str], every_kernel: bool) -> Iterator[RunView]:
-    """Time products at M, N, K on this machine, yielding (status, results) after each; stopping keeps what is
-    there.
-
-    ``names`` are rows of GEMMS, without a GPU of CPU_PRODUCTS; ``every_kernel`` times each of their kernels
-    instead of the fastest, which a CPU always does.
-    """
-    try:
-        shape, wanted = checked_shape(m, n, k), _wanted(names or [])
-        if gpu_device() is None:
-            yield from _on_cpu(wanted, [shape])
+def timed_here(query: Query, on_cpu: bool) -> tuple[list[str], str]:
+    """Products of A and of B that can be timed here; and in words by which library each can, or why not."""
+    found, said = list[str](), list[str]()
+    for side, scheme in schemes_of(query).items():
+        names, label = products_for(scheme, on_cpu), f"{side}, {html.short_name(scheme.label)},"
+        if not on_cpu:
+            capability = torch.cuda.get_device_capability(work_device())
+            here = [name for name in names if GEMMS[name].variants_on(capability)]
+            said.append(f"{label} {'can be timed' if here else 'has no kernel for this GPU'}.")
         else:
-            yield from _timings(shape, wanted, every_kernel)
-    except RuntimeError as error:
-        raise ValueError(str(error)) from error
+            libraries = {name: [kernel.library for kernel in CPU_PRODUCTS[name].kernels] for name in names}
+            here = [name for name in names if not all(one.missing for one in libraries[name])]
+            every = {one.label: one.missing for name in here or names for one in libraries[name]}
+            if here:
+                by = " and ".join(label for label, missing in every.items() if not missing)
+                said.append(f"{label} can be timed by {by}.")
+            elif every:
+                said.append(f"{label} needs {' or '.join(every)}: {next(iter(every.values()))}.")
+            else:
+                said.append(f"{label} is in no library for CPUs that is known here ({', '.join(LIBRARIES)}).")
+        found += here
+    return list(dict.fromkeys(found)), " ".join(said)
 
 
-@shows(RunView)
-def run_on_cpu() -> Iterator[RunView]:
-    """Time every product that a library here computes on this CPU, decoding and prefill, beside a GPU or
-    without; the sentence about them comes with the first timing, and stopping keeps what is there."""
-    yield from _on_cpu(None, [DECODE_ON_CPU, PREFILL_ON_CPU])
+def _names(query: Query, on_cpu: bool) -> list[str]:
+    """The products to time."""
+    which = TIMED.of(query)
+    if which == EVERY:
+        return list(CPU_PRODUCTS if on_cpu else GEMMS)
+    if which == USUAL:
+        return list(FIRST if on_cpu else USUAL_ON_GPU)
+    chosen, said = timed_here(query, on_cpu)
+    if not chosen:
+        raise ValueError(f"Nothing was timed. {said}")
+    return list(dict.fromkeys([*chosen, *(("fp32", "bf16") if on_cpu else ("bf16",))]))
 
 
-def _on_cpu(names: Sequence[str] | None, shapes: Sequence[Shape]) -> Iterator[RunView]:
+def _keep(timed: Timings) -> None:
+    """Add what was timed to what the visitor has of the same machine; a newer time replaces an older one."""
+    mine, before = visit(), visit().gemm_timings
+    rows = {} if before is None or before.machine.chip != timed.machine.chip else _by_kernel(before)
+    mine.gemm_timings = Timings(timed.machine, tuple({**rows, **_by_kernel(timed)}.values()))
+
+
+def _by_kernel(timed: Timings) -> dict[tuple[object, ...], GemmTiming]:
+    return {(row.gemm, row.variant, row.shape): row for row in timed.rows}
+
+
+def _on_cpu(names: Sequence[str], shapes: Sequence[Shape]) -> Iterator[Step]:
     end, seconds = time.monotonic() + limits.current().run_seconds, limits.current().run_seconds
-    jobs, missing = plan_on_cpu(names, shapes), not_installed(names)
-    if not jobs:
-        raise ValueError(f"nothing computes these products here: {missing[0].reason}")
-    yield RunView.unchanged(status=html.status("Measuring what this CPU copies and multiplies …"))
-    chip = measure_cpu_limits()
+    jobs = plan_on_cpu(in_order(names), shapes)
+    refused = list(dict.fromkeys(row.reason for row in not_installed(names)))
+    total, done = sum(len(job.kernels) * len(job.shapes) for job in jobs), 0
+    yield "Measuring what this CPU copies and multiplies …", None
+    with one_at_a_time():
+        chip = _cpu_limits()
     machine = this_machine(torch.device("cpu"), ("onnxruntime", "xllamacpp"), chip)
     machine = dataclasses.replace(machine, threads=usable_threads(), conditions=conditions())
-    total, done = sum(len(job.kernels) * len(job.shapes) for job in jobs), 0
     timings: list[GemmTiming] = []
-    refused = list(dict.fromkeys(row.reason for row in missing))
-    for item in time_on_cpu(jobs, chip):
+    for item in locked_steps(time_on_cpu(jobs, chip), one_at_a_time):
         done += 1
         if isinstance(item, NotTimed):
             refused.append(f"{item.label} by {item.kernel}: {item.reason}")
             continue
         timings.append(item)
-        said = " ".join((f"{done} of {total} · {item.label}, {item.variant}.", *sentences(timings)))
-        yield RunView(status=html.status(said), own=Own(machine, tuple(timings)))
+        yield f"{done} of {total} · {item.label}, {item.variant}", Timings(machine, tuple(timings))
         if time.monotonic() > end and done < total:
             refused.insert(0, f"stopped after {seconds:.0f} s, the time limit of a run here")
             break
-    at = ", ".join("×".join(map(str, shape)) for shape in shapes)
     rest = f"Not timed: {'; '.join(refused)}." if refused else ""
-    said = " ".join(filter(None, (f"{done} of {total} timings at {at}.", *sentences(timings), rest)))
-    yield RunView(status=html.status(said), own=Own(machine, tuple(timings)))
+    at = f"{done} of {total} timings at {', '.join(map(text_of, shapes))}."
+    yield " ".join(filter(None, (at, *sentences(timings), rest))), Timings(machine, tuple(timings))
 
 
-def _wanted(names: Sequence[str]) -> list[str]:
-    """Those of ``names`` that can be timed here; ``ValueError`` if there are none."""
-    if not names:
-        raise ValueError("choose at least one product")
-    if gpu_device() is None:
-        known = [name for name in names if FORMER.get(name, name) in CPU_PRODUCTS]
-        return [find_on_cpu(name).name for name in known or names]
-    wanted = [name for name in names if name in GEMMS]
-    if not wanted:
-        raise ValueError("choose at least one product")
-    return wanted
-
-
-def _timings(shape: Shape, names: Sequence[str], every_kernel: bool) -> Iterator[RunView]:
-    end = time.monotonic() + limits.current().run_seconds
-    yield RunView.unchanged(status=html.status("Measuring the chip's limits …"))
-    machine, timings = _machine(), []
-    for index, name in enumerate(names):
-        done = f"{index} of {len(names)} products"
-        yield RunView.unchanged(status=html.status(f"{done} · now {GEMMS[name].label}"))
-        for timing in locked_steps(_one(name, shape, every_kernel, machine.limits)):
-            timings.append(timing)
-            status = html.status(f"{done} · {timing.label}, {words.kernel_name(timing.variant)}")
-            yield RunView(status=status, own=Own(machine, tuple(timings)))
-        if time.monotonic() > end:
-            seconds = limits.current().run_seconds
-            stopped = f"Stopped after {seconds:.0f} s, the time limit of a run here."
-            yield RunView.unchanged(status=html.status(stopped))
-            return
-    at = "×".join(map(str, shape))
-    told = [f"{len(names)} of {len(names)} products at {at}"]
-    capability = None if every_kernel else kernel_capability(work_device())
-    if capability and (hint := tuned_elsewhere(machine.gpu, capability, "tick every kernel")):
-        told.append(f"{hint[0].upper()}{hint[1:]}.")
-    status = html.status(". ".join(told))
-    yield RunView(status=status, own=Own(machine, tuple(timings)))
-
-
-def _machine() -> Machine:
-    device = work_device()
+def _on_gpu(names: Sequence[str], shapes: Sequence[Shape], every_kernel: bool) -> Iterator[Step]:
+    end, device = time.monotonic() + limits.current().run_seconds, work_device()
+    yield "Measuring the chip's limits …", None
     with gpu_lock():
-        return this_machine(device, limits=_chip_limits(device))
-
-
-def _one(name: str, shape: Shape, every_kernel: bool, chip: MachineLimits | None) -> Iterator[GemmTiming]:
-    gemm = GEMMS[name]
-    device = work_device()
+        machine = this_machine(device, limits=_chip_limits(device))
     capability = torch.cuda.get_device_capability(device)
-    variants = variants_for(gemm, shape, capability, "all" if every_kernel else "auto")
-    yield from time_gemm(gemm, variants, shape, device, chip)
+    jobs = [(GEMMS[name], shape) for shape in shapes for name in names]
+    timings: list[GemmTiming] = []
+    for index, (gemm, shape) in enumerate(jobs):
+        done = f"{index} of {len(jobs)} products"
+        yield f"{done} · now {gemm.label} at {text_of(shape)}", None
+        variants = variants_for(gemm, shape, capability, "all" if every_kernel else "auto")
+        for timing in locked_steps(time_gemm(gemm, variants, shape, device, machine.limits)):
+            timings.append(timing)
+            said = f"{done} · {timing.label}, {words.kernel_name(timing.variant)}"
+            yield said, Timings(machine, tuple(timings))
+        if time.monotonic() > end:
+            yield f"Stopped after {limits.current().run_seconds:.0f} s, the time limit of a run here.", None
+            return
+    told = [f"{len(jobs)} of {len(jobs)} products timed."]
+    capable = None if every_kernel else kernel_capability(device)
+    if capable and (hint := tuned_elsewhere(machine.gpu, capable, "tick every kernel")):
+        told.append(f"{hint[0].upper()}{hint[1:]}.")
+    yield " ".join(told), Timings(machine, tuple(timings))
 
 
 @functools.cache
 def _chip_limits(device: torch.device) -> MachineLimits:
     """Measured once a process."""
     return measure_limits(device)
+
+
+@functools.cache
+def _cpu_limits() -> MachineLimits:
+    """Measured once a process."""
+    return measure_cpu_limits()

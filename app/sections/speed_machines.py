@@ -1,29 +1,29 @@
-"""The machines whose numbers the Speed section shows: those recorded, those of files that a visitor opened,
-and this one."""
+"""Machines whose times the place Speed shows: those recorded, those of files that a visitor opened, and this
+one; and the shape at which it shows them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
-
-import gradio as gr
+from typing import Any
 
 from app import limits
-from app.parts import html
-from app.parts.views import Shown, StatusView, shows
-from app.sections.speed_live import Own
+from app.serving import uploads
+from app.state.query import Query
 from app.state.record import FileRefusedError
-from app.state.visits import OpenedRecording
-from explorer import words
+from app.state.selection import matrix_of
+from app.state.visits import OpenedRecording, visit
+from explorer import Scheme, words
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
 from explorer.core.backend import gpu_device
-from explorer.cpu.products import product_of
-from explorer.products.shapes import DECODE, LARGE, SQUARE
+from explorer.cpu.products import product_of, products_for
+from explorer.products.advice import at_shape, nearest
+from explorer.products.shapes import DECODE, LARGE, LAYERS, SQUARE
 from explorer.recordings.files import Recording, RecordingError, recording_json
 from explorer.recordings.gemm import (
     LATER_NAME,
@@ -33,174 +33,250 @@ from explorer.recordings.gemm import (
     gemms_by_machine,
     gemms_of_text,
     recorded_gemms,
-    runs_of_gemms,
 )
 from explorer.recordings.machine import Machine
 
-RECORDED, LIVE, OPENED = "recorded", "live", "opened-"
-"""The machine whose recordings ship; the visitor's own run; what the names of recordings begin with that the
-visitor opened. Others have the names of ``gemms_by_machine``."""
-NAMED = 6
-"""Products that are named where there may be more."""
-LONGEST_FILE = 60
-"""Characters of a file's name that are said."""
+Timings = Recording[GemmTiming]
+NEAREST, RECORDED, LIVE, OPENED = "nearest", "recorded", "live", "opened-"
+"""The GPU that has the nearest shape; the machine of ``recorded_gemms``; the visitor's own run; what names of
+opened recordings begin with. Others have the names of ``gemms_by_machine``."""
+OF_LAYER = {"": 1, "layer-decode": 1, "layer-prefill": 4096}
+"""Texts of a shape that stand for N and K of the tensor -> M. A number alone is M as well."""
+FEWEST_TOKENS = 3
+"""Least number of token counts that make a curve from decode to prefill."""
+LAYER_NAMES = ("query, key, value", "attention output", "gate, up", "down")
+"""Of the pairs in ``LAYERS``."""
+NO_RECORDING = (
+    "The link names a recording that is not open here: open its file again. Recorded times are shown"
+)
+LONGEST_FILE, NAMED = 60, 6
+"""Characters of a file's name that are said; products that are named where there may be more."""
 ACCEPTED = (
-    "Accepted is a JSON file of matrix products: what explorer bench gemm --record-to FILE writes, or what "
-    "Download JSON in this section does"
+    "Accepted is a JSON file of matrix products: what explorer bench gemm --record-to FILE writes, or the "
+    "JSON of Speed's downloads"
 )
 
 
-OpenedRecordings = tuple[OpenedRecording, ...]
-"""Recordings that a visitor opened, in the order in which they were."""
+@dataclass(frozen=True)
+class Place:
+    """What is shown: of the machine ``name`` the times at ``at``, the nearest to the shape ``asked`` for;
+    None where nothing is. ``machine`` has all recordings of the machine, ``recording`` the one with that
+    shape; ``sides``: N and K of the tensor, None where it cannot be read."""
+
+    name: str
+    machine: Sequence[Timings]
+    recording: Timings
+    asked: Shape
+    at: Shape | None
+    sides: tuple[int, int] | None
+
+    @property
+    def timings(self) -> list[GemmTiming]:
+        """Times of all kernels at the shape."""
+        return at_shape(self.recording.rows, self.at) if self.at else []
+
+    @property
+    def on_cpu(self) -> bool:
+        """True for times of a CPU; of this machine without times where it has no GPU."""
+        if not self.recording:
+            return self.name == LIVE and gpu_device() is None
+        return any(timing.on_cpu for timing in self.recording.rows)
+
+    @property
+    def text(self) -> str:
+        """The shape that is shown, as text."""
+        return text_of(self.at or self.asked)
+
+    @property
+    def where(self) -> str:
+        """The machine, in a heading."""
+        return "here" if self.name == LIVE else f"on {self.recording.machine.chip or 'no machine'}"
+
+    @property
+    def title(self) -> str:
+        """Name of what is shown, for files of figures."""
+        return f"{self.recording.machine.chip or 'here'} {self.text}"
+
+    def marked(self, query: Query) -> dict[str, str]:
+        """Products that take the weights of A or of B -> "A" or "B"; A where both are stored alike."""
+        schemes = schemes_of(query)
+        return {name: side for side in reversed(schemes) for name in products_for(schemes[side], self.on_cpu)}
+
+    def curve(self) -> tuple[Timings, list[GemmTiming]]:
+        """Times from decode to prefill at N and K of the shape asked for, or at the nearest that were timed
+        for several numbers of tokens, with their recording."""
+        found: list[tuple[float, int, Timings, list[GemmTiming]]] = []
+        for recording in self.machine:
+            by_sides: dict[tuple[int, int], list[GemmTiming]] = {}
+            for timing in recording.rows:
+                by_sides.setdefault(timing.shape[1:], []).append(timing)
+            for sides, rows in by_sides.items():
+                tokens = len({row.shape[0] for row in rows})
+                away = sum(
+                    abs(math.log(side / other)) for side, other in zip(sides, self.asked[1:], strict=True)
+                )
+                if tokens >= FEWEST_TOKENS and (self.name != LIVE or away == 0):
+                    found.append((away, -tokens, recording, rows))
+        if not found:
+            return self.recording, []
+        _, _, recording, rows = min(found, key=lambda one: one[:2])
+        return recording, rows
 
 
-def machine_of(view: str, own: Own | None, opened: OpenedRecordings = ()) -> Own:
-    """Whose numbers: those of the GPU whose recordings ship, the visitor's own, or those of the machine that
-    ``view`` names. ``ValueError`` for one that is not recorded, or not open."""
-    if view == RECORDED:
-        return recorded_gemms()
-    if view == LIVE:
-        return own or Recording(Machine(), ())
-    machines = {**gemms_by_machine(), **{one.name: one.recording for one in opened}}
-    if view in machines:
-        return machines[view]
-    if is_opened(view):
-        raise ValueError("the recording is not open any more: open its file again")
-    raise ValueError(f"no machine {view[:60]!r} is recorded; there are {', '.join(machines) or 'none'}")
+def place_of(query: Query, name: str = "") -> Place:
+    """What an address shows: the machine ``name``, or the one that it names, and the shape."""
+    asked, sides = shape_of(query)
+    offered = machines()
+    name = name or query.get("machine") or NEAREST
+    if name == LIVE:
+        own = visit().gemm_timings or Recording(Machine(), ())
+        timed = any(timing.shape == asked for timing in own.rows)
+        return Place(name, [own], own, asked, asked if timed else None, sides)
+    if name in (LATER_NAME, LAYERS_NAME):  # in links of earlier versions, beside what the machine has now
+        parts = gemms_by_machine()
+        name = next((key for key, group in offered.items() if parts.get(name) in group), NEAREST)
+    if name.startswith(OPENED) and name not in offered:
+        query.problems["machine"], name = NO_RECORDING, NEAREST
+    elif name not in offered:
+        query.wrong("machine", ", ".join(offered))
+        name = NEAREST
+    machine = offered[name]
+    shapes = {timing.shape: one for one in reversed(machine) for timing in one.rows}
+    at = nearest(shapes, asked)
+    return Place(name, machine, shapes[at] if at else Recording(Machine(), ()), asked, at, sides)
 
 
-def is_of_cpu(view: str, own: Own | None, opened: OpenedRecordings = ()) -> bool:
-    """True where the machine that ``view`` names is a CPU; what will be measured here is where there is no
-    GPU."""
-    recording = machine_of(view, own, opened)
-    if not recording:
-        return view == LIVE and gpu_device() is None
-    return any(timing.on_cpu for timing in recording.rows)
+def machines() -> dict[str, list[Timings]]:
+    """Recordings by the names of machines, the newest of a machine first: those that ship, and those that the
+    visitor opened."""
+    every = {RECORDED: recorded_gemms(), **gemms_by_machine()}
+    names: dict[str, str] = {}
+    grouped: dict[str, list[Timings]] = {}
+    for name in sorted(every, key=lambda name: name in (LATER_NAME, LAYERS_NAME)):
+        if every[name]:
+            grouped.setdefault(names.setdefault(every[name].machine.chip, name), []).append(every[name])
+    for group in grouped.values():
+        group.sort(key=lambda one: one.machine.date, reverse=True)
+    gpus = [one for group in grouped.values() for one in group if one.machine.gpu]
+    mine = {one.name: [one.recording] for one in visit().opened_recordings}
+    return {NEAREST: gpus, **grouped, **mine, LIVE: []}
 
 
-def is_opened(name: str) -> bool:
-    """True for the name of a recording that a visitor opened."""
-    return name.startswith(OPENED)
-
-
-def is_missing(name: str, opened: OpenedRecordings) -> bool:
-    """True for the name of a recording that a visitor opened, but not here, or not any more."""
-    return is_opened(name) and all(one.name != name for one in opened)
-
-
-def choices(opened: OpenedRecordings = ()) -> list[tuple[str, str]]:
-    """Whose numbers can be shown, as labels and names: of the machine whose recordings ship, of other
-    machines, of this one. Recordings of one machine are told apart by their dates and what they hold."""
-    recorded = {RECORDED: shipped(), **_others()}
-    chips = {name: recorded_chip() if name == RECORDED else _chip(one) for name, one in recorded.items()}
-    alike, said = Counter(chips.values()), []
-    for name, chip in chips.items():
-        which = f", {_holding(name, recorded[name])}" if alike[chip] > 1 else ""
-        said.append((f"Recorded on {chip}{which}", name))
-    mine = [(f"Opened: {label}", name) for label, name in opened_choices(opened)]
-    return [*said, *mine, ("Measured here", LIVE)]
-
-
-def opened_choices(opened: OpenedRecordings) -> list[tuple[str, str]]:
-    """Labels and names of what is open: chip and date; where these are the same also the file, and the number
-    among files of one name."""
-    labels = [opened_words(one.recording.machine) for one in opened]
-    alike = Counter(labels)
-    labels = [
-        f"{label}, {words.plain(one.file, LONGEST_FILE)}" if alike[label] > 1 else label
-        for label, one in zip(labels, opened, strict=True)
-    ]
-    alike, seen = Counter(labels), Counter[str]()
-    said = []
-    for label, one in zip(labels, opened, strict=True):
-        seen[label] += 1
-        said.append((f"{label} ({seen[label]})" if alike[label] > 1 else label, one.name))
+def machine_labels() -> dict[str, str]:
+    """Labels of the machines by their names, for a picker."""
+    said = {NEAREST: "the recorded GPU with the nearest shape", LIVE: "measured here"}
+    for name, recordings in machines().items():
+        if name not in said:
+            machine = recordings[0].machine
+            mine = name.startswith(OPENED)
+            label = words.plain(f"{machine.chip} {machine.date if mine else ''}", LONGEST_FILE).strip()
+            said[name] = f"{'opened' if mine else 'recorded'}: {label}"
     return said
 
 
-def shapes_of(timings: Sequence[GemmTiming]) -> dict[str, Shape]:
-    """The shapes of a recording as text, the most telling first."""
-    sizes = {timing.shape_text: timing.shape for timing in timings}
+def schemes_of(query: Query) -> dict[str, Scheme]:
+    """A and, where there is one, B."""
+    return {side: recipe.scheme for side, recipe in zip("AB", query.record.recipes, strict=False)}
+
+
+def shape_of(query: Query) -> tuple[Shape, tuple[int, int] | None]:
+    """The shape that an address asks for, one token of the tensor where it names none, and the tensor's N and
+    K."""
+    try:
+        n, k = matrix_of(query.record).values.shape
+        sides = (int(n), int(k))
+    except (ValueError, OSError):  # the Tensor place says why
+        sides = None
+    text = query.get("shape", "").strip()
+    tokens = OF_LAYER.get(text) or (int(text) if re.fullmatch(r"[1-9]\d{0,8}", text) else None)
+    if tokens is None:
+        try:
+            return shape_in(text), sides
+        except ValueError as error:
+            query.wrong("shape", str(error))
+            tokens = 1
+    return ((tokens, *sides) if sides else DECODE), sides
+
+
+def shape_in(text: str) -> Shape:
+    """(64, 8192, 8192) of "64x8192x8192", "64×8192×8192" or "64 * 8192 * 8192"; ``ValueError`` for others."""
+    parts = re.split(r"\s*[x×*]\s*", text.strip().lower())
+    numbers = tuple(int(part) for part in parts if re.fullmatch(r"[1-9]\d{0,8}", part))
+    if len(parts) != 3 or len(numbers) != 3:
+        raise ValueError("M, N and K as in 64x8192x8192, or a number of tokens")
+    return numbers[0], numbers[1], numbers[2]
+
+
+def text_of(shape: Sequence[int]) -> str:
+    """(64, 8192, 8192) as "64×8192×8192"."""
+    return "×".join(map(str, shape))
+
+
+def shape_groups(place: Place, query: Query) -> list[tuple[str, Mapping[str, str]]]:
+    """Groups of the picker of shapes: titles, and labels by the texts of an address."""
+    groups: list[tuple[str, Mapping[str, str]]] = []
+    if place.sides:
+        n, k = map(words.count, place.sides)
+        groups.append((f"this tensor, {n} × {k}", {"": "1 token", "64": "64 tokens", "4096": "4,096 tokens"}))
+    rows = [timing for one in place.machine for timing in one.rows]
+    groups.append(
+        ("timed on this machine", {text_of(s).replace("×", "x"): _named(s) for s in shapes_of(rows)})
+    )
+    text = query.get("shape", "")
+    if all(text not in labels for _, labels in groups):
+        groups.insert(0, ("asked for", {text: _named(place.asked)}))
+    return groups
+
+
+def shapes_of(timings: Iterable[GemmTiming]) -> list[Shape]:
+    """The shapes of timings, the most telling first."""
+    shapes = list(dict.fromkeys(timing.shape for timing in timings))
     telling = (SQUARE, DECODE, LARGE, DECODE_ON_CPU, PREFILL_ON_CPU)
-    first = [text for text, shape in sizes.items() if shape in telling]
-    first.sort(key=lambda text: telling.index(sizes[text]))
-    return {text: sizes[text] for text in dict.fromkeys([*first, *sizes])}
+    return [*(shape for shape in telling if shape in shapes), *(s for s in shapes if s not in telling)]
 
 
-@dataclass(frozen=True)
-class OpenedView(StatusView):
-    """What is open: a status, all recordings, the picker that shows one, the picker of the shape, the list of
-    what can be removed with its button, and the file control, which is free for the next file each time."""
-
-    opened: Shown
-    view: Shown
-    shape: Shown
-    listed: Shown
-    remove: Shown
-    file: Shown
-
-    @classmethod
-    def refused(cls, message: str) -> Self:
-        return cls.unchanged(status=html.status(message), file=None)
+def _named(shape: Shape) -> str:
+    """A shape as text, with the layers of models that have its N and K."""
+    owners = [
+        f"{model} {layer}"
+        for model, blocks in LAYERS.items()
+        for layer, sides in zip(LAYER_NAMES, blocks, strict=True)
+        if sides == shape[1:]
+    ]
+    return f"{text_of(shape)} · {'; '.join(owners)}" if owners else text_of(shape)
 
 
-@shows(OpenedView)
-def open_recording(path: str | None, shape: str | None, opened: OpenedRecordings) -> OpenedView:
-    """Open a visitor's recording as one more machine, which is shown, at its own first shape unless it has
-    the one that is shown now; ``FileRefusedError`` says what is wrong with the file and what is accepted."""
-    if not path:
-        return OpenedView.unchanged()
-    found, left_out = _read(Path(path))
-    file, bounds = words.plain(Path(path).name, LONGEST_FILE), limits.current()
-    if all(one.name != found.name for one in opened):
-        if len(opened) >= bounds.recordings:
+def open_recording(query: Query, what: Mapping[str, Any]) -> dict[str, str]:
+    """Open a visitor's recording as one more machine, and show it; ``FileRefusedError`` says what is wrong
+    with the file and what is accepted."""
+    found = _read(uploads.of_visitor(str(what.get("path", ""))))
+    mine, most = visit(), limits.current().recordings
+    if all(one.name != found.name for one in mine.opened_recordings):
+        if len(mine.opened_recordings) >= most:
             raise FileRefusedError(
-                f"{file} was not opened: {bounds.recordings} recordings are open, as many as may be. Remove "
-                "one first"
+                f"{words.plain(found.file, LONGEST_FILE)} was not opened: {most} recordings are open, as "
+                "many as may be. Remove one first"
             )
-        opened = (*opened, found)
-    timings = (
-        f"{words.count(len(found.recording.rows))} timing{'' if len(found.recording.rows) == 1 else 's'}"
-    )
-    told = f"Opened: {file}, {timings} on {words.plain(found.recording.machine.describe(), 400)}."
-    shapes = list(shapes_of(found.recording.rows))
-    return OpenedView(
-        status=html.status(" ".join(filter(None, (told, left_out, "Only you see it.")))),
-        opened=opened,
-        view=gr.update(choices=choices(opened), value=found.name),
-        shape=gr.skip() if shape in shapes else gr.update(choices=shapes, value=shapes[0]),
-        **_list_of(opened, found.name),
-        file=None,
-    )
+        mine.opened_recordings = (*mine.opened_recordings, found)
+    here = shapes_of(found.recording.rows)
+    asked, _ = shape_of(query)
+    return {"machine": found.name, "shape": query.get("shape", "") if asked in here else _text(here[0])}
 
 
-@shows(OpenedView)
-def remove_recording(name: str | None, view: str, opened: OpenedRecordings) -> OpenedView:
-    """Close the recording ``name``; where it is the one that is shown (``view``), the machine whose
-    recordings ship is shown again."""
-    labels = {one: label for label, one in opened_choices(opened)}
-    if name not in labels:
-        raise ValueError("choose which recording to remove")
-    rest = tuple(one for one in opened if one.name != name)
-    return OpenedView.unchanged(
-        status=html.status(f"Removed: {labels[name]}."),
-        opened=rest,
-        view=gr.update(choices=choices(rest), value=RECORDED if view == name else view),
-        **_list_of(rest, rest[-1].name if rest else None),
-    )
+def remove_recording(query: Query, what: Mapping[str, Any]) -> dict[str, str]:
+    """Close the recording that is shown; the recorded machines are shown again."""
+    mine = visit()
+    mine.opened_recordings = tuple(one for one in mine.opened_recordings if one.name != query.get("machine"))
+    return {"machine": ""}
 
 
-def _list_of(opened: OpenedRecordings, value: str | None) -> dict[str, Any]:
-    """The list of what is open and its button, which are there only while something is."""
-    return {
-        "listed": gr.update(choices=opened_choices(opened), value=value, visible=bool(opened)),
-        "remove": gr.update(visible=bool(opened)),
-    }
+def _text(shape: Shape) -> str:
+    return text_of(shape).replace("×", "x")
 
 
-def _read(path: Path) -> tuple[OpenedRecording, str]:
-    """The recording in a file, with the names of products that today's tables have, and in words what is left
-    out of it: products of a newer or older version, of which nothing is known here."""
+def _read(path: Path) -> OpenedRecording:
+    """The recording in a file, with the names of products that today's tables have. Products of a newer or
+    older version, of which nothing is known here, are left out, and said to be."""
     file, most = words.plain(path.name, LONGEST_FILE), limits.current().recording_bytes
     if (size := path.stat().st_size) > most:
         raise FileRefusedError(
@@ -221,13 +297,9 @@ def _read(path: Path) -> tuple[OpenedRecording, str]:
         )
     own = replace(found, rows=tuple(map(_with_plain_texts, known)))
     what = f"product{'' if len(unknown) == 1 else 's'}"
-    said = f"Not shown, because this version has no such {what}: {listed}." if unknown else ""
-    return OpenedRecording(_name_of(own), path.name, own), said
-
-
-def _name_of(recording: Own) -> str:
-    text = json.dumps(recording_json(recording.machine, recording.rows), sort_keys=True)
-    return OPENED + hashlib.sha256(text.encode()).hexdigest()[:10]
+    left_out = f"Not shown, because this version has no such {what}: {listed}." if unknown else ""
+    text = json.dumps(recording_json(own.machine, own.rows), sort_keys=True)
+    return OpenedRecording(OPENED + hashlib.sha256(text.encode()).hexdigest()[:10], path.name, own, left_out)
 
 
 def _with_plain_texts(row: GemmTiming) -> GemmTiming:
@@ -236,70 +308,3 @@ def _with_plain_texts(row: GemmTiming) -> GemmTiming:
     plain: dict[str, Any] = {name: words.plain(getattr(row, name)).replace("<", "‹") for name in texts}
     known = product_of(row.gemm, row.on_cpu)
     return replace(row, **plain | ({"label": known.label} if known else {}))
-
-
-def opened_words(machine: Machine) -> str:
-    """A machine of an opened recording in a picker: chip and date."""
-    return words.plain(", ".join(filter(None, (machine.chip, machine.date))), 60)
-
-
-def recorded_chip() -> str:
-    """The machine whose numbers ship, for a label; a damaged recording is reported when it is shown."""
-    try:
-        return _chip(recorded_gemms())
-    except RecordingError:
-        return "a GPU"
-
-
-def shipped() -> Own:
-    """The recording that ships; empty if it is damaged: that is said when it is shown."""
-    try:
-        return recorded_gemms()
-    except RecordingError:
-        return Recording(Machine(), ())
-
-
-def _holding(name: str, recording: Own) -> str:
-    """The date of a recording, and which shapes it has."""
-    sides = {timing.shape[1:] for timing in recording.rows}
-    shapes = len({timing.shape for timing in recording.rows})
-    held = f"{shapes} shape{'' if shapes == 1 else 's'}"
-    if name == LAYERS_NAME:
-        held = "layers of models"
-    elif len(sides) == 1:
-        n, k = next(iter(sides))
-        held = f"N = K = {n} only" if n == k else f"N = {n}, K = {k} only"
-    return ": ".join(filter(None, (recording.machine.date, held)))
-
-
-def why_two(view: str) -> str:
-    """Why there are two recordings of the machine whose recordings ship, where ``view`` is one of them."""
-    if view not in (RECORDED, LATER_NAME):
-        return ""
-    whole, later = runs_of_gemms()
-    if later is None:
-        return ""
-    what = _holding(LATER_NAME, _others()[LATER_NAME]).partition(": ")[2].removesuffix(" only")
-    if view == RECORDED:
-        return (
-            f"Products with {what} were timed again on {later.date}, with later kernels: a second recording."
-        )
-    return (
-        f"The whole recording of this machine is of {whole.date} and an earlier commit; with later kernels "
-        f"products with {what} alone were timed again."
-    )
-
-
-def _others() -> dict[str, Own]:
-    try:
-        return gemms_by_machine()
-    except RecordingError:
-        return {}
-
-
-def _chip(recording: Own) -> str:
-    """A GPU with its article, a CPU without one."""
-    machine = recording.machine
-    if not machine.gpu:
-        return machine.chip or "a GPU"
-    return f"{'an' if machine.gpu.startswith(('NVIDIA', 'AMD', 'Intel')) else 'a'} {machine.gpu}"

@@ -16,14 +16,13 @@ from app.parts.page import Page
 from app.parts.report_files import KINDS
 from app.parts.views import Shown, StatusView, listen, shows
 from app.parts.widgets import LATEST, PRIVATE, QUIET, RunButtons, block, hidden, stop_button
-from app.sections.speed_live import Own
 from app.state.analyses import Pairs, analysing, each
 from app.state.controls import DEFAULT_RANGE
 from app.state.files import fresh_folder
 from app.state.gpu_lock import gpu_lock
 from app.state.layers import LAYERS, own_layer
 from app.state.selection import Selection, tensor_key
-from app.state.visits import Owner
+from app.state.visits import Owner, visit
 from explorer.checkpoints import EXPORTS, write_one
 from explorer.core.serialize import to_json
 from explorer.figures.style import file_name
@@ -107,7 +106,6 @@ def make(
     layout: str = OWN,
     own: float | None = None,
     method_results: Owner | None = None,
-    gemm_timings: Own | None = None,
 ) -> Iterator[FilesView]:
     """The quantized tensor by each scheme, in this project's or a checkpoint's ``layout``, its numbers
     (.json), and the report of A and B, as files to download. The report holds the visitor's ``own`` range (a
@@ -120,7 +118,7 @@ def make(
     left_out = ""
     reports = [kind for kind in KINDS if kind in kinds]
     if reports:
-        more = _more(chosen, pairs, own, method_results, gemm_timings)
+        more = _more(chosen, pairs, own, method_results)
         written = report_files.steps_of(lambda step: _report(chosen, matrix, more, step), reports, folder)
         try:
             found = yield from each(written, _status)
@@ -149,9 +147,7 @@ def _status(words: str) -> FilesView:
     return FilesView.unchanged(status=html.status(words))
 
 
-def _more(
-    chosen: Selection, pairs: Pairs, own: float | None, method_results: Owner | None, gemm_timings: Own | None
-) -> More:
+def _more(chosen: Selection, pairs: Pairs, own: float | None, method_results: Owner | None) -> More:
     """Further results of the visitor's runs, in addition to the schemes: for methods, only those of this
     layer."""
     here = method_results if method_results and method_results.tensor == tensor_key(chosen) else None
@@ -161,7 +157,7 @@ def _more(
         own=own if own is not None and own != DEFAULT_RANGE else None,
         inputs=own_layer(chosen)[2] if needed else None,
         methods=methods,
-        timings=gemm_timings or None,
+        timings=visit().gemm_timings,
         analyses=tuple(analysis for _, analysis in pairs),
     )
 
@@ -231,7 +227,7 @@ def build(page: Page) -> None:
     running = listen(
         start.click,
         make,
-        [*page.selection, kinds, layout, page.kept["range"], page.method_results, page.gemm_timings],
+        [*page.selection, kinds, layout, page.kept["range"], page.method_results],
         FilesView(status=status, files=files),
         api_name="take",
         concurrency_id="report",

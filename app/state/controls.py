@@ -29,8 +29,6 @@ DEFAULT_SCHEME = "int4_group128_asym"
 DEFAULT_SAMPLE = "mlp_up"
 DEFAULT_RANGE = 0.5
 """The visitor's own range of the Calibration section, as a share of the largest value."""
-DEFAULT_PRODUCT = (512, 1536, 384)
-"""M, N and K of the product that the Speed section offers to time."""
 SOURCES = {"builtin": "Built-in tensor", "file": "Your file", "model": "Layer of a model"}
 
 GRANULARITIES: dict[str, str] = {

@@ -1,14 +1,14 @@
 """The GPU for one visitor at a time, first come first served, so that nobody's timing is another's noise.
 
-Without a GPU nothing waits: the operating system shares the CPU.
+Without a GPU nothing waits but timings of the CPU: the operating system shares it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 from explorer.core.backend import gpu_device
@@ -54,14 +54,24 @@ def gpu_lock() -> Iterator[None]:
         yield
 
 
+_CPU = FairLock()
+
+
+def one_at_a_time() -> AbstractContextManager[None]:
+    """Hold the CPU for a timing: two at once would time each other."""
+    return _CPU.hold()
+
+
 _END = object()
 
 
-def locked_steps(steps: Iterable[Item]) -> Iterator[Item]:
+def locked_steps(
+    steps: Iterable[Item], lock: Callable[[], AbstractContextManager[None]] = gpu_lock
+) -> Iterator[Item]:
     """The items of a generator. The lock is held for one item at a time: others are served in between."""
     iterator = iter(steps)
     while True:
-        with gpu_lock():
+        with lock():
             item = next(iterator, _END)
         if item is _END:
             return

@@ -23,14 +23,16 @@ from explorer.training.digits import Trained
 class OpenedRecording:
     """A recording that a visitor opened.
 
-    name    what pickers and the address call it: made of what it holds, so that an address never leads to
-            another file
-    file    the name of its file
+    name      what pickers and the address call it: made of what it holds, so that an address never leads to
+              another file
+    file      the name of its file
+    left_out  in words what of the file is not shown
     """
 
     name: str
     file: str
     recording: Recording[GemmTiming]
+    left_out: str = ""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,9 @@ def test_every_template_escapes_what_it_is_given() -> None:
     element = inspect_element(x, quantize(x, SCHEMES["nvfp4"]), 0, 0)
     element = dataclasses.replace(element, packed_hex=evil, arithmetic=((evil, evil),))
     for piece in (
-        html.header(evil, True, (evil,), [(evil, evil)], {evil: evil}),
+        html.header(evil, True, (evil,), [(evil, evil)], {evil: evil}, {evil: evil}),
+        html.select(evil, evil, [(evil, {evil: evil})], evil, evil),
+        html.table([evil], [[evil]]),
         html.chips(evil, [scheme, scheme]),
         html.verdict(evil, [scheme], evil, evil),
         html.inspector([element], [evil]),

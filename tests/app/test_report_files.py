@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from app.learn import training
-from app.sections import methods, speed, take_away
+from app.sections import methods, take_away
+from app.serving.sessions import CurrentRequest, answering
 from app.state.controls import DEFAULT_RANGE
 from app.state.selection import Selection
+from app.state.visits import visit
 from explorer.bench.cpu_gemm import plan_on_cpu, time_on_cpu
 from explorer.recordings.files import Recording
 from explorer.recordings.machine import Machine
@@ -36,19 +38,12 @@ def record(view: Any) -> dict[str, Any]:
     return read_record(path)
 
 
-def of_speed(view: str, own: Any, kinds: list[str]) -> Any:
-    return last(
-        speed.report(*dataclasses.astuple(Selection(scheme="nvfp4")), view, "1×8192×8192", own, (), kinds)
-    )
-
-
 def of_training(kinds: list[str]) -> Any:
     done = training.Done(SETTINGS, tuple(train(("4",), 1, 1, 1)))
     return last(training.report(done, kinds))
 
 
 PLACES = {
-    "speed": (lambda: of_speed("recorded", None, ["page"]), "--shape 1x8192x8192 --schemes nvfp4"),
     "training": (lambda: of_training(["page"]), "explorer report training --widths 4 --seeds 1"),
 }
 
@@ -66,7 +61,9 @@ def test_what_was_run_is_in_the_report_of_the_tensor() -> None:
     values = dataclasses.astuple(HERE)
     run = list(methods.run("this", "", None, None, None, ["rtn", "gptq"], [], "as they are", *values))
     assert all(o.layer is None for o in run[-1].owner.outcomes), "a session keeps no layers"
-    view = last(take_away.make(*values, ["page"], "own", 0.4, run[-1].owner, TIMED))
+    with answering(CurrentRequest("whose products were timed")):
+        visit().gemm_timings = TIMED
+        view = last(take_away.make(*values, ["page"], "own", 0.4, run[-1].owner))
     found = record(view)
     recipe, numbers = found["recipe"], found["numbers"]
     assert recipe["methods"] == ["rtn", "gptq"] and recipe["own"] == 0.4
@@ -74,14 +71,13 @@ def test_what_was_run_is_in_the_report_of_the_tensor() -> None:
     outcome = run[-1].owner.outcomes[-1]
     assert numbers["methods.int4_group64+gptq.output_sqnr_db"] == outcome.output_sqnr_db
     assert recipe["measured"]["machine"]["cpu"] == "a CPU of mine" and numbers["B.sqnr_db"]
-    untouched = take_away._more(Selection(scheme="nvfp4"), [], DEFAULT_RANGE, run[-1].owner, None)
+    untouched = take_away._more(Selection(scheme="nvfp4"), [], DEFAULT_RANGE, run[-1].owner)
     assert untouched == More(analyses=())
 
 
 def test_what_cannot_be_reported_is_said(said: list[str]) -> None:
     """An empty file, or none and no word."""
     for make in (
-        lambda: of_speed("live", None, ["page"]),
         lambda: last(training.report(None, ["page"])),
         lambda: last(training.report(training.Done(SETTINGS, ()), ["page"])),
         lambda: last(take_away.make(*dataclasses.astuple(HERE), [])),

@@ -1,12 +1,13 @@
-"""The Speed section's handlers: recorded numbers on any machine, timings on this one, bad shapes refused.
+"""The place Speed: recorded numbers on any machine, timings on this one, bad shapes and files refused.
 
-If these fail, the section is empty on a laptop, or shows one measurement under another's name.
+If these fail, the place is empty on a laptop, or shows one measurement under another's name.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -14,148 +15,180 @@ from typing import Any
 import pytest
 
 from app import limits
-from app.sections import speed, speed_live, speed_machines
-from app.sections.speed_machines import LIVE, RECORDED
-from app.sections.speed_table import COLUMNS
+from app.parts.section import drawn
+from app.sections import speed, speed_live, speed_more
+from app.sections.speed_machines import LIVE, NO_RECORDING, RECORDED, place_of, shapes_of
+from app.serving.sessions import CurrentRequest, answering
+from app.state.query import Query
+from app.state.record import FileRefusedError
 from app.state.selection import Selection, matrix_of
-from explorer import gpu, words
+from app.state.visits import visit
+from explorer import gpu
 from explorer.cpu.kernels import Library
-from explorer.products.advice import (
-    at_shape,
-    choice,
-    fastest,
-    points,
-    summary,
-)
+from explorer.products.advice import at_shape, choice, fastest, points, summary
 from explorer.products.gemms import GEMMS
 from explorer.recordings import files as recordings
-from explorer.recordings.files import NOT_RECORDED, Recording
-from explorer.recordings.gemm import (
-    GemmTiming,
-    gemms_by_machine,
-    recorded_cpu,
-    recorded_gemms,
-)
+from explorer.recordings.files import NOT_RECORDED, Recording, RecordingError
+from explorer.recordings.gemm import GemmTiming, recorded_gemms
 from explorer.recordings.machine import Machine, MachineLimits
 from explorer.recordings.times import TimeSpread
-from tests.app.acting import plots_of, selection, unchanged
 from tests.covering import sampled
 
-COLUMN_OF_SHAPE = list(COLUMNS).index("M×N×K")
 LIMITS = MachineLimits(1e10, {"f32": 1e11, "bf16": 1e11, "s8": 1e11})
+SECTIONS = (speed.SECTION, speed.TOKENS, speed.ERRORS, speed_more.SECTION)
 NO_GPU = pytest.mark.skipif(gpu.available().ok, reason="on a machine with a GPU its kernels are timed")
 
 
-def shown(
-    view: str = RECORDED,
-    shape: str | None = None,
-    product: str | None = None,
-    errors: str = speed.RANDOM,
-    own: Recording[GemmTiming] | None = None,
-) -> Any:
-    return speed.show(*selection(), view, shape, product, errors, own)
+@pytest.fixture(autouse=True)
+def mine() -> Iterator[None]:
+    """A visit of the test's own."""
+    with answering(CurrentRequest(f"visit {id(object())}")):
+        visit().opened_recordings, visit().gemm_timings = (), None
+        yield
 
 
-def test_recorded_numbers_fill_the_section_and_name_their_gpu() -> None:
-    out = shown()
-    assert "NVIDIA H200" in out.source
-    plots = [json.loads(o) for o in plots_of(out)]
-    assert len(plots) == 5 and all(p["data"] for p in plots), "a figure without data"
-    assert sum(map(len, plots_of(out))) < 300_000
-    rows = out.table
-    assert {r[0] for r in rows} == {g.label for g in GEMMS.values()}, "every product is in the table"
-    assert all(len(r) == len(COLUMNS) for r in rows) and out.sentence
-    names = [words.kernel_name(v.name) for v in GEMMS["int8"].variants]
-    assert json.loads(shown(product="int8").ladder)["data"][0]["y"] == names
-    labels = {value: label for label, value in out.shape["choices"]}
-    assert labels["1×12288×4096"].endswith("Llama-2-7B query, key, value"), "a shape says whose layer it is"
+def shown(**query: str) -> dict[str, str]:
+    """What all sections of the place show of an address."""
+    given = Query(query)
+    slots: dict[str, str] = {}
+    for section in SECTIONS:
+        assert section.view is not None
+        slots |= drawn(section.view(given)) | {f"{section.name} title": ""}
+    return {name: value if value.startswith('{"data"') else unescape(value) for name, value in slots.items()}
 
 
-SHAPES = list(speed_machines.shapes_of(recorded_gemms().rows))
+def test_recorded_numbers_fill_the_place_and_name_their_gpu() -> None:
+    out = shown(machine=RECORDED, shape="4096x4096x4096", product="int8", products="1")
+    assert "NVIDIA H200" in out["source"] and "Torch's BF16: 174" in out["said"]
+    plots = [json.loads(value) for value in out.values() if value.startswith('{"data"')]
+    assert len(plots) == 6 and all(plot["data"] for plot in plots), "a figure without data"
+    assert sum(map(len, out.values())) < 300_000
+    assert all(gemm.label in out["table"] for gemm in GEMMS.values()), "every product is in the table"
+    assert json.loads(out["speed-ladder"])["data"][0]["y"][0] == "naive"
+    assert ">1×12288×4096 · Llama-2-7B query, key, value<" in out["pickers"], "a shape says whose layer it is"
+
+
+SHAPES = ["x".join(map(str, shape)) for shape in shapes_of(recorded_gemms().rows)]
 
 
 @pytest.mark.parametrize("shape", sampled(SHAPES, SHAPES[:2]))
 def test_every_recorded_shape_can_be_shown(shape: str) -> None:
-    out = shown(shape=shape)
-    assert len(SHAPES) > 10 and out.shape["value"] == shape and out.table
+    out = shown(shape=shape, machine=RECORDED)
+    assert len(SHAPES) > 10 and "not recorded" not in out["source"] and out["table"]
 
 
 MARKED: list[tuple[str, str, dict[str, str]]] = [
     ("nvfp4", "int4_group128", {"nvfp4": "A", "w_nvfp4": "A", "w4a16_group128": "B", "w4a8_int": "B"}),
     ("int4~1x128~symmetric~float16~mse", "", {"w4a16_group128": "A"}),
     ("int4_group48", "", {}),
-    ("int8_row", "int8_row", {"int8": "A", "w8a16": "A"}),
+    ("int8_row", "", {"int8": "A", "w8a16": "A"}),
 ]
 
 
 def test_products_of_a_scheme_are_marked() -> None:
     """By what a kernel reads: another range is the same product, another group is none."""
     for first, second, marked in MARKED:
-        found = speed._marked(Selection(scheme=first, second=second))
+        query = Query({"scheme": first, "second": second})
+        found = place_of(query).marked(query)
         assert {name: found.get(name) for name in marked} == marked
         assert bool(found) is bool(marked) and ("B" in found.values()) is ("B" in marked.values())
 
 
-def test_the_nearest_shape_stands_for_the_layers_own_and_is_named() -> None:
+def test_the_tensors_own_shape_is_shown_or_the_nearest_is_named() -> None:
     """Otherwise times of another shape are taken for the layer's."""
     n, k = matrix_of(Selection()).values.shape
-    for value, m in (("layer-decode", 1), ("layer-prefill", 4096)):
-        out = shown(shape=value)
-        labels = {choice: label for label, choice in out.shape["choices"]}
-        assert f"{n:,} × {k:,}" in labels[value] and out.shape["value"] == value
-        assert (
-            f"{m}×{n}×{k} was not recorded" in out.source and f"of {m}×4096×4096, the nearest" in out.source
-        )
-        rows = [row for row in out.table if row[COLUMN_OF_SHAPE]]
-        assert rows and all(row[COLUMN_OF_SHAPE] == f"{m}×4096×4096" for row in rows)
-        assert "the nearest shape" in out.sentence
-    own = Recording(recorded_gemms().machine, (timing(shape=(1, n, k)), timing(shape=(8, n, k))))
-    out = shown(view=LIVE, shape="layer-decode", own=own)
-    assert "nearest" not in out.source
-    assert {row[COLUMN_OF_SHAPE] for row in out.table} == {f"1×{n}×{k}"}
+    own = place_of(Query({}))
+    assert own.at == own.asked == (1, n, k), "some GPU was recorded with this shape"
+    for value, m in (("layer-decode", 1), ("layer-prefill", 4096), ("64", 64)):
+        out = shown(shape=value, machine=RECORDED)
+        assert f"{m}×{n}×{k} was not recorded" in out["source"] and f"of {m}×4096×4096" in out["source"]
+        assert "the nearest shape" in out["advice"] and f"at {m}×4096×4096" in out["title"]
+    visit().gemm_timings = Recording(recorded_gemms().machine, (timing(shape=(1, n, k)),))
+    assert "nearest" not in shown(machine=LIVE)["source"]
+    assert "was not measured here yet: choose 1×" in shown(machine=LIVE, shape="8")["source"]
 
 
-@NO_GPU
-@pytest.mark.usefixtures("torch_alone")
-def test_a_run_on_the_cpu_times_what_its_libraries_have(said: list[str]) -> None:
-    """Products of a GPU alone are left out; the name that INT8 had here is still taken."""
-    steps = list(speed.run(4, 32, 64, ["bf16", "int8", "w4a16_group128"], False))
-    own = steps[-1].own
-    assert {t.gemm for t in own.rows} == {"bf16", "int8_dynamic"}
-    assert all(t.shape == (4, 32, 64) and t.threads for t in own.rows)
-    assert "get it" in steps[-1].status
-    out = shown(view=LIVE, own=own)
-    assert "FP8" not in str(out.table)
-    assert sum("get it" in str(row[1]) for row in out.table) > 5, "what is missing says how to get it"
-    list(speed.run(4, 4, 4, ["nvfp4"], False))
-    assert "'nvfp4'" in said[0] and "fp32" in said[0], "what there is"
+def test_times_whose_spreads_overlap_are_not_ranked() -> None:
+    """Noise is no order."""
+    spreads = {"w_nvfp4": (2.0, 1.8, 2.4), "w4a16_group128": (2.1, 1.9, 2.5), "bf16": (9.0, 8.0, 9.5)}
+    rows = [
+        timing(gemm=name, label=name, shape=(1, 64, 64), activation_s=None, graph=TimeSpread(*spread))
+        for name, spread in spreads.items()
+    ]
+    visit().gemm_timings = Recording(Machine(gpu="NVIDIA L4"), tuple(rows))
+    asked = {"machine": LIVE, "shape": "1x64x64", "scheme": "nvfp4", "second": "int4_group128"}
+    assert "cannot be ranked" in shown(**asked)["said"]
+    assert "cannot be ranked" not in shown(**asked | {"second": "bf16"})["said"]
 
 
 @pytest.fixture
 def torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU whose limits are known, with torch's products alone, at small shapes."""
+    """A CPU whose limits are known, with torch's products alone."""
+    speed_live._cpu_limits.cache_clear()
     monkeypatch.setattr(speed_live, "measure_cpu_limits", lambda: LIMITS)
-    monkeypatch.setattr(speed_live, "DECODE_ON_CPU", (1, 32, 64))
-    monkeypatch.setattr(speed_live, "PREFILL_ON_CPU", (4, 32, 64))
     monkeypatch.setattr(Library, "missing", property(lambda self: "" if self.label == "torch" else "get it"))
 
 
+@NO_GPU
 @pytest.mark.usefixtures("torch_alone")
-def test_this_cpu_is_measured_by_one_click() -> None:
-    """The sentence comes with the first timing, long before the last; a look at them says float32, no GPU."""
-    steps = list(speed.run_on_cpu())
-    assert "torch" in unescape(steps[1].status) and len(steps) > 8
-    own = steps[-1].own
-    assert {t.shape for t in own.rows} == {(1, 32, 64), (4, 32, 64)}
-    view, shape = speed._after_cpu(own)
-    assert (view, shape["value"]) == (LIVE, "1×32×64")
-    out = shown(view=LIVE, own=own)
-    assert "float32" in unescape(out.sentence) and "BF16’s" not in unescape(out.sentence)
-    assert all(json.loads(plot)["data"] for plot in (out.tradeoff, out.bars, out.roofline, out.ladder))
-    assert unchanged(speed._after_cpu(None)[0])
+def test_this_cpu_times_a_and_b_beside_the_recorded_times() -> None:
+    """Progress, then both figures; what is finished is kept, and shown as a machine. Where no library has A
+    or B, that is said at once."""
+    asked = {"scheme": "int4_group32", "second": "nvfp4", "shape": "4x32x64"}
+    assert "B, NVFP4, is in no library" in shown(**asked)["can"]
+    steps = list(speed.SECTION.runs["measure"](Query(asked)))
+    assert "Measuring" in str(steps[0]["status"]) and "3 of 3" in str(steps[-1]["status"])
+    assert "at 4×32×64" in str(steps[-1]["here-title"]) and "machine" in str(steps[-1]["here-title"])
+    assert {t.gemm for t in visit().gemm_timings.rows} == {"fp32", "bf16", "w4_group32"}  # type: ignore[union-attr]
+    out = shown(**asked, machine=LIVE)
+    assert "float32" in out["said"] and "BF16’s" not in out["advice"]
+    assert all(json.loads(out[name])["data"] for name in ("speed-bars", "tradeoff", "speed-roofline"))
+    assert "get it" in out["table"], "what is missing says how to get it"
+    assert shown(**asked)["speed-here"] and not out["speed-here"]
+    swept = list(speed.TOKENS.runs["sweep"](Query(asked)))
+    assert json.loads(drawn(swept[-1])["speed-sweep-here"])["data"]
+    assert len({t.shape for t in visit().gemm_timings.rows}) == 5, "added to what was there"  # type: ignore[union-attr]
+    for refused, why in (
+        ({"scheme": "nvfp4", "second": "mxfp4"}, "no library"),
+        ({"shape": "1x90000x90000"}, "may have"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            list(speed.SECTION.runs["measure"](Query(asked | refused)))
+    usual = Query({"scheme": "nvfp4", "shape": "4x32x64", "timed": "usual"})
+    rest = list(speed.SECTION.runs["measure"](usual))
+    assert "get it" in str(rest[-1]["status"])
 
 
-CPU = next(name for name, recording in gemms_by_machine().items() if recording.rows == recorded_cpu().rows)
+def test_errors_are_computed_on_the_tensor() -> None:
+    """They replace those of random data, and say so."""
+    asked = Query({"machine": "amd-epyc-2-threads", "shape": "1"})
+    before = speed.errors_view(asked)
+    *_, end = speed.ERRORS.runs["errors"](asked)
+    assert "Error on random" in str(before["title"]) and "Error on this tensor" in str(end["title"])
+    assert drawn(end)["tradeoff"] != drawn(before)["tradeoff"]
+    assert "this tensor" in str(speed.errors_view(asked)["title"])
+
+
+def test_a_kernels_source_files_and_report() -> None:
+    """The text of the file that is chosen, none by default; every kernel in the CSV; the report's command."""
+    asked = {"shape": "1x8192x8192", "product": "int8", "machine": RECORDED}
+    assert not shown(**asked)["code"]
+    assert "__global__" in shown(**asked, kernel_file=GEMMS["int8"].variants[0].file)["code"]
+    assert not shown(**asked, kernel_file="../../pyproject.toml")["code"]
+    (files,) = speed_more.SECTION.runs["files"](Query(asked))
+    assert ".csv" in str(files["files-made"]) and ".json" in str(files["files-made"])
+    *_, made = speed_more.SECTION.runs["report"](Query({"shape": "4096x4096x4096", "scheme": "nvfp4"}))
+    assert "explorer report speed --shape 4096x4096x4096 --schemes nvfp4" in str(made["report"])
+    with pytest.raises(ValueError, match="nothing is measured here"):
+        list(speed_more.SECTION.runs["report"](Query({"machine": LIVE})))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the store, as an upload's."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    (made := tmp_path / "upload").mkdir()
+    return made
 
 
 def a_file(path: Path, chip: str, *rows: GemmTiming) -> str:
@@ -163,56 +196,58 @@ def a_file(path: Path, chip: str, *rows: GemmTiming) -> str:
     return str(recordings.record_to(path, Recording(Machine(gpu=chip), rows)))
 
 
-def opened_of(path: str, opened: Any = (), shape: str | None = None) -> Any:
-    return speed_machines.open_recording(path, shape, opened)
+def opened_of(path: str, **query: str) -> dict[str, str]:
+    return dict(speed.SECTION.acts["open"](Query(query), {"path": path}))
 
 
-def test_an_opened_recording_is_one_more_machine(tmp_path: Path) -> None:
-    """It is chosen at once; texts are no markup; the same file again is the same machine."""
+def test_an_opened_recording_is_one_more_machine(folder: Path) -> None:
+    """It is chosen at once; texts are no markup; the same file again is the same machine; it can be removed,
+    and its link then says that it is not open."""
     row = timing(label="Old", variant="<b>x", shape=(8, 64, 64))
-    path = a_file(tmp_path / "mine.json", "NVIDIA A100", row, timing(shape=(1, 8192, 8192)))
-    out = opened_of(path, shape="4096×4096×4096")
-    assert "mine.json" in out.status and out.shape["value"] == "1×8192×8192", "the most telling first"
-    assert unchanged(opened_of(path, shape="8×64×64").shape), "the shape that is looked at is kept"
-    (mine,) = out.opened
+    path = a_file(folder / "mine.json", "NVIDIA A100", row, timing(shape=(1, 8192, 8192)))
+    there = opened_of(path, shape="4096x4096x4096")
+    assert there["shape"] == "1x8192x8192", "the most telling first"
+    assert opened_of(path, shape="8x64x64") == there | {"shape": "8x64x64"}, "a shape that it has is kept"
+    (mine,) = visit().opened_recordings
     first = mine.recording.rows[0]
     assert (first.label, first.variant) == (GEMMS["bf16"].label, "‹b>x")
-    name = out.view["value"]
-    assert ("Opened: NVIDIA A100", name) in out.view["choices"]
-    assert ("Opened: NVIDIA A100", name) not in speed_machines.choices(), "never seen by another"
-    here = speed.show(*selection(), name, "8×64×64", None, speed.RANDOM, None, out.opened)
-    assert "NVIDIA A100" in here.source
-    assert {row[COLUMN_OF_SHAPE] for row in here.table if row[COLUMN_OF_SHAPE]} == {"8×64×64"}
-    again = opened_of(path, out.opened)
-    assert again.opened == out.opened and again.view["value"] == name
-    second = opened_of(a_file(tmp_path / "b.json", "NVIDIA L4", row), out.opened)
-    assert second.view["value"] != name and len(second.opened) == 2
+    out = shown(machine=there["machine"], shape="8x64x64")
+    assert "From a file that you opened" in out["source"] and "NVIDIA A100" in out["source"]
+    assert "opened: NVIDIA A100" in out["pickers"] and "Remove" in out["opened"]
+    second = opened_of(a_file(folder / "b.json", "NVIDIA L4", row))
+    assert second["machine"] != there["machine"] and len(visit().opened_recordings) == 2
+    with answering(CurrentRequest("another")):
+        assert "A100" not in shown()["pickers"], "never seen by another"
+    assert speed.SECTION.acts["remove"](Query(there), {}) == {"machine": ""}
+    query = Query(there)
+    assert place_of(query).name == "nearest" and query.problems["machine"] == NO_RECORDING
 
 
-def test_a_file_that_is_no_recording_changes_nothing(
-    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first defect, and limits of size and number, in the line of the file; what was open stays."""
+def test_a_file_that_is_no_recording_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first defect, and limits of size and number; what was open stays. A path that is no upload is
+    none."""
     monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, recording_bytes=4000))
-    bad, text = tmp_path / "bad.json", tmp_path / "notes.txt"
+    bad, text = folder / "bad.json", folder / "notes.txt"
     bad.write_text('{"machine":{"gpu":"x"},"rows":[{"row":"bf16"}]}')
     text.write_text("hello")
-    good = [a_file(tmp_path / f"{chip}.json", chip, timing(shape=(8, 64, 64))) for chip in "ABC"]
-    large = a_file(tmp_path / "large.json", "L", *[timing()] * 9)
-    opened = opened_of(good[0]).opened
+    good = [a_file(folder / f"{chip}.json", chip, timing(shape=(8, 64, 64))) for chip in "ABC"]
+    large = a_file(folder / "large.json", "L", *[timing()] * 9)
+    opened_of(good[0])
     accepted = "explorer bench gemm --record-to FILE"
     for path, *why in (
         (str(bad), "bad.json", "rows.0.label", accepted),
         (str(text), "notes.txt", "JSON", accepted),
         (large, "4 kB"),
     ):
-        out = opened_of(path, opened)
-        assert all(part in unescape(out.status) for part in why)
-        assert unchanged(out.opened) and unchanged(out.view) and out.file is None
+        with pytest.raises(FileRefusedError) as refused:
+            opened_of(path)
+        assert all(part in str(refused.value) for part in why) and len(visit().opened_recordings) == 1
+    with pytest.raises(ValueError, match="this file is not here"):
+        opened_of("/etc/passwd")
     monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, recordings=2))
-    opened = opened_of(good[1], opened).opened
-    full = opened_of(good[2], opened)
-    assert "2 recordings" in full.status and unchanged(full.opened) and not said
+    opened_of(good[1])
+    with pytest.raises(FileRefusedError, match="2 recordings"):
+        opened_of(good[2])
 
 
 def test_the_frontier_and_the_choice() -> None:
@@ -232,8 +267,7 @@ def test_the_frontier_and_the_choice() -> None:
 
 def timing(**changes: Any) -> GemmTiming:
     """Any timing, with the fields that a test is about."""
-    graph = TimeSpread(3.0, 3.0, 3.0)
-    return dataclasses.replace(recorded_gemms().rows[0], graph=graph, **changes)
+    return dataclasses.replace(recorded_gemms().rows[0], **{"graph": TimeSpread(3.0, 3.0, 3.0)} | changes)
 
 
 def test_quantizing_x_is_counted_once() -> None:
@@ -243,18 +277,15 @@ def test_quantizing_x_is_counted_once() -> None:
     assert timing(activation_s=None, dynamic=False).total_seconds == 3.0
 
 
-def test_a_page_without_any_recording_says_so(
-    monkeypatch: pytest.MonkeyPatch, said: list[str], tmp_path: Path
-) -> None:
+def test_a_page_without_any_recording_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """If this fails, a new row of GEMMS needs an H200, or one wrong byte in a recording is a traceback."""
     with monkeypatch.context() as patch:
         patch.setitem(GEMMS, "int9", dataclasses.replace(GEMMS["int8"], name="int9", label="INT9 W9A9"))
         out = shown()
-    line = next(row for row in out.table if row[0] == "INT9 W9A9")
-    assert line == ["INT9 W9A9", NOT_RECORDED, *[None] * (len(COLUMNS) - 2)]
-    assert "int9" not in {value for _, value in out.product["choices"]}
+    assert f'<td>INT9 W9A9</td><td class="num">{NOT_RECORDED}' in out["table"]
+    assert '"int9"' not in out["product"]
     monkeypatch.setattr(recordings, "FOLDER", tmp_path)
-    out = shown()
-    assert out.source and {r[1] for r in out.table} == {NOT_RECORDED} and not said
+    assert NOT_RECORDED.capitalize() in shown()["source"]
     (tmp_path / "gemm.json").write_text('{"machine":{"gpu":"x"},"rows":[{"row":"bf16"}]}')
-    assert all(unchanged(v) for v in shown().in_order()) and "gemm.json" in said[0]
+    with pytest.raises(RecordingError, match=r"gemm\.json"):
+        shown()

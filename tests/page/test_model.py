@@ -1,4 +1,4 @@
-"""The place Model and hardware: speed, a survey and its recipe, a run, sizes, two checkpoints.
+"""The places Speed and Model: a survey and its recipe, a run, sizes, two checkpoints.
 
 If these fail, a choice of storage or machine is not drawn, a budget buys nothing, or a damaged layer is not
 found.
@@ -18,10 +18,12 @@ from playwright.sync_api import Page, expect
 from safetensors.torch import load_file, save_file
 
 from app.sections import checkpoints
-from app.sections.speed_machines import choices as machines
 from app.state.query import Query
 from explorer import SCHEMES, compare, quantize
 from explorer.checkpoints import write_one
+from explorer.recordings.files import Recording, record_to
+from explorer.recordings.gemm import recorded_gemms
+from explorer.recordings.machine import Machine
 from tests.covering import THOROUGH
 from tests.page.acts import (
     at_rest,
@@ -33,54 +35,51 @@ from tests.page.acts import (
     wait_for_query,
 )  # fmt: skip
 
-H200 = "NVIDIA H200"
-
 
 @THOROUGH
-@pytest.mark.shared_page
-def test_speed_is_recorded_and_corrected(page: Page, url: str) -> None:
-    """The section is full without a GPU. The nearest shape stands for one that was not recorded, *Measured
-    here* keeps it, and a number that is refused is explained and leaves Run to be pressed again. On a phone a
-    choice ends before its arrow."""
-    open_page(page, url, "tab=speed&scheme=int4_group32&second=nvfp4")
-    source, shape = page.locator("#speed-source"), page.locator("#speed-shape input")
-    expect(source).to_contain_text(H200)
+def test_speed_is_recorded_corrected_and_measured(page: Page, url: str, tmp_path: Path) -> None:
+    """The place is full without a GPU. The nearest shape stands for one that was not recorded, *measured
+    here* keeps it, and nonsense is explained. This CPU is measured beside the recorded times, and shown as a
+    machine. A recording is opened and removed."""
+    open_page(page, url, "tab=model&section=speed&scheme=int4_group32&second=nvfp4")
+    section = page.locator("#section-speed")
+    expect(section).to_be_in_viewport()
+    source, status = section.locator("[data-slot=source]"), section.locator("[data-slot=status]")
+    machine, shape = section.get_by_label("Times"), section.get_by_label("Tokens × outputs × inputs")
     drawn(page, "speed-bars")
     expect(page.locator("#speed-bars .scatterlayer .point")).not_to_have_count(0)
-    shape.click()
-    page.keyboard.press("Control+a")
-    page.keyboard.type("64x8192x8200")
-    page.keyboard.press("Enter")
+    expect(source).to_contain_text("H100")
+    machine.select_option("recorded")
+    expect(source).to_contain_text("1×4096×4096, the nearest")
+    typed = section.get_by_label("or another")
+    typed.fill("64x8192x8200")
+    typed.press("Enter")
     expect(source).to_contain_text("64×8192×8192, the nearest")
-    expect(shape).to_have_value("64×8192×8200")
-    page.get_by_label("Measured here").check()
-    expect(source).not_to_contain_text(H200)
-    expect(shape).to_have_value("64×8192×8200")
-    page.get_by_label(machines()[0][0]).check()
-    expect(source).to_contain_text("64×8192×8192")
-    expect(shape).to_have_value("64×8192×8200")
-    page.get_by_text("Measure on this machine").click()
-    run = page.locator("#section-speed").get_by_role("button", name="Run", exact=True)
-    tokens = page.get_by_label("M (tokens)", exact=True)
-    tokens.fill("-5")
-    run.click()
-    expect(page.locator("#speed-status")).to_contain_text("at least 1")
-    expect(run).to_be_enabled()
-    tokens.fill("8")
-    tokens.press("Tab")
-    expect(run).to_be_enabled()
-    page.set_viewport_size({"width": 390, "height": 844})
-    look_at(page.locator("#speed-shape"))
-    gaps = page.evaluate(
-        """() => [...document.querySelectorAll('#section-speed input[role=combobox]')]
-          .filter(input => input.offsetWidth && input.parentElement.querySelector('.dropdown-arrow'))
-          .map(input => {
-            const arrow = input.parentElement.querySelector('.dropdown-arrow').getBoundingClientRect();
-            const end = parseFloat(getComputedStyle(input).paddingRight);
-            return arrow.left - (input.getBoundingClientRect().right - end);
-          })"""
-    )
-    assert len(gaps) >= 2 and min(gaps) >= 0
+    expect(shape).to_have_value("64x8192x8200")
+    machine.select_option("live")
+    expect(source).to_contain_text("64×8192×8200 was not measured here yet")
+    machine.select_option("nearest")
+    typed.fill("9x9")
+    typed.press("Enter")
+    expect(status).to_contain_text("64x8192x8192")
+    typed.fill("4x32x64")
+    typed.press("Enter")
+    section.get_by_role("button", name="Measure this CPU").click()
+    expect(section.locator("[data-slot=here-title]")).to_contain_text("at 4×32×64")
+    expect(status).to_contain_text("timings at 4×32×64")
+    section.get_by_role("button", name="Show these in all figures").click()
+    expect(source).to_contain_text("Measured now")
+    wait_for_query(page, "machine=live", "shape=4x32x64")
+    page.get_by_text("Open a recording").click()
+    mine = Recording(Machine(gpu="NVIDIA A100"), recorded_gemms().rows[:40])
+    file = record_to(tmp_path / "mine.json", mine)
+    section.get_by_label("A recording").set_input_files(file)
+    expect(source).to_contain_text("NVIDIA A100")
+    section.get_by_role("button", name="Remove this recording").click()
+    expect(source).not_to_contain_text("A100")
+    (tmp_path / "bad.json").write_text("{}")
+    section.get_by_label("A recording").set_input_files(tmp_path / "bad.json")
+    expect(section.locator("[data-slot=status]")).to_contain_text("bad.json was not opened")
 
 
 @THOROUGH

@@ -29,9 +29,8 @@ from explorer.analysis.estimate import Estimate
 from explorer.analysis.goals import AT_MOST, MOST, Goal
 from explorer.analysis.memory import MemoryEstimate, left_on, sizes_that_differ
 from explorer.analysis.report import Report
-from explorer.analysis.shortlist import TOKENS, Candidate, Pending, RowTime
+from explorer.analysis.shortlist import TOKENS, Candidate, Pending, Race, RowTime
 from explorer.analysis.why import percent
-from explorer.checkpoints.targets import OWN
 from explorer.formats import FORMATS, BitField, FloatFormat, Format
 from explorer.formats.code import short
 from explorer.methods import label_of
@@ -496,10 +495,11 @@ def answer(said: Answer, why: str = "numbers") -> str:
     return render("answer", parts=said.parts, better=said.better, why=why)
 
 
-def figure_head(goal: Goal, everything: bool) -> str:
-    """The heading of the frontier, and what part of it is shown: the goal's, or ``everything``."""
+def figure_head(goal: Goal, everything: bool, about: str) -> str:
+    """The heading of the frontier, what part of it is shown, the goal's or ``everything``, and what its
+    points are ``about``."""
     low, high = goal.bits
-    return render("figure_head", crop=f"{low:.3g}–{high:.3g} bits", everything=everything)
+    return render("figure_head", crop=f"{low:.3g}–{high:.3g} bits", everything=everything, about=about)
 
 
 def footnote(words: str, link: str) -> str:
@@ -578,20 +578,22 @@ class ShortlistTime(NamedTuple):
 
 @dataclass(frozen=True)
 class ShortlistRow:
-    """One row of the shortlist, in words; ``at`` is None while the error is being computed."""
+    """One row of the shortlist, in words; ``at``: the place of the largest error, None of a sample."""
 
     text: str
     label: str
     name: str
     letter: str
-    db: str
     bits: str
     size: str
-    worst: str
-    at: tuple[int, int] | None
     times: tuple[ShortlistTime, ...]
-    held: tuple[str, ...]
-    part: str
+    held: str
+    db: str
+    off: str = ""
+    output: str = ""
+    worst: str = "–"
+    at: tuple[int, int] | None = None
+    part: str = ""
 
 
 class Suggestion(NamedTuple):
@@ -605,64 +607,95 @@ def shortlist(
     candidates: Sequence[Candidate | Pending],
     a: str,
     b: str = "",
-    times: str = "",
+    race: Race | None = None,
+    shape: tuple[int, int] = (0, 0),
     more: Sequence[Suggestion] = (),
     measure: bool = False,
     by_now: str = "",
+    codes: str = "",
+    codes_words: str = "",
 ) -> str:
-    """The table of up to five schemes; ``a`` and ``b`` are the texts of the chosen ones, ``times`` says of
-    which device and shape the times are, ``more`` are suggested; ``measure``: products can be timed here;
-    ``by_now``: for the script, what was known when the rows were made."""
-    known = [tokens for tokens in TOKENS if any(c.time_at(tokens) for c in candidates)]
+    """The table of up to five schemes of a tensor [rows, cols]. ``a`` and ``b`` are the texts of the chosen
+    ones; ``race``: times of their products, and of BF16; ``more`` are suggested; ``measure``: products can be
+    timed here; ``by_now``: for the script, what was known when the rows were made; ``codes``: "gptq" where
+    that chooses them; ``codes_words``: why it cannot."""
+    tokens = [n for n in TOKENS if race and any(time_at(race, c.text, n) for c in candidates)]
     letters = {b: "B"} | {a: "A"}
-    rows = [_shortlist_row(c, letters.get(c.text, ""), known) for c in candidates]
-    heads = [TIME_HEADS[tokens] for tokens in known]
+    rows = [_shortlist_row(c, letters.get(c.text, ""), race, tokens) for c in candidates]
+    notes = [f"{short_name(c.label)}: {note}" for c in candidates if (note := _note(c))]
+    bf16 = [next((t for t in race.bf16 if t.tokens == n), None) for n in tokens] if race else []
     return render(
         "shortlist",
         rows=rows,
-        tokens=heads,
-        times=times,
-        untimed=_untimed(candidates, known),
+        tokens=[TIME_HEADS[n] for n in tokens],
+        bf16=[_shortlist_time(time) for time in bf16],
+        outputs=any(row.output for row in rows),
+        times=_times_words(race, shape) if race and tokens else "",
+        notes=[*notes, *_untimed(candidates, race, tokens)],
         most=MOST,
         more=more,
         measure=measure,
         by_now=by_now,
+        codes=codes,
+        codes_words=codes_words,
     )
 
 
-def _untimed(candidates: Sequence[Candidate | Pending], tokens: Sequence[int]) -> str:
-    """Why some of the table's times are not there: the reasons, each once; "" where all are."""
-    times = [one.time_at(n) for one in candidates for n in tokens]
-    reasons = [NO_TIME if time is None else time.note for time in times if time is None or not time.seconds]
-    return "; ".join(dict.fromkeys(reason or NO_TIME for reason in reasons))
+def time_at(race: Race, text: str, tokens: int) -> RowTime | None:
+    """The time of the scheme ``text`` with this number of tokens; None where none was recorded."""
+    found = next((time for time in race.times.get(text, ()) if time.tokens == tokens), None)
+    return found if found and found.seconds else None
 
 
-def _shortlist_row(candidate: Candidate | Pending, letter: str, tokens: Sequence[int]) -> ShortlistRow:
-    held = tuple(name for name in candidate.held if name != OWN) or candidate.held
-    common = {
-        "text": candidate.text,
-        "label": candidate.label,
-        "name": short_name(candidate.label),
-        "letter": letter,
-        "times": tuple(_shortlist_time(candidate.time_at(n)) for n in tokens),
-        "held": held,
-    }
-    if isinstance(candidate, Pending):
-        size = words.bytes_(candidate.nbytes)
-        wait = "–" if candidate.refused else "…"
-        waits = {"db": wait, "worst": wait, "at": None, "part": ""}
-        if candidate.refused:
-            common |= {"label": f"{candidate.label}: {candidate.refused}"}
-        return ShortlistRow(bits=f"{candidate.bits:.2f}", size=size, **common, **waits)  # type: ignore[arg-type]
-    report = candidate.report
+def _note(one: Candidate | Pending) -> str:
+    """Why a row has no error, or none of the whole tensor; empty if it has, or will have."""
+    return one.refused if isinstance(one, Pending) else one.note
+
+
+def _untimed(
+    candidates: Sequence[Candidate | Pending], race: Race | None, tokens: Sequence[int]
+) -> list[str]:
+    """Why some of the table's times are not there: the reasons, each once."""
+    times = [t for c in candidates if race for t in race.times.get(c.text, ()) if t.tokens in tokens]
+    return list(dict.fromkeys(f"–: {time.note}" for time in times if not time.seconds))
+
+
+def _times_words(race: Race, shape: tuple[int, int]) -> str:
+    """The shape and the GPU that the table's times are of."""
+    at = f"{race.at[0]:,} × {race.at[1]:,}"
+    own = race.at == shape
+    of = f"this tensor’s {at}" if own else f"{at}, the nearest shape at which these were recorded"
+    return f"times of X·Wᵀ for a weight of {of}, on {race.gpu}"
+
+
+def _shortlist_row(
+    one: Candidate | Pending, letter: str, race: Race | None, tokens: Sequence[int]
+) -> ShortlistRow:
+    times = tuple(_shortlist_time(time_at(race, one.text, n) if race else None) for n in tokens)
+    unheld = f"no engine loads it: {one.unheld}" if one.unheld else "no engine loads it"
+    held, name = " · ".join(one.held) or unheld, short_name(one.label)
+    if isinstance(one, Pending):
+        bits, size = f"{one.bits:.2f}", words.bytes_(one.nbytes)
+        label = f"{one.label}: {one.refused}" if one.refused else one.label
+        return ShortlistRow(
+            one.text, label, name, letter, bits, size, times, held, "–" if one.refused else "…"
+        )
+    report, of_sample = one.report, one.share < 1
     return ShortlistRow(
-        db="∞" if report.sqnr_db == math.inf else f"{report.sqnr_db:.1f}",
-        bits=f"{report.bits.total:.2f}",
-        size=words.bytes_(report.nbytes),
-        worst=_two_digits(report.max_error) if candidate.share == 1 else "…",
-        at=report.max_error_at if candidate.share == 1 else None,
-        part="" if candidate.share == 1 else f"{100 * candidate.share:.2g} %",
-        **common,  # type: ignore[arg-type]
+        one.text,
+        one.label,
+        name,
+        letter,
+        f"{report.bits.total:.2f}",
+        words.bytes_(report.nbytes),
+        times,
+        held,
+        "∞" if report.sqnr_db == math.inf else f"{report.sqnr_db:.1f}",
+        f"± {one.half_db:.2g}" if of_sample and one.half_db is not None else "",
+        "" if one.output_db is None else f"{one.output_db:.1f}",
+        f"{'≥ ' if of_sample else ''}{_two_digits(report.max_error)}",
+        None if of_sample else report.max_error_at,
+        percent(one.share) if of_sample else "",
     )
 
 
@@ -674,8 +707,7 @@ def short_name(label: str) -> str:
 def _shortlist_time(time: RowTime | None) -> ShortlistTime:
     if time is None or time.seconds is None:
         return ShortlistTime("–", "", NO_TIME if time is None else time.note or NO_TIME)
-    note = time.note or time.how
-    return ShortlistTime(words.duration(time.seconds, 2), time.how, note)
+    return ShortlistTime(words.duration(time.seconds, 2), time.how, time.note)
 
 
 def _two_digits(value: float) -> str:

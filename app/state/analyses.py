@@ -208,16 +208,31 @@ def output_sqnr(chosen: Selection, pairs: Sequence[tuple[Recipe, Analysis]]) -> 
     return [_output_sqnr(chosen, recipe, analysis) for recipe, analysis in pairs]
 
 
-def _output_sqnr(chosen: Selection, recipe: Recipe, analysis: Analysis) -> float:
-    def compute() -> float:
-        _, w, x = own_layer(chosen)
-        held = halves(x)[1]
-        layer = analysis.layer if isinstance(analysis, RepairedAnalysis) else QuantizedLayer(analysis.q)
-        exact = held.double() @ w.double().t()
-        with gpu_lock():
-            return sqnr_of(exact, layer.output(held))
+def output_of(chosen: Selection) -> float:
+    """``output_sqnr`` of scheme A, with a method or without. ``SourceError`` where the tensor has no
+    inputs."""
+    recipe = chosen.recipes[0]
+    return _OUTPUTS.get(
+        _key(chosen, recipe), lambda: _output(chosen, analyses_of(chosen)[1][0][1]), lambda _: 1
+    )
 
-    return _OUTPUTS.get(_key(chosen, recipe), compute, lambda _: 1)
+
+def known_output(chosen: Selection, recipe: Recipe) -> float | None:
+    """``output_of`` the recipe, if it was computed."""
+    return _OUTPUTS.peek(_key(chosen, recipe))
+
+
+def _output_sqnr(chosen: Selection, recipe: Recipe, analysis: Analysis) -> float:
+    return _OUTPUTS.get(_key(chosen, recipe), lambda: _output(chosen, analysis), lambda _: 1)
+
+
+def _output(chosen: Selection, analysis: Analysis) -> float:
+    _, w, x = own_layer(chosen)
+    held = halves(x)[1]
+    layer = analysis.layer if isinstance(analysis, RepairedAnalysis) else QuantizedLayer(analysis.q)
+    exact = held.double() @ w.double().t()
+    with gpu_lock():
+        return sqnr_of(exact, layer.output(held))
 
 
 def _key(chosen: Selection, recipe: Recipe) -> tuple[Hashable, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,27 +10,40 @@ from app import limits
 from app.state.analyses import known_report
 from app.state.memo import Memo
 from app.state.selection import Selection, file_source, is_read, matrix_of, tensor_key
-from explorer.analysis.estimate import Estimate, Sizes, Units, estimate, of_matrix, sizes_of, worth_estimating
+from explorer import SCHEMES, ComparisonRow
+from explorer.analysis.estimate import (
+    Estimate,
+    Sizes,
+    Units,
+    estimate,
+    of_matrix,
+    overview,
+    sizes_of,
+    worth_estimating,
+)
 from explorer.analysis.report import Report
 from explorer.core.backend import work_device
 from explorer.methods.recipe import Recipe
 from explorer.sources.base import Pieces
 
 _ESTIMATES = Memo[Estimate | None](256)
+_OVERVIEWS = Memo[tuple[ComparisonRow, ...]](64)
 _SIZES = Memo[Sizes](1 << 26)
-"""The sizes of tensors' units, in bytes: most schemes have the same units."""
+"""The sizes of tensors' units, in bytes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Estimated:
     """A tensor by its ``name``, ``description``, ``dtype`` and matrix ``shape``. ``sides``: each recipe with
-    its estimate, or with the report of the whole tensor if that is known; at least one is an estimate."""
+    its estimate, or with the report of the whole tensor if that is known; at least one is an estimate.
+    ``rows``: every named scheme that a small sample shows the error of."""
 
     name: str
     description: str
     dtype: str
     shape: tuple[int, int]
     sides: tuple[tuple[Recipe, Estimate | Report], ...]
+    rows: tuple[ComparisonRow, ...] = ()
 
     @property
     def recipes(self) -> list[Recipe]:
@@ -62,19 +75,50 @@ def estimated(chosen: Selection) -> Estimated | None:
     missing = [recipe.scheme for recipe, report in zip(recipes, known, strict=True) if report is None]
     if not all(worth_estimating(shape, scheme) for scheme in missing):
         return None
-    key: tuple[Hashable, ...] = (*tensor_key(chosen), limits.current().elements)
-
-    def find_sizes(pieces: Pieces, units: Units) -> Sizes:
-        return _SIZES.get((*key, units), lambda: sizes_of(pieces, units), lambda one: one.nbytes)
-
+    find_sizes = _finding_sizes(chosen)
     sides: list[tuple[Recipe, Estimate | Report]] = []
     for recipe, report in zip(recipes, known, strict=True):
         compute = partial(estimate, pieces, shape, recipe.scheme, find_sizes=find_sizes)
-        side = report or _ESTIMATES.get((*key, str(recipe)), compute, lambda _: 1)
+        side = report or _ESTIMATES.get((*_key(chosen), str(recipe)), compute, lambda _: 1)
         if side is None:
             return None
         sides.append((recipe, side))
-    return Estimated(name, description, dtype, shape, tuple(sides))
+    return Estimated(name, description, dtype, shape, tuple(sides), overview_rows(chosen))
+
+
+def overview_rows(chosen: Selection) -> tuple[ComparisonRow, ...]:
+    """Every named scheme on a small sample of the selected tensor, as ``estimated`` reads it; those of which
+    the sample shows no error are left out. Empty where no sample is possible."""
+
+    def compute() -> tuple[ComparisonRow, ...]:
+        found = _pieces(chosen)
+        if found is None:
+            return ()
+        seen = overview(found[0], found[1], SCHEMES.values(), _finding_sizes(chosen))
+        return tuple(
+            ComparisonRow(scheme, one.report, share=one.share, half_db=one.half_db)
+            for scheme, one in seen
+            if one is not None
+        )
+
+    return _OVERVIEWS.get(_key(chosen), compute, lambda _: 1)
+
+
+def known_overview(chosen: Selection) -> tuple[ComparisonRow, ...]:
+    """``overview_rows``, if they were computed."""
+    return _OVERVIEWS.peek(_key(chosen)) or ()
+
+
+def _key(chosen: Selection) -> tuple[Hashable, ...]:
+    return (*tensor_key(chosen), limits.current().elements)
+
+
+def _finding_sizes(chosen: Selection) -> Callable[[Pieces, Units], Sizes]:
+    """``sizes_of`` of the selected tensor, kept: most schemes have the same units."""
+    key = _key(chosen)
+    return lambda pieces, units: _SIZES.get(
+        (*key, units), lambda: sizes_of(pieces, units), lambda one: one.nbytes
+    )
 
 
 def _pieces(chosen: Selection) -> tuple[Pieces, tuple[int, int], str, str, str] | None:

@@ -82,22 +82,52 @@ def _fitting(label: str, w: Tensor, x: Tensor) -> tuple[str, Tensor, Tensor]:
 def selected_layer(here: Selection) -> tuple[str, Tensor, Tensor]:
     """The selected tensor as a layer's weight, with its inputs: the sample's, those of the same file, or what
     the model feeds it on the built-in texts. ``SourceError`` if there are none."""
+    inputs_of(here)
     if here.source == "builtin":
-        if here.sample not in LAYERS:
-            raise SourceError(
-                f"{here.sample} is no layer's weight with inputs; those are {', '.join(LAYERS)}"
-            )
         return layer_of(BUILTIN, here.sample, None, None)
+    if here.source == "file":
+        return layer_of(FILE, "", here.file, _bare(here))
+    return _CAPTURED.get(tensor_key(here), lambda: _captured_layer(here), _size)
+
+
+def inputs_of(here: Selection) -> None:
+    """Raise ``SourceError`` unless the selected tensor is a layer's weight whose inputs are built in, are in
+    its file, or can be had by running its model; nothing is read or run."""
+    if here.source == "builtin" and here.sample not in LAYERS:
+        raise SourceError(f"{here.sample} is no layer's weight with inputs; those are {', '.join(LAYERS)}")
     if here.source == "file":
         if not here.file:
             raise NothingChosenError(NO_PAIR)
-        name = (here.file_tensor or "").removesuffix("weight").removesuffix(".") or "layer"
-        if name not in layers_in(here.file):
+        if _bare(here) not in layers_in(here.file):
             raise SourceError(f"{here.file_tensor} has no inputs in its file: {NO_PAIR}")
-        return layer_of(FILE, "", here.file, name)
-    if not here.layer:
+    if here.source == "model" and not here.layer:
         raise NothingChosenError("choose a layer of the model")
-    return _CAPTURED.get(tensor_key(here), lambda: _captured_layer(here), _size)
+    if here.source == "model" and here.revision:
+        raise SourceError("methods run a model's default revision: leave Revision empty, or use a file")
+
+
+def _bare(here: Selection) -> str:
+    """The layer whose weight the file's tensor is."""
+    return (here.file_tensor or "").removesuffix("weight").removesuffix(".") or "layer"
+
+
+NO_INPUTS = (
+    "GPTQ needs the layer’s inputs: take a layer of a model, or a file with its weight and activations"
+)
+RECORDED_GAIN = (
+    "In all-MiniLM-L6-v2 it lowered the error of a layer’s output by 2.9 dB with INT4 group 128, and by "
+    "2.8 dB with INT3 (recorded; the median of 37 layers)"
+)
+"""From docs/which-format.md: 6.7 against 9.4 %, and 14.5 against 20.1 %."""
+
+
+def codes_words(here: Selection) -> str:
+    """What GPTQ gains and how to get inputs, where the selected tensor has none; empty where it has."""
+    try:
+        inputs_of(here)
+    except SourceError:
+        return f"{NO_INPUTS}. {RECORDED_GAIN}."
+    return ""
 
 
 def _size(layer: tuple[str, Tensor, Tensor]) -> int:
@@ -110,8 +140,6 @@ TOKENS = 512
 
 
 def _captured_layer(here: Selection) -> tuple[str, Tensor, Tensor]:
-    if here.revision:
-        raise SourceError("methods run a model's default revision: leave Revision empty, or use a file")
     model, wanted = runnable_model(here.model), (here.layer or "").removesuffix(".weight")
     found = [name for name in linear_layers(model) if wanted == name or wanted.endswith(f".{name}")]
     if not found:

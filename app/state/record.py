@@ -17,6 +17,8 @@ from typing import Any, Self
 from app import limits
 from app.state.analyses import analyses_of
 from app.state.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME, best_tensors, text_of_parts
+from app.state.known import known_rows
+from app.state.layers import inputs_of
 from app.state.selection import (
     NO_FILE,
     NothingChosenError,
@@ -27,7 +29,7 @@ from app.state.selection import (
     matrix_of,
     model_source,
 )
-from explorer import SCHEMES, SourceError
+from explorer import SourceError, mark_frontier
 from explorer.analysis.goals import DEFAULT, GOALS, Goal, goal_of, nearest_goal
 from explorer.methods.recipe import Recipe
 from explorer.sources.models import layers
@@ -40,6 +42,9 @@ TRIED = 8
 """Tensors of a file that are tried until one can be shown."""
 LOOK = "look"
 """The act that chooses nothing: the page's script asks for what has become known."""
+GPTQ = "gptq"
+CODES = ("", GPTQ)
+"""How a shortlist's codes are chosen: rounded, or by GPTQ."""
 Act = Mapping[str, Any]
 
 
@@ -72,6 +77,15 @@ class Record(Selection):
     def listed(self) -> tuple[str, ...]:
         """The shortlist's recipes."""
         return tuple(text for text in self.shortlist.split(SEPARATOR) if text)
+
+    @property
+    def codes(self) -> str:
+        """The method that chooses the codes of A, or of B, if it is GPTQ; empty for rounding."""
+        return GPTQ if any(recipe.method == GPTQ for recipe in self.recipes) else ""
+
+    def usual_list(self, goal: Goal) -> str:
+        """The shortlist of ``goal``, its codes chosen as A's and B's are."""
+        return SEPARATOR.join(coded(str(Recipe.parse(name)), self.codes) for name in goal.schemes)
 
 
 @dataclass(frozen=True)
@@ -185,13 +199,27 @@ def _clear(held: Record, act: Act, upload: str | None) -> Record:
 
 
 def _step(held: Record, act: Act, upload: str | None) -> Record:
-    """The named scheme that is one place further, in a circle. From a scheme without a name the first one,
-    from a repaired one the plain one that follows."""
+    """The next or the previous scheme in ``walk``, in a circle, without the other side's; from a scheme that
+    is not there the first one."""
     field, by = _side(act), 1 if act.get("do") == "next" else -1
-    text = getattr(held, field)
-    names, plain = list(SCHEMES), str(Recipe.parse(text).scheme) if text else ""
-    name = names[(names.index(plain) + by) % len(names)] if plain in names else names[0]
-    return _with_scheme(held, field, name)
+    text, other = getattr(held, field), held.second if field == "scheme" else held.scheme
+    names = [name for name in walk(held) if name != other]
+    at = names.index(text) + by if text in names else 0
+    return _with_scheme(held, field, names[at % len(names)])
+
+
+def walk(held: Record) -> list[str]:
+    """Recipes in the order of ``]``: the shortlist, then the frontier of the schemes that are known of the
+    tensor and that the goal takes, from the fewest bits on."""
+    goal = goal_now(held, shape_of(held))
+    rows = [row for row in known_rows(held).values() if goal.takes(row.scheme)]
+    rows = sorted(
+        (row for row in mark_frontier(rows) if row.on_frontier), key=lambda row: row.report.bits.total
+    )
+    frontier, usual = [coded(row.text, held.codes) for row in rows], held.usual_list(goal).split(SEPARATOR)
+    # A scheme of the frontier takes a place in the shortlist once it is chosen; the walk goes on from it.
+    first = [text for text in held.listed or usual if text in usual or text not in frontier]
+    return list(dict.fromkeys([*first, *frontier]))
 
 
 def _sample(held: Record, act: Act, upload: str | None) -> Record:
@@ -263,15 +291,43 @@ def _layer(held: Record, act: Act, upload: str | None) -> Record:
     return dataclasses.replace(held, source="model", model=model, revision=revision, layer=layer)
 
 
+def _codes(held: Record, act: Act, upload: str | None) -> Record:
+    """The shortlist, with A and B, by codes that GPTQ chooses, or by rounding."""
+    codes = _text(act, "codes")
+    if codes not in CODES:
+        raise ValueError(f"codes are rounded ('') or chosen by 'gptq', not {codes[:40]!r}")
+    if codes:
+        inputs_of(held)
+    a, b, *names = (coded(text, codes) for text in (held.scheme, held.second, *held.listed))
+    listed = SEPARATOR.join(dict.fromkeys(names))
+    return listing(dataclasses.replace(held, scheme=a, second=b, shortlist=listed))
+
+
+def coded(text: str, codes: str) -> str:
+    """The recipe ``text`` by codes that are rounded, or chosen by GPTQ if that can: it needs rows, or groups
+    along them. Recipes of other methods are returned as they are."""
+    recipe = Recipe.parse(text) if text else None
+    if recipe is None or recipe.method not in CODES:
+        return text
+    scheme = recipe.scheme
+    fits = scheme.scale is not None and scheme.block[0] == 1
+    return str(Recipe(scheme, codes if fits else ""))
+
+
 def _goal(held: Record, act: Act, upload: str | None) -> Record:
     """What the tensor has to be good enough for; the shortlist becomes that goal's, and so do A and B, unless
     the visitor has chosen others than those of the goal before."""
     shape = shape_of(held)
-    before, after = goal_now(held, shape), goal_of(_text(act, "name") or DEFAULT, shape)
+    before, after, codes = goal_now(held, shape), goal_of(_text(act, "name") or DEFAULT, shape), held.codes
     held = dataclasses.replace(held, goal=after.name, shortlist="")
-    if {held.scheme, held.second} <= {before.a, before.b, DEFAULT_SCHEME, ""}:
-        return dataclasses.replace(held, scheme=after.a, second=after.b)
+    if {coded(text, "") for text in held.schemes} <= {before.a, before.b, DEFAULT_SCHEME}:
+        return dataclasses.replace(held, scheme=coded(after.a, codes), second=coded(after.b, codes))
     return held
+
+
+def listed(held: Record, goal: Goal) -> tuple[str, ...]:
+    """The texts of the table's rows: the record's list, or the goal's, with A and B in it."""
+    return listing(dataclasses.replace(held, shortlist=held.shortlist or held.usual_list(goal))).listed
 
 
 def shape_of(held: Record) -> tuple[int, int]:
@@ -328,6 +384,7 @@ ACTS: Mapping[str, Callable[[Record, Act, str | None], Record]] = {
     "tensor": _tensor,
     "model": _model,
     "layer": _layer,
+    "codes": _codes,
     "goal": _goal,
     "list": _list,
     LOOK: lambda held, act, upload: held,

@@ -1,4 +1,4 @@
-"""The answer in one sentence: the differences between B and A, or the rank of A among other schemes."""
+"""The answer in one line: which of A and B is better and what that costs, or the rank of A."""
 
 from __future__ import annotations
 
@@ -8,16 +8,25 @@ from dataclasses import dataclass
 from typing import Literal
 
 from explorer import words
-from explorer.analysis.estimate import CONFIDENCE, Estimate
+from explorer.analysis.estimate import Estimate
 from explorer.analysis.goals import Goal
+from explorer.analysis.intervals import CONFIDENCE
 from explorer.analysis.report import Report
 from explorer.analysis.schemes import ComparisonRow
-from explorer.analysis.shortlist import TOKENS, Candidate, RowTime
+from explorer.analysis.shortlist import Candidate, Race
 from explorer.analysis.verdict import MOSTLY_ZERO, SAME_BITS, SAME_DB, band_of, measured_elsewhere
 from explorer.analysis.why import percent
 
-SAME_TIME = 1.03
-"""Ratio of times below which no difference is reported."""
+OPENS = {
+    "compressed-tensors (vLLM)": "opens in vLLM",
+    "compressed-tensors": "opens in transformers",
+    "GPTQ": "opens as a GPTQ file",
+    "AWQ": "opens as an AWQ file",
+    "GGUF": "opens in llama.cpp",
+    "bitsandbytes": "opens in bitsandbytes",
+    "ONNX": "opens in ONNX Runtime",
+}
+"""By the short name of a checkpoint format (``explorer.checkpoints.targets.held_by``)."""
 
 
 @dataclass(frozen=True)
@@ -42,28 +51,114 @@ class Answer:
 
 
 def answer(
-    a: Candidate, b: Candidate | None = None, rows: Sequence[ComparisonRow] = (), goal: Goal | None = None
+    a: Candidate,
+    b: Candidate | None = None,
+    rows: Sequence[ComparisonRow] = (),
+    goal: Goal | None = None,
+    race: Race | None = None,
+    outputs: Sequence[float] = (),
 ) -> Answer:
-    """Compare B with A; without B, rank A among the ``rows`` that fit the ``goal``."""
+    """Decide between A and B: decibels, what they cost in bytes, where the better one opens, and the times of
+    both beside BF16's. Without B, rank A among the ``rows`` that fit the ``goal``.
+
+    race     times of A's and B's products; said if they are of about this layer's shape
+    outputs  SQNR of the layer's output under A, and B, where a method works for that
+    """
+    rows = [row for row in rows if goal is None or goal.takes(row.scheme)]
     first = Phrase(short(a.label), "a")
     if b is None or b.text == a.text:
-        return Answer((first, Phrase(f": {_level(a)}{_rank(a, rows, goal)}.")), footnote(a.report))
+        rank = "" if outputs else _rank(a, rows, goal)
+        rest = Phrase(f": {_level(a, *outputs[:1])}{rank}; {_opens(a)}.{_speed(a, race)}")
+        return Answer((first, rest), footnote(a.report))
     second = Phrase(short(b.label), "b")
-    if not (math.isfinite(a.report.sqnr_db) and math.isfinite(b.report.sqnr_db)):
+    levels = (outputs[0], outputs[1]) if outputs else (a.report.sqnr_db, b.report.sqnr_db)
+    if not all(map(math.isfinite, levels)):
         return Answer((first, Phrase(f": {_level(a)}; "), second, Phrase(f": {_level(b)}.")))
-    gain, more = b.report.sqnr_db - a.report.sqnr_db, b.report.bits.total - a.report.bits.total
-    sqnr, size = differences(gain, more, about=min(a.share, b.share) < 1)
-    parts = (second, Phrase(f" has {sqnr} "), first, Phrase(f", {size}{_faster(a, b)}."))
-    return Answer(parts, footnote(a.report, b.report), _better_than_both(a, b, rows))
+    top, other, better, worse = b, a, second, first
+    gain, more = levels[1] - levels[0], b.report.bits.total - a.report.bits.total
+    if more > 0 if abs(gain) < SAME_DB else gain < 0:
+        top, other, better, worse = a, b, first, second
+    about = "≈ " if min(a.share, b.share) < 1 else ""
+    in_output = " in the layer’s output, on held-out inputs," if outputs else ""
+    said = f": the same dB{in_output}" if abs(gain) < SAME_DB else f": {about}+{abs(gain):.1f} dB{in_output}"
+    parts = [better, Phrase(f"{said} {_bytes(top, other)} "), worse, Phrase(f"; {_opens(top)}")]
+    if not top.held and other.held:
+        parts += [Phrase(", "), worse, Phrase(f" {_opens(other)}")]
+    parts += [Phrase("."), *_race(a, b, race)]
+    best = "" if outputs else _better_than_both(a, b, rows)
+    return Answer(tuple(parts), footnote(a.report, b.report), best)
 
 
-def differences(gain: float, more: float, of: str = "SQNR", about: bool = False) -> tuple[str, str]:
-    """Phrases for ``gain`` dB and ``more`` bits: "an SQNR 1.0 dB higher than", "with 0.34 more bits per
-    element"."""
-    higher = f"an {of} {'≈ ' if about else ''}{abs(gain):.1f} dB {'higher' if gain > 0 else 'lower'} than"
-    sqnr = f"the same {of} as" if abs(gain) < SAME_DB else higher
-    bits = f"with {abs(more):.2f} {'more' if more > 0 else 'fewer'} bits per element"
-    return sqnr, "at the same size" if abs(more) < SAME_BITS else bits
+def _bytes(top: Candidate, other: Candidate) -> str:
+    """Compare bytes: "for 8.3 % more bytes than"."""
+    bits, others = top.report.bits.total, other.report.bits.total
+    if abs(bits - others) < SAME_BITS:
+        return "in as many bytes as"
+    if bits >= 2 * others:
+        return f"for {bits / others:.2g} times the bytes of"
+    share = f"{words.number(100 * abs(bits / others - 1), 2)} %"
+    return f"for {share} more bytes than" if bits > others else f"in {share} fewer bytes than"
+
+
+def _opens(one: Candidate) -> str:
+    """Say where a checkpoint of this scheme opens, or why nowhere."""
+    if one.held:
+        return OPENS[one.held[0]]
+    return f"no engine loads it ({one.unheld})" if one.unheld else "no engine loads it"
+
+
+def _race(a: Candidate, b: Candidate, race: Race | None) -> list[Phrase]:
+    """Say which of A and B is faster at one token, and from what number of tokens on neither is faster than
+    BF16; empty without times of about this layer's shape."""
+    if race is None or not race.near:
+        return []
+    of_a, of_b = race.times.get(a.text, ()), race.times.get(b.text, ())
+    timed = [(x, y, z) for x, y, z in zip(of_a, of_b, race.bf16, strict=False) if x.seconds and y.seconds]
+    if not timed:
+        return [Phrase(speed) for one in (a, b) if (speed := _speed(one, race, named=True))]
+    x, y, _ = timed[0]
+    first, at = Phrase(short(a.label), "a"), _tokens(x.tokens)
+    said: list[Phrase] = [Phrase(f" At {at} they are about as fast")]
+    for fast, slow, name in ((x, y, first), (y, x, Phrase(short(b.label), "b"))):
+        if ratio := fast.faster_than(slow):
+            said = [Phrase(f" At {at} "), name, Phrase(f" is {ratio:.2g} times as fast")]
+    ahead = [(x.tokens, max(x.faster_than(z) or 1, y.faster_than(z) or 1)) for x, y, z in timed]
+    said.append(Phrase(f"; {_against_bf16(ahead, 'neither beats BF16', 'the faster one')}{_where(race)}."))
+    return said
+
+
+def _speed(one: Candidate, race: Race | None, named: bool = False) -> str:
+    """Compare a scheme's times with BF16's; empty without times of about this layer's shape."""
+    if race is None or not race.near:
+        return ""
+    pairs = zip(race.times.get(one.text, ()), race.bf16, strict=False)
+    ahead = [(x.tokens, x.faster_than(z) or 1) for x, z in pairs if x.seconds and z.seconds]
+    if not ahead:
+        return ""
+    name = short(one.label) if named else "it"
+    start = f" At {_tokens(ahead[0][0])} {name} is {ahead[0][1]:.2g} times as fast as BF16"
+    if ahead[0][1] == 1:
+        return f" {name[0].upper()}{name[1:]} is nowhere faster than BF16{_where(race)}."
+    return f"{start}; {_against_bf16(ahead, 'it is no faster', 'it')}{_where(race)}."
+
+
+def _against_bf16(ahead: Sequence[tuple[int, float]], none: str, who: str) -> str:
+    """Say from what number of tokens on nothing is ``ahead`` of BF16, by (tokens, ratio of times)."""
+    last = max((at for at, (_, ratio) in enumerate(ahead) if ratio > 1), default=-1)
+    if last == len(ahead) - 1:
+        tokens, ratio = ahead[-1]
+        return f"at {_tokens(tokens)} {who} is {ratio:.2g} times as fast as BF16"
+    return f"from {_tokens(ahead[last + 1][0])} on {none}"
+
+
+def _tokens(count: int) -> str:
+    return "one token" if count == 1 else f"{count:,} tokens"
+
+
+def _where(race: Race) -> str:
+    """Name the shape of times of another weight."""
+    own = any(time.how == "measured" for time in race.bf16)
+    return "" if own else f" (times of {race.at[0]:,} × {race.at[1]:,})"
 
 
 def sample_words(sides: Sequence[Estimate | None]) -> str:
@@ -95,10 +190,13 @@ def short(label: str) -> str:
     return label.partition(" (")[0]
 
 
-def _level(one: Candidate) -> str:
-    """Describe the error of one scheme and its bits; "≈" marks a sample."""
+def _level(one: Candidate, output: float | None = None) -> str:
+    """Describe the error of one scheme, or that of the layer's ``output``, and its bits; "≈" marks a
+    sample."""
     report, about = one.report, "≈ " if one.share < 1 else ""
     bits = f"{report.bits.total:.2f} bits"
+    if output is not None:
+        return f"{output:.1f} dB in the layer’s output, on held-out inputs, at {bits}"
     if report.sqnr_db == math.inf:
         return f"{about}exact, at {bits}"
     if math.isnan(report.sqnr_db):
@@ -117,21 +215,6 @@ def _better_than_both(a: Candidate, b: Candidate, rows: Sequence[ComparisonRow])
         return ""
     more = best.report.sqnr_db - most
     return f"{short(best.label)} is better than both: {more:.1f} dB higher SQNR in no more bits."
-
-
-def _faster(a: Candidate, b: Candidate) -> str:
-    """Compare B's times, if both have them, at the first and the last number of tokens."""
-    pairs = [(n, a.time_at(n), b.time_at(n)) for n in (TOKENS[0], TOKENS[-1])]
-    both = [(n, one, other) for n, one, other in pairs if one and other and one.seconds and other.seconds]
-    said = [f"{_ratio(o, p)} at {words.count(n)} token{'s' if n > 1 else ''}" for n, o, p in both]
-    return f"; {', '.join(said)}" if said else ""
-
-
-def _ratio(one: RowTime, other: RowTime) -> str:
-    times = (one.seconds or 0.0) / (other.seconds or 1.0)
-    if 1 / SAME_TIME < times < SAME_TIME:
-        return "as fast"
-    return f"{max(times, 1 / times):.2g}× {'faster' if times > 1 else 'slower'}"
 
 
 def _rank(a: Candidate, rows: Sequence[ComparisonRow], goal: Goal | None) -> str:

@@ -7,47 +7,41 @@ drawn, so that a few large rows are never missed. Their number does not depend o
 pass also gives scales of a whole tensor or column, if they follow from the smallest and the largest value.
 
 Units are drawn by Pareto sampling: B. Rosén, On sampling with probability proportional to size, Journal of
-Statistical Planning and Inference 62 (1997) 159-191, with its variance. SQNR is a ratio of two sums, and its
-variance is that of a ratio estimator, by linearization: W. G. Cochran, Sampling Techniques, 3rd ed. (1977),
-sections 2.11, 6.3 and 6.4. If all units have the same size, both are simple random sampling with the finite
-population correction. Intervals are symmetric in the logarithm (the delta method), by Student's t.
+Statistical Planning and Inference 62 (1997) 159-191. If all units have the same size, it is simple random
+sampling. ``intervals`` has the variance.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy.special import stdtrit
 from torch import Tensor
 
+from explorer.analysis.intervals import EVEN, carrying, factor
 from explorer.analysis.report import Report, Sums, cosine_of, measure, sqnr_db
 from explorer.analysis.schemes import searches, spans_rows
 from explorer.core.quantize import quantize
 from explorer.progress import checkpoint
-from explorer.schemes import Scheme
+from explorer.schemes import BitBudget, Scheme
 from explorer.sources.base import Pieces
 
 SEED = 20_011
-CONFIDENCE = 0.95
-"""Stated probability that an interval contains the value of the whole matrix."""
-_QUANTILE = 0.99
-"""Probability for which intervals are computed: rows with few large errors are skewed, so that intervals for
-0.95 contain the value in only 0.90 to 0.95 of samples (tests/analysis/test_estimate.py)."""
 ELEMENTS, SEARCHED = 1 << 20, 1 << 18
 """Number of elements of a sample; the second for schemes that search for a range, which takes thirty times as
 long."""
-UNIT = 1 << 13
-"""Largest number of elements of a unit, unless a band of whole blocks has more."""
+UNIT, SMALL_UNIT = 1 << 13, 1 << 9
+"""Largest number of elements of a unit, unless a band of whole blocks has more; the second for ``overview``,
+whose samples are small."""
+OVERVIEW, OVERVIEW_SEARCHED = 1 << 17, 1 << 16
+"""Number of elements of a sample of ``overview``: all named schemes take about half a second on two cores."""
+FEW = 48
+"""Smallest number of units of a sample of ``overview``, if the matrix has twice as many."""
 MOST_UNITS = 1 << 14
 """Largest number of units of a sample: each unit is a separate read."""
-EVEN = 10.0
-"""Smallest effective number of units that carry the error: (Σs)² / Σs² of their sums s, with units that are
-always drawn left out of the second sum. If fewer units carry most of it, intervals by the spread of units
-contain the value far less often than stated."""
 RUN = 1 << 20
 """Number of elements that ``sizes_of`` reads at once."""
 FEWEST = 24
@@ -202,6 +196,26 @@ def sizes_of(pieces: Pieces, units: Units) -> Sizes:
     return Sizes(torch.cat(energies), torch.cat(peaks), low, high)
 
 
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Units drawn from a matrix: ``values`` float32 [units · tall, wide]; ``chances`` float64 [units], of
+    each to be drawn; ``inside`` bool [units, tall], rows inside the matrix."""
+
+    units: Units
+    sizes: Sizes
+    drawn: list[int]
+    chances: Tensor
+    values: Tensor
+    inside: Tensor
+
+
+def drawn_sample(pieces: Pieces, units: Units, sizes: Sizes, count: int, seed: int = SEED) -> Sample:
+    """Draw ``count`` units and read them."""
+    drawn, chances = _drawn(sizes, count, seed)
+    starts, inside = units.starts(drawn)
+    return Sample(units, sizes, drawn, chances, pieces(starts, units.wide), inside)
+
+
 def estimate(
     pieces: Pieces,
     shape: tuple[int, int],
@@ -220,23 +234,52 @@ def estimate(
     count = units.drawn(elements or (SEARCHED if searches(scheme) else ELEMENTS)) if units else 0
     if units is None or not count:
         return None
-    sizes = find_sizes(pieces, units)
-    drawn, chances = _drawn(sizes, count, seed)
-    starts, inside = units.starts(drawn)
-    x = pieces(starts, units.wide)
+    return _estimated(drawn_sample(pieces, units, find_sizes(pieces, units), count, seed), shape, scheme)
+
+
+def overview(
+    pieces: Pieces,
+    shape: tuple[int, int],
+    schemes: Iterable[Scheme],
+    find_sizes: Callable[[Pieces, Units], Sizes] = sizes_of,
+) -> Iterator[tuple[Scheme, Estimate | None]]:
+    """Estimate the error under each scheme on a small sample, those that search last, as ``estimate`` does.
+    Schemes with the same units share a sample, which is read once. Reports have no histogram: ``kl`` and
+    ``clipped`` are NaN, counts of codes None."""
+    samples: dict[tuple[Units, int], Sample] = {}
+    for scheme in sorted(schemes, key=searches):
+        checkpoint()
+        units = units_of(shape, scheme, SMALL_UNIT)
+        elements = OVERVIEW_SEARCHED if searches(scheme) else OVERVIEW
+        count = 0 if units is None else units.drawn(max(elements, FEW * units.tall * units.wide))
+        if units is None or not count:
+            yield scheme, None
+            continue
+        key = (units, count)
+        if key not in samples:
+            samples[key] = drawn_sample(pieces, units, find_sizes(pieces, units), count)
+        yield scheme, _estimated(samples[key], shape, scheme, brief=True)
+
+
+def _estimated(
+    sample: Sample, shape: tuple[int, int], scheme: Scheme, brief: bool = False
+) -> Estimate | None:
+    """Quantize the sample and extend its error to the matrix; ``brief``: without histograms."""
+    units, sizes, x, chances = sample.units, sample.sizes, sample.values, sample.chances
     q = quantize(torch.cat((x, _ends(sizes, scheme, units))), scheme)
     q = q.rows(0, len(x)) if q.shape[0] > len(x) else q
     restored = q.dequantize()
-    sums = _sums(x.double(), restored.double(), inside)
+    sums = _sums(x.double(), restored.double(), sample.inside)
     whole = {name: float((each / chances).sum()) for name, each in sums.items()}
     if not whole["noise"] or not whole["signal"]:
         return None
     total, energy = shape[0] * shape[1], float(sizes.energy.sum())
     beside = "count" if spans_rows(scheme) else "signal"  # the error of a unit is proportional to it
     noise = whole["noise"] / whole[beside] * (energy if beside == "signal" else total)
-    report, bits = measure(x, q, restored).report, scheme.bits_per_element(shape)
+    report = _brief(x, restored) if brief else measure(x, q, restored).report
+    bits = scheme.bits_per_element(shape)
     at, within = divmod(report.max_error_at[0], units.tall)
-    row, column = units.place(drawn[at])
+    row, column = units.place(sample.drawn[at])
     report = dataclasses.replace(
         report,
         sqnr_db=sqnr_db(energy, noise),
@@ -252,13 +295,23 @@ def estimate(
     )
     share = float(sums["count"].sum()) / total
     own_range = spans_rows(scheme) and not _by_ends(scheme)
-    uneven = not own_range and _carrying(sums, chances) < EVEN
+    uneven = not own_range and carrying(sums["noise"], sums["signal"], chances) < EVEN
     if own_range or uneven:
-        return Estimate(report, {}, None, own_range, share, len(drawn), uneven)
-    squared = _factor(sums["noise"], sums[beside], chances)
-    root, of_mae = math.sqrt(squared), _factor(sums["absolute"], sums["count"], chances)
+        return Estimate(report, {}, None, own_range, share, len(chances), uneven)
+    squared = factor(sums["noise"], sums[beside], chances)
+    root, of_mae = math.sqrt(squared), factor(sums["absolute"], sums["count"], chances)
     factors = {"relative_error": root, "mse": squared, "rmse": root, "mae": of_mae}
-    return Estimate(report, factors, 10 * math.log10(squared), False, share, len(drawn))
+    return Estimate(report, factors, 10 * math.log10(squared), False, share, len(chances))
+
+
+def _brief(x: Tensor, restored: Tensor) -> Report:
+    """Report of the largest error alone."""
+    errors = (restored - x).abs()
+    at = divmod(int(errors.argmax()), x.shape[1])
+    nan, none = math.nan, BitBudget(0, 0, 0, 0, 0)
+    return Report(
+        nan, nan, nan, nan, nan, nan, nan, float(errors[at]), at, nan, nan, None, None, None, none, 0
+    )
 
 
 def _sums(x: Tensor, restored: Tensor, inside: Tensor) -> dict[str, Tensor]:
@@ -275,30 +328,6 @@ def _sums(x: Tensor, restored: Tensor, inside: Tensor) -> dict[str, Tensor]:
     }
     sums = {name: (term.sum(1).view(inside.shape) * inside).sum(1) for name, term in terms.items()}
     return sums | {"count": inside.sum(1).double() * x.shape[1]}
-
-
-def _carrying(sums: dict[str, Tensor], chances: Tensor) -> float:
-    """Number of units with equal errors that would be as uneven as these, drawn with ``chances``."""
-    weighted = sums["noise"] / chances
-    at_random = float((weighted.square() * (1 - chances)).sum())
-    if at_random:
-        return float(weighted.sum()) ** 2 / at_random
-    silent = bool((sums["signal"][chances < 1] == 0).all())
-    return math.inf if silent else 0.0  # values without an error in all of them may be luck
-
-
-def _factor(numbers: Tensor, weights: Tensor, chances: Tensor) -> float:
-    """Factor between Σnumbers / Σweights and the ends of its interval; ``chances``: of each unit to be
-    drawn."""
-    at_random = int((chances < 1).sum())
-    if at_random < 2:
-        return 1.0 if not at_random else math.inf
-    total = (numbers / chances).sum()
-    residues = (numbers - total / (weights / chances).sum() * weights) / chances
-    rest = 1 - chances
-    centred = residues - (rest * residues).sum() / rest.sum()
-    deviation = float((rest * centred.square()).sum().mul(at_random / (at_random - 1)).sqrt() / total)
-    return math.exp(float(stdtrit(at_random - 1, (1 + _QUANTILE) / 2)) * deviation)
 
 
 def _drawn(sizes: Sizes, count: int, seed: int) -> tuple[list[int], Tensor]:
@@ -341,9 +370,10 @@ def _ends(sizes: Sizes, scheme: Scheme, units: Units) -> Tensor:
     return ends.repeat_interleave(units.tall, 0)
 
 
-def units_of(shape: tuple[int, int], scheme: Scheme) -> Units | None:
+def units_of(shape: tuple[int, int], scheme: Scheme, most: int = UNIT) -> Units | None:
     """Divide a matrix into units of whole blocks of the scheme. None if its blocks end within rows, or if a
-    row is too long for one unit and cannot be cut into whole pieces."""
+    row is too long for one unit and cannot be cut into whole pieces. ``most``: elements of a unit, if a band
+    of whole blocks has no more."""
     rows, columns = shape
     height, width = scheme.block if scheme.scale is not None else (1, 1)
     if scheme.flat and columns % (width or columns):
@@ -351,11 +381,11 @@ def units_of(shape: tuple[int, int], scheme: Scheme) -> Units | None:
     tall = height or 1
     by_column = height is None and width is not None
     least = 0
-    if width is not None and scheme.block != (None, 1) and tall * columns > UNIT:
+    if width is not None and scheme.block != (None, 1) and tall * columns > most:
         least = math.lcm(width, WIDEST if tall == 1 else 1)
-    elif scheme.block == (None, None) and columns > UNIT:
+    elif scheme.block == (None, None) and columns > most:
         least = WIDEST
-    fits = [n for n in range(least, max(UNIT // tall, least) + 1, least) if columns % n == 0] if least else []
+    fits = [n for n in range(least, max(most // tall, least) + 1, least) if columns % n == 0] if least else []
     return Units(rows, columns, tall, fits[-1] if fits and not by_column else columns, by_column)
 
 

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from explorer.formats import FloatFormat, Format, IntegerFormat
+from explorer.formats.integers import FixedPointFormat
 from explorer.schemes import SCHEMES, Scheme
 
 MOST = 5
@@ -48,7 +50,17 @@ class Goal:
         """Default scheme B; empty if the shortlist has one scheme."""
         return self.schemes[1] if len(self.schemes) > 1 else ""
 
+    def takes(self, scheme: Scheme) -> bool:
+        """False for weights that are not multiplied by inputs of this goal's format as they are."""
+        kinds = _WEIGHTS.get(self.name)
+        return kinds is None or (isinstance(scheme.format, kinds) and scheme.format.bits == 8)
 
+
+_WEIGHTS: dict[str, tuple[type[Format], ...]] = {
+    "fp8-inputs": (FloatFormat,),
+    "int8-inputs": (IntegerFormat, FixedPointFormat),
+}
+"""Formats of 8 bits that goals with quantized inputs have for weights."""
 _ROWS = (
     Goal("8-bit", "8-bit weights", (6.0, 9.0), (25.0, 50.0),
          ("int8_row", "fp8_e4m3_row", "mxfp8_e4m3", "int8_group128", "q8_0"),

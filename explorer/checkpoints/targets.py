@@ -5,6 +5,7 @@ Names come from the files: targets import torch, and are imported when they are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 _FIRST = ("compressed-tensors", "vllm", "gguf", "onnx", "onnx-nbits", "gptq", "awq", "bitsandbytes")
 """Order of targets in pickers; others follow by name."""
 _PREFIX = "to_"
-OWN = "Quantization Explorer"
-"""Target that every scheme can be written to."""
+_ROOMY = 256
+"""Side of layers that every target takes multiples of."""
 _SHORT = (
     ("compressed-tensors (vLLM)", ("vllm",)),
     ("compressed-tensors", ("compressed-tensors",)),
@@ -73,8 +74,8 @@ def check_target(target: str) -> None:
 
 
 def held_by(scheme: Scheme, shape: tuple[int, int]) -> tuple[str, ...]:
-    """Short names of the checkpoint formats that can hold a layer of ``shape`` [N, K] by ``scheme``, ``OWN``
-    last. The method that chose the codes does not matter to a format."""
+    """Short names of the checkpoint formats that can hold a layer of ``shape`` [N, K] by ``scheme``. The
+    method that chose the codes does not matter to a format."""
     found = [
         short
         for short, targets in _SHORT
@@ -82,4 +83,20 @@ def held_by(scheme: Scheme, shape: tuple[int, int]) -> tuple[str, ...]:
     ]
     if _SHORT[0][0] in found:
         found.remove("compressed-tensors")
-    return (*found, OWN)
+    return tuple(found)
+
+
+def why_unheld(scheme: Scheme, shape: tuple[int, int]) -> str:
+    """Reason why no checkpoint format holds a layer of ``shape`` [N, K] by ``scheme``: its shape, or the
+    scheme itself. Empty if one does."""
+    if held_by(scheme, shape):
+        return ""
+    width = math.lcm(scheme.block[1] or 1, _ROOMY)
+    roomy = (math.ceil(shape[0] / _ROOMY) * _ROOMY, math.ceil(shape[1] / width) * width)
+    for export in EXPORTS.values():
+        if not export.refusal(scheme, roomy):
+            rule, size = scheme.scale, scheme.block[1] or 1
+            size = _ROOMY if rule is not None and rule.super_bits is not None else size
+            uneven = shape[1] % size != 0
+            return f"{shape[1]:,} is not a multiple of {size}" if uneven else export.refusal(scheme, shape)
+    return f"no file format of an engine has {scheme.label}"

@@ -7,12 +7,13 @@ its limit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from explorer import words
-from explorer.analysis.shortlist import TOKENS
+from explorer.analysis.shortlist import TOKENS, UNEVEN, Race, RowTime
 from explorer.products.advice import nearest, products_of
 from explorer.products.gemms import GEMMS, Gemm
 from explorer.recordings.gemm import GemmTiming, Shape, recorded_gemms, recorded_layers
@@ -20,6 +21,9 @@ from explorer.recordings.machine import Machine
 from explorer.schemes import Scheme
 
 Kind = Literal["measured", "nearest", "scaled", "none"]
+NEAR = 1.0
+"""Largest binary logarithm of the ratio of a layer's side and a recorded one, up to which the recorded times
+are said of the layer."""
 REACH = 2
 """Largest factor by which a number of tokens may lie outside the recorded ones: beyond it other kernels are
 the fastest."""
@@ -84,6 +88,67 @@ def shape_times(
     if not name:
         return [ShapeTime(shape, "none", reason=reason) for shape in shapes]
     return [product_time(name, shape, quantize_x=quantized_inputs) for shape in shapes]
+
+
+def race(
+    schemes: Sequence[Scheme],
+    n: int,
+    k: int,
+    tokens: Sequence[int] = TOKENS,
+    *,
+    quantized_inputs: bool = False,
+) -> Race | None:
+    """Find times of products with weights [n, k] by ``schemes``, and of BF16, that can be ranked: all at one
+    recorded shape, that at which most of them were timed with ``TOKENS``, of several the nearest. None if
+    BF16 was not timed."""
+    shape = _checked((1, n, k))
+    names = {str(scheme): product_for(scheme, quantized_inputs) for scheme in schemes}
+    timed = {text: _recorded(name) for text, (name, _) in names.items() if name}
+    plain = _recorded("bf16")
+    places = {(cols, rows) for _, cols, rows in plain}
+    if not places:
+        return None
+
+    def fits(place: tuple[int, int]) -> tuple[int, float]:
+        there = sum((m, *place) in one for one in (plain, *timed.values()) for m in TOKENS)
+        return -there, _distance(place, (n, k))
+
+    at = min(places, key=fits)
+    how: Literal["measured", "nearest"] = "measured" if at == (n, k) else "nearest"
+
+    def times(text: str, recorded: Mapping[Shape, tuple[GemmTiming, Machine]]) -> tuple[RowTime, ...]:
+        name, reason = names.get(text, ("bf16", ""))
+        found = []
+        for m in tokens:
+            if (m, *at) not in recorded:
+                why = (
+                    reason or f"{GEMMS[name].label}: not recorded with {m:,} tokens at {at[0]:,} × {at[1]:,}"
+                )
+                found.append(RowTime(m, None, note=why))
+                continue
+            row, machine = recorded[m, *at]
+            apart = quantized_inputs and GEMMS[name].x.scale is not None and not row.dynamic
+            x = (row.activation_s or 0.0) if apart else 0.0
+            median, low, high = (each + x for each in (row.graph.median_s, row.graph.low_s, row.graph.high_s))
+            if high - low > 2 * UNEVEN * median:
+                between = f"{words.duration(low)} and {words.duration(high)}"
+                why = f"times between {between} rank nothing"
+                found.append(RowTime(m, None, note=why))
+                continue
+            of_x = f", {words.duration(x)} of it to quantize X" if x else ""
+            note = f"recorded at {m:,} × {at[0]:,} × {at[1]:,}{of_x}; {name} on {machine.gpu}"
+            found.append(RowTime(m, median, how, note, low, high))
+        return tuple(found)
+
+    near = _distance(at, shape[1:]) <= NEAR
+    by_text = {text: times(text, timed.get(text, {})) for text in names}
+    gpu = next(iter(plain.values()))[1].gpu
+    return Race(at, near, gpu, tuple(tokens), by_text, times("", plain))
+
+
+def _distance(one: tuple[int, int], other: tuple[int, int]) -> float:
+    """Distance of two weights' shapes: the larger logarithm of the ratios of their sides."""
+    return max(abs(math.log2(a / b)) for a, b in zip(one, other, strict=True))
 
 
 def product_for(scheme: Scheme, quantized_inputs: bool = False) -> tuple[str, str]:

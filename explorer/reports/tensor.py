@@ -14,8 +14,9 @@ from torch import Tensor
 from explorer import words
 from explorer.analysis.calibration import ChosenRange, calibrated_rows, compare_calibrators
 from explorer.analysis.calibration import summary as calibration_summary
-from explorer.analysis.schemes import ComparisonRow, mark_frontier, survey
+from explorer.analysis.schemes import ComparisonRow, mark_frontier
 from explorer.analysis.sliced import analyse_anywhere
+from explorer.analysis.survey import survey
 from explorer.analysis.tensor import Analysis, Side
 from explorer.analysis.verdict import judged
 from explorer.core.backend import work_device

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from explorer import SCHEMES, Scheme, compare, quantize
 from explorer.analysis import estimate as module
+from explorer.analysis import intervals
 from explorer.analysis.answer import sample_words
 from explorer.analysis.estimate import (
-    CONFIDENCE,
     Estimate,
     Sizes,
     estimate,
@@ -26,6 +26,7 @@ from explorer.analysis.estimate import (
     units_of,
     worth_estimating,
 )
+from explorer.analysis.intervals import CONFIDENCE
 from explorer.sources import open_tensors
 from tests.analysis.test_work import counted
 from tests.covering import sampled
@@ -232,7 +233,7 @@ def test_the_interval_is_cochrans() -> None:
     ratio = 12 / 20
     squares = sum(float(n - ratio * w) ** 2 for n, w in zip(numbers, weights, strict=True))
     deviation = math.sqrt((1 - 0.5) / 4 * squares / 3) / 3.0  # relative: the mean of the numbers is 3
-    assert module._factor(numbers, weights, torch.full((4,), 0.5).double()) == pytest.approx(
+    assert intervals.factor(numbers, weights, torch.full((4,), 0.5).double()) == pytest.approx(
         math.exp(5.840909 * deviation), rel=1e-6
     )
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from explorer import SCHEMES, Scheme, compare, load_matrix, quantize
-from explorer.analysis.schemes import searches, survey
+from explorer.analysis.schemes import searches
+from explorer.analysis.survey import survey
 
 
 def test_a_survey_has_each_scheme_once_and_the_slow_ones_last() -> None:

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from explorer import SCHEMES, Scheme, quantize
 from explorer.checkpoints import EXPORTS, Plan, gguf_models, onnx_layers
 from explorer.checkpoints.model import ModelFolder
-from explorer.checkpoints.targets import OWN, held_by
+from explorer.checkpoints.targets import held_by, why_unheld
 from explorer.checkpoints.to_compressed_tensors import expert_refusal, refuses
 from explorer.methods.recipe import Recipe
 from tests.checkpoints.architectures import ARCHITECTURES
@@ -181,20 +181,27 @@ def test_vllm_joins_layers_by_one_scale(scheme: str, llama: Path, layers: list[s
 
 
 HELD = {
-    "mxfp6_e2m3": ("compressed-tensors", OWN),
-    "fp8_e4m3_row": ("compressed-tensors (vLLM)", "ONNX", OWN),
-    "nvfp4": ("compressed-tensors (vLLM)", OWN),
-    "int4_group128_asym": ("compressed-tensors (vLLM)", "GPTQ", "AWQ", "ONNX", OWN),
-    "nf4_block64": ("bitsandbytes", OWN),
-    "q4_k": (OWN,),
-    "q4_1": ("GGUF", OWN),
-    "int3_row": ("compressed-tensors", "GPTQ", OWN),
+    "mxfp6_e2m3": ("compressed-tensors",),
+    "fp8_e4m3_row": ("compressed-tensors (vLLM)", "ONNX"),
+    "nvfp4": ("compressed-tensors (vLLM)",),
+    "int4_group128_asym": ("compressed-tensors (vLLM)", "GPTQ", "AWQ", "ONNX"),
+    "nf4_block64": ("bitsandbytes",),
+    "q4_k": (),
+    "q4_1": ("GGUF",),
+    "int3_row": ("compressed-tensors", "GPTQ"),
 }
 
 
 def test_who_can_hold_it() -> None:
     """384 columns are not a whole number of Q4_K's blocks of 256."""
     assert {name: held_by(SCHEMES[name], (1536, 384)) for name in HELD} == HELD
+    for name, columns, why in (
+        ("nvfp4", 768, ""),
+        ("nvfp4", 777, "777 is not a multiple of 16"),
+        ("q4_k", 384, "384 is not a multiple of 256"),
+        ("ternary_twn", 768, "no file format of an engine has Ternary TWN"),
+    ):
+        assert why_unheld(SCHEMES[name], (512, columns)) == why
 
 
 WHOLE_BLOCKS: list[tuple[str, tuple[int, int], tuple[str, ...]]] = [

@@ -15,7 +15,7 @@ import torch
 
 from explorer import CALIBRATORS, SCHEMES, compare_schemes, quantize
 from explorer.analysis.calibration import compare_calibrators
-from explorer.analysis.schemes import survey
+from explorer.analysis.survey import survey
 from explorer.analysis.tensor import analyse
 from explorer.methods import METHODS, evaluate
 from explorer.models.capture import capture, load_model

@@ -25,10 +25,10 @@ def _key(chosen: Selection, *more: str) -> tuple[Hashable, ...]:
 
 
 def known_rows(chosen: Selection) -> dict[str, ComparisonRow]:
-    """The rows of the selected tensor so far, by the text of the scheme: of all of it where that is known, of
+    """The rows of the selected tensor so far, by the text of the recipe: of all of it where that is known, of
     a small sample where nothing better is."""
     rows = {row.scheme.text: row for row in known_overview(chosen)} | dict(surveyed(chosen))
-    return {text: _whole_row(chosen, row) for text, row in rows.items()}
+    return {str(row.scheme): _whole_row(chosen, row) for row in rows.values()}
 
 
 def surveyed(chosen: Selection) -> dict[str, ComparisonRow]:

@@ -75,7 +75,7 @@ def _candidate(
     scheme = recipe.scheme
     held, unheld = held_by(scheme, shape), why_unheld(scheme, shape)
     report = whole_report(chosen, text)
-    row = None if recipe.method else rows.get(scheme.text)
+    row = None if recipe.method else rows.get(str(scheme))
     if report is not None:
         return Candidate(text, recipe.label, report, held, unheld=unheld)
     note = refused(chosen, text)

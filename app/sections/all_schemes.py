@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 from app import limits
 from app.parts import html
-from app.sections.answer import known_rows, whole_report
 from app.state.files import write_table
+from app.state.known import known_rows, surveyed
 from app.state.memo import Memo
 from app.state.query import Query
 from app.state.record import Record
@@ -28,20 +27,14 @@ def all_schemes_table(query: Query) -> str:
     """Return the named schemes that are known of the record's tensor as a table, which its headings sort and
     whose rows become A or B; once all are known, with links to a CSV and a JSON file."""
     chosen = query.record
-    rows = mark_frontier(_whole(chosen, row) for row in list(known_rows(chosen).values()))
+    rows = mark_frontier(known_rows(chosen).values())
     if not rows:
         return html.status("No scheme is computed yet.")
     lines = [(str(row.scheme), _cells(row)) for row in rows]
     table = html.scheme_table("all-schemes", COLUMNS, lines, (chosen.scheme, chosen.second))
-    if len(rows) < len(SCHEMES):
-        return html.status(f"{len(rows)} of {len(SCHEMES)} schemes") + table
+    if len(surveyed(chosen)) < len(SCHEMES):
+        return html.status(f"{len(rows)} of {len(SCHEMES)} schemes so far") + table
     return html.downloads(_files(chosen, rows)) + table
-
-
-def _whole(chosen: Record, row: ComparisonRow) -> ComparisonRow:
-    """The row by the report of the whole tensor, if there is one."""
-    report = whole_report(chosen, str(row.scheme))
-    return row if report is None else dataclasses.replace(row, report=report, share=1.0)
 
 
 def _files(chosen: Record, rows: Sequence[ComparisonRow]) -> tuple[Path, Path]:
@@ -63,12 +56,18 @@ def _cells(row: ComparisonRow) -> list[html.Cell]:
     return [
         html.Cell.of(row.scheme.name),
         *map(html.Cell.of, (bits.total, bits.codes, bits.scales, bits.zero_points)),
-        html.Cell.of(r.sqnr_db, "≈ " if sampled else ""),
+        _sqnr(row),
         html.Cell.of(r.max_error, "≥ " if sampled else ""),
         *(html.Cell.of(number, "≈ " if sampled else "") for number in (100 * r.clipped, 100 * r.zeroed)),
         html.Cell.of(r.entropy_bits, "≈ " if sampled else ""),
         html.Cell("●" if row.on_frontier else "", float(row.on_frontier), True),
     ]
+
+
+def _sqnr(row: ComparisonRow) -> html.Cell:
+    """The SQNR; of a sample with half its interval."""
+    cell = html.Cell.of(row.report.sqnr_db, "≈ " if row.share < 1 else "")
+    return cell if row.half_db is None else cell._replace(text=f"{cell.text} ± {row.half_db:.2g}")
 
 
 def _flat(record: dict[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,11 @@ from app.parts import html
 from app.parts.controls import IntegerInput, TextInput
 from app.parts.section import SELECTION, Section, Shown
 from app.parts.views import page_words
-from app.sections.answer import listed
 from app.sections.overview import whole
 from app.state.analyses import Pairs, analyses_of, sides_of
 from app.state.memo import Memo
 from app.state.query import ASKED, ELEMENT, Query
-from app.state.record import Record, goal_now
+from app.state.record import Record, goal_now, listed
 from app.state.selection import tensor_key
 from app.theme import plot_data
 from explorer.analysis.error_map import clipped_part, part_errors

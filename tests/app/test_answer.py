@@ -21,10 +21,10 @@ from app.parts import html
 from app.sections import answer, bar
 from app.serving import work
 from app.serving.sessions import CurrentRequest, answering
-from app.state import analyses
+from app.state import analyses, known, rows
 from app.state.analyses import analyses_of
 from app.state.memo import Memo
-from app.state.record import Record, next_record
+from app.state.record import Record, goal_now, next_record
 from app.state.selection import Selection, matrix_of
 from explorer import SCHEMES
 from explorer.analysis.schemes import ComparisonRow
@@ -176,35 +176,36 @@ class _Event:
 
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any tensor, whatever ran before."""
-    for kept in ("_ROWS", "_WHOLE", "_DRAWN"):
-        monkeypatch.setattr(answer, kept, Memo[Any](4096))
+    for kept in ("_ROWS", "_WHOLE", "_REFUSED"):
+        monkeypatch.setattr(known, kept, Memo[Any](4096))
 
 
 def test_the_frontier_is_kept_for_its_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     """A left one is continued, and a second visit has it at once. A scheme without a name is ringed too."""
     nothing_known(monkeypatch)
     asked: list[int] = []
-    whole = answer.survey
+    whole = rows.survey
 
     def counted(x: Any, schemes: Iterable[Scheme]) -> Iterator[ComparisonRow]:
-        known = list(schemes)
-        asked.append(len(known))
-        return whole(x, known)
+        every = list(schemes)
+        asked.append(len(every))
+        return whole(x, every)
 
-    monkeypatch.setattr(answer, "survey", counted)
+    monkeypatch.setattr(rows, "survey", counted)
     own = "int4~1x48~symmetric~float16~minmax"
     pair = {"sample": "attention_query", "second": own}
     early, chosen = shown(**pair), Record(**pair)
-    left = answer.filling(chosen)
-    while len(answer.known_rows(chosen)) < 16:
+    left = rows.filling(chosen)
+    while len(known.known_rows(chosen)) < 16:
         next(left)
     left.close()
     end = ran(answer.fill(query_of(**pair)))
-    assert asked[:2] == [len(SCHEMES), len(SCHEMES) - 16] and str(len(SCHEMES)) in end["status"]
+    assert asked[:2] == [len(SCHEMES), len(SCHEMES) - 16]
     assert early["tick"] != end["tick"] == answer.COMPLETE
     late = shown(**pair)
     assert late["tick"] == answer.COMPLETE
-    assert "…" in early["listed"] and 'strong">…' not in late["listed"]
+    assert "…" in early["listed"] and "…" not in late["listed"]
+    assert f"{len(SCHEMES) + 1} schemes" in late["head"], "the caption counts what the figure has"
     for slots in (late, shown(sample="attention_query", second="nvfp4")):
         assert {"A", "B"} <= {trace.get("name") for trace in traces(slots["frontier"])}
 
@@ -241,22 +242,22 @@ def test_bar_table_and_figure_agree() -> None:
 
 def filled(chosen: Record) -> dict[str, Any]:
     """The rows of the table, by their text, when all is computed."""
-    for _ in answer.filling(chosen):
+    for _ in rows.filling(chosen):
         pass
     matrix = matrix_of(chosen)
-    goal = answer.goal_now(chosen, (matrix.values.shape[0], matrix.values.shape[1]))
-    return {row.text: row for row in answer.candidates(chosen, tuple(matrix.values.shape), goal)}
+    goal = goal_now(chosen, (matrix.values.shape[0], matrix.values.shape[1]))
+    return {row.text: row for row in rows.candidates(chosen, tuple(matrix.values.shape), goal)}
 
 
 def test_a_method_and_its_scheme_are_two_points() -> None:
     """Else a scheme by a method is drawn and told with the error of the plain one, or the other way round."""
     plain, repaired = "int4_group128_asym", "int4_group128_asym+hqq"
     chosen = Record(sample="attention_query", scheme=plain, second=repaired)
-    rows = filled(chosen)
+    by_text = filled(chosen)
     found = analyses_of(chosen)
     wanted = [analysis.report.sqnr_db for _, analysis in found[1]]
     assert wanted[1] - wanted[0] > 0.1
-    assert [rows[text].report.sqnr_db for text in (plain, repaired)] == wanted
+    assert [by_text[text].report.sqnr_db for text in (plain, repaired)] == wanted
     drawn = traces(answer.answered(chosen, found)["frontier"])
     rings = [t["y"] for t in drawn if t.get("name") in ("A", "B") or len(t.get("y") or []) == 1]
     heights = {round(float(y), 2) for ys in rings if isinstance(ys, list) for y in ys}

@@ -188,7 +188,7 @@ def _suggestions(goal: Goal, rows: Sequence[Candidate | Pending]) -> list[html.S
     ]
 
 
-class Frontier(NamedTuple):
+class DrawnFrontier(NamedTuple):
     """The figure as JSON, and what it is of."""
 
     figure: str
@@ -197,7 +197,7 @@ class Frontier(NamedTuple):
 
 def _frontier(
     chosen: Record, name: str, goal: Goal, rows: Sequence[Candidate | Pending], everything: bool
-) -> Frontier:
+) -> DrawnFrontier:
     """The frontier of what is known, cropped to the goal, and its caption, both of the same rows."""
     every = known_rows(chosen)
     for one in rows:
@@ -216,7 +216,7 @@ def _frontier(
         return plot_data(frontier_figure(list(marked.values()), name, a, b, shown, among))
 
     key = (*tensor_key(chosen), goal.name, everything, chosen.schemes, texts, of)
-    return Frontier(_DRAWN.get(key, draw, lambda _: 1), rows_words(list(every.values())))
+    return DrawnFrontier(_DRAWN.get(key, draw, lambda _: 1), rows_words(list(every.values())))
 
 
 def rows_words(rows: Sequence[ComparisonRow]) -> str:

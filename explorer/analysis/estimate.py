@@ -197,7 +197,7 @@ def sizes_of(pieces: Pieces, units: Units) -> Sizes:
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class DrawnUnits:
     """Units drawn from a matrix: ``values`` float32 [units · tall, wide]; ``chances`` float64 [units], of
     each to be drawn; ``inside`` bool [units, tall], rows inside the matrix."""
 
@@ -209,11 +209,11 @@ class Sample:
     inside: Tensor
 
 
-def drawn_sample(pieces: Pieces, units: Units, sizes: Sizes, count: int, seed: int = SEED) -> Sample:
+def drawn_sample(pieces: Pieces, units: Units, sizes: Sizes, count: int, seed: int = SEED) -> DrawnUnits:
     """Draw ``count`` units and read them."""
     drawn, chances = _drawn(sizes, count, seed)
     starts, inside = units.starts(drawn)
-    return Sample(units, sizes, drawn, chances, pieces(starts, units.wide), inside)
+    return DrawnUnits(units, sizes, drawn, chances, pieces(starts, units.wide), inside)
 
 
 def estimate(
@@ -246,7 +246,7 @@ def overview(
     """Estimate the error under each scheme on a small sample, those that search last, as ``estimate`` does.
     Schemes with the same units share a sample, which is read once. Reports have no histogram: ``kl`` and
     ``clipped`` are NaN, counts of codes None."""
-    samples: dict[tuple[Units, int], Sample] = {}
+    samples: dict[tuple[Units, int], DrawnUnits] = {}
     for scheme in sorted(schemes, key=searches):
         checkpoint()
         units = units_of(shape, scheme, SMALL_UNIT)
@@ -262,7 +262,7 @@ def overview(
 
 
 def _estimated(
-    sample: Sample, shape: tuple[int, int], scheme: Scheme, brief: bool = False
+    sample: DrawnUnits, shape: tuple[int, int], scheme: Scheme, brief: bool = False
 ) -> Estimate | None:
     """Quantize the sample and extend its error to the matrix; ``brief``: without histograms."""
     units, sizes, x, chances = sample.units, sample.sizes, sample.values, sample.chances

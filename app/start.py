@@ -21,7 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from app import limits
 from app.learn import picture
 from app.sections import answer
-from app.serving import addresses, connections, functions, opened, uploads, waiting
+from app.serving import addresses, connections, functions, internals, opened, uploads, waiting
 from app.serving.guard import Guard
 from app.serving.headers import PageHtml, SecurityHeaders
 from app.serving.measure import ROUTES
@@ -66,6 +66,7 @@ def serve(port: int, file: Path | None = None, open_browser: bool = False) -> No
     threading.Thread(target=warm_kernels, daemon=True).start()
     threading.Thread(target=answer.prepare, daemon=True).start()
     page = build().queue(**queue_options())
+    internals.check(page)
     page.launch(**launch_options(port), prevent_thread_lock=True)
     connections.watch(page.server)
     _announce(page, f"http://localhost:{port}{query}", open_browser)

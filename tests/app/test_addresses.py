@@ -6,6 +6,7 @@ script, or serves a route of Gradio that nobody has looked at.
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import re
@@ -19,7 +20,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from app.serving import addresses, uploads
+from app.serving import addresses, internals, uploads
 from app.theme import ASSETS, HEAD
 from explorer.paths import PLOTLY
 
@@ -171,20 +172,39 @@ def hashes(policy: str) -> set[str]:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: Any) -> Iterator[str]:
-    """The address of a page that is launched as the real one is: only then does Gradio write its HTML."""
+def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: Any) -> Iterator[tuple[str, gr.Blocks]]:
+    """A page that is launched as the real one is, only then does Gradio write its HTML, and its address."""
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "store"))
     with gr.Blocks() as blocks:
-        gr.Textbox()
+        box = gr.Textbox()
+        box.submit(lambda text: text, box, box)
     options = entry.launch_options() | {"server_port": None}
     _, url, _ = blocks.queue(**entry.queue_options()).launch(**options, prevent_thread_lock=True)
-    yield url
+    yield url, blocks
     blocks.close()
 
 
-def test_only_the_pages_own_scripts_run(launched: str) -> None:
+def test_a_gradio_without_what_the_server_needs_is_refused(
+    launched: tuple[str, gr.Blocks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it serves anybody without a limit; and every name that is imported from inside it is known."""
+    internals.check(launched[1])
+    assert gr.__version__ == internals.TESTED
+    monkeypatch.delattr(launched[1]._queue, "pending_event_ids_session")
+    monkeypatch.setattr(gr.Blocks, "process_api", lambda self, block_fn, inputs: None)
+    with pytest.raises(ValueError, match=r"Queue\.pending_event_ids_session, event_data of Blocks"):
+        internals.check(launched[1])
+    found: dict[str, set[str]] = {}
+    for path in (ASSETS.parent / "app").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gradio":
+                found.setdefault(str(node.module), set()).update(name.name for name in node.names)
+    assert found == internals.IMPORTS
+
+
+def test_only_the_pages_own_scripts_run(launched: tuple[str, gr.Blocks]) -> None:
     """Each is named by its hash: what a file or a link smuggles into the page stays text."""
-    answer = httpx.get(launched)
+    answer = httpx.get(launched[0])
     policy = answer.headers["content-security-policy"]
     scripts = re.search(r"script-src ([^;]*)", policy)
     assert scripts and "unsafe-inline" not in scripts[1] and "http:" not in policy
@@ -195,5 +215,5 @@ def test_only_the_pages_own_scripts_run(launched: str) -> None:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         assert f"sha256-{digest}" in hashes(policy), script[:80]
     for other in ("theme.css", "config", "nowhere", "gradio_api/info"):
-        policy = httpx.get(f"{launched}{other}").headers["content-security-policy"]
+        policy = httpx.get(f"{launched[0]}{other}").headers["content-security-policy"]
         assert "unsafe-inline" not in re.findall(r"script-src ([^;]*)", policy)[0] and not hashes(policy)

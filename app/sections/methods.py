@@ -1,49 +1,40 @@
-"""The methods on one layer: its output under GPTQ, AWQ and others, and a result as scheme A or B."""
+"""Rounding by methods that use a layer's inputs, on one layer."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import gradio as gr
+import plotly.graph_objects as go
 from torch import Tensor
 
 from app import limits
 from app.parts import html
-from app.parts.page import Page
-from app.parts.scheme_picker import build_scheme_picker
-from app.parts.views import Control, Shown, StatusView, listen, shows
-from app.parts.widgets import (
-    QUIET,
-    RunButtons,
-    block,
-    download_buttons,
-    plot_card,
-    results_column,
-    stop_button,
-    table,
-)
-from app.sections.layer_inputs import build_layer_inputs
+from app.parts.controls import IntegerInput, MultiSelect, Select, TextInput
+from app.parts.section import SELECTION, Section, Shown
+from app.serving import uploads
 from app.state.analyses import keep_layer
-from app.state.choices import (
-    INPUT_SCHEMES,
-    MOST_METHODS,
-    MOST_SCHEMES,
-    check_cost,
-    input_scheme,
-    method_choices,
-)
-from app.state.files import Downloads, downloads
+from app.state.choices import INPUT_SCHEMES, MOST_SCHEMES, check_cost, schemes_of
+from app.state.files import fresh_folder, write_table
 from app.state.gpu_lock import locked_steps
-from app.state.layers import BUILTIN, THIS, chosen_layer
+from app.state.layers import (
+    BUILTIN,
+    FILE,
+    LAYERS,
+    TEXT,
+    THIS,
+    chosen_layer,
+    documents,
+    layers_in,
+    tokens_to_keep,
+)
+from app.state.models import runnable_model
+from app.state.query import Query
+from app.state.record import Record
 from app.state.selection import Selection, tensor_key
-from app.state.visits import Owner
-from app.theme import plot_data
-from explorer import Scheme
+from app.state.visits import Owner, visit
+from explorer import Scheme, SourceError
 from explorer.figures.methods import (
     before_after_figure,
     channel_error_figure,
@@ -52,51 +43,119 @@ from explorer.figures.methods import (
     output_figure,
     snapshots_figure,
 )
-from explorer.methods import USUAL, label_of, names_in, transforms_label
-from explorer.methods.evaluate import Outcome, evaluate_all, halves, most_telling_transform, summary
+from explorer.methods import USUAL, choices, label_of, names_in, transforms_label
+from explorer.methods.evaluate import (
+    MOST_TOKENS,
+    Outcome,
+    evaluate_all,
+    halves,
+    most_telling_transform,
+    summary,
+)
 from explorer.methods.llm_int8 import outlier_columns
 from explorer.methods.recipe import Recipe
+from explorer.models.capture import capture, linear_layers, save_captured
+from explorer.models.evaluate import MODEL, calibration_texts
 
-MOST_COLUMNS_NAMED = 8
-COLUMNS = {
-    "method": "str",
-    "scheme": "str",
-    "output SQNR dB": "number",
-    "output error %": "number",
-    "weight SQNR dB": "number",
-    "bits": "number",
-    "seconds": "number",
-    "what it does": "str",
-}
-NOT_YET = "Not run yet: half of the inputs calibrate, the held-out other half measures the error."
-
-
-USE = (
-    "As A or B, the layer uses the weight computed by the method: its codes, with transforms and corrections "
-    "applied in the original coordinates. It is computed for unquantized inputs. The weight error of a "
-    "method may be larger than that of rounding, where this reduces the output error. Bias correction leaves "
-    "the weight as it is; its bits are those of a layer without a bias, and a bias takes it in for nothing."
+OF = Select(
+    key="of",
+    label="Layer and its inputs",
+    usual=THIS,
+    chips=True,
+    options={THIS: "this tensor", BUILTIN: "built in", FILE: "my file", TEXT: "a model on my text"},
 )
+SAMPLE = Select(
+    key="of_sample",
+    label="Built-in layer of all-MiniLM-L6-v2",
+    usual="mlp_up",
+    options={name: label for name, (label, _) in LAYERS.items()},
+)
+MODEL_PLACE = TextInput(key="of_model", label="Model: folder or Hub id", usual=MODEL)
+TOKENS = IntegerInput(key="of_tokens", label="Tokens to keep", usual="512", low=2, high=MOST_TOKENS)
+TEXTS = TextInput(
+    key="of_text",
+    label="Text, one document per line; the model reads them in order until enough tokens are kept",
+    usual="\n".join(calibration_texts()),
+    most=60_000,
+    lines=4,
+    linked=False,
+)
+METHODS = MultiSelect(key="methods", label="Methods", usual=",".join(USUAL), options=choices())
+UNDER = TextInput(
+    key="under", label="Schemes, separated by commas", hint="A and B", most=2000, about="Empty: A and B"
+)
+INPUTS = Select(
+    key="inputs_as", label="Inputs", options={name: label for label, name in INPUT_SCHEMES.items()}
+)
+LAYER = Select(key="of_layer", label="Layer", options={})
+LINEAR = Select(key="of_linear", label="Linear layer", options={})
+"""Layers of the uploaded file and of the model: they are offered once those are known."""
+
+HEADS = ("method", "scheme", "output SQNR dB", "output error %", "weight SQNR dB", "bits", "seconds",
+         "what it does")  # fmt: skip
+FIGURES = ("bars", "objectives", "channels", "film", "columns", "inputs-map", "weights-map")
+MOST_COLUMNS_NAMED = 8
 
 
-@dataclass(frozen=True)
-class MethodsView(StatusView):
-    """A run: status, conclusion, the results to take over, seven figures, table, its files, and whose results
-    they are (``Owner``)."""
+def view(query: Query) -> Shown:
+    """Show the visitor's results of methods for this tensor."""
+    shown = dict.fromkeys(("layers", "table", "sentence", "files"), "")
+    if OF.of(query) == FILE and query.get("of_file"):
+        names = layers_in(_file(query))
+        shown["layers"] = LAYER.markup(query.get("of_layer"), usual=names[0], options={n: n for n in names})
+    owner = visit().method_results
+    if owner is None or owner.tensor not in (None, tensor_key(query.record)):
+        return shown | {f"methods-{name}": "" for name in FIGURES}
+    for name in ("sentence", "files"):  # these stay as the run has left them
+        del shown[name]
+    return shown | {"table": _table(owner, query.record)}
 
-    sentence: Shown
-    results: Shown
-    bars: Shown
-    objectives: Shown
-    film: Shown
-    channel: Shown
-    columns: Shown
-    inputs_map: Shown
-    weights_map: Shown
-    table: Shown
-    csv_file: Shown
-    json_file: Shown
-    owner: Shown
+
+def _file(query: Query) -> str:
+    """The path of the visitor's file with a layer."""
+    if not query.get("of_file"):
+        raise SourceError("upload a file with a layer first")
+    return str(uploads.of_visitor(query["of_file"]))
+
+
+# --- a layer of a model -------------------------------------------------------------------------------------
+
+
+def list_linear(query: Query) -> Iterator[Shown]:
+    """List the linear layers of the model."""
+    names = linear_layers(runnable_model(MODEL_PLACE.of(query)))
+    if not names:
+        raise SourceError(f"{MODEL_PLACE.of(query)} has no linear layers")
+    usual, offered = names[len(names) // 2], {name: name for name in names}
+    yield {
+        "linear": LINEAR.markup(query.get("of_linear"), usual=usual, options=offered),
+        "status": html.status(f"{len(names)} linear layers"),
+    }
+
+
+def run_capture(query: Query) -> Iterator[Shown]:
+    """Run the model on the text and keep the layer's inputs: the file of the visitor, for the methods and to
+    download."""
+    lines, most, place = documents(TEXTS.of(query)), tokens_to_keep(TOKENS.of(query)), MODEL_PLACE.of(query)
+    yield {"status": html.status(f"Loading {place} …")}
+    model = runnable_model(place)
+    names = linear_layers(model)
+    layer = query.get("of_linear") or names[len(names) // 2]
+    if layer not in names:
+        raise SourceError(f"{place} has no linear layer {layer!r}: list its layers and choose one")
+    yield {"status": html.status(f"Running {len(lines)} texts through {model.name} …")}
+    (captured,) = capture(model, lines, [layer], most)
+    path = fresh_folder() / "captured.safetensors"
+    save_captured([captured], path)
+    visit().captured = path
+    shape, kept = "×".join(map(str, captured.weight.shape)), len(captured.activations)
+    yield {
+        "status": html.status(f"{layer}: weight {shape}, {kept} tokens kept. Run the methods."),
+        "captured": html.downloads([path]),
+    }
+
+
+# --- methods ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,44 +173,32 @@ class LayerData:
         return Owner(self.label, tensor_key(self.here) if self.here else None, kept, outcomes[0].activations)
 
 
-@shows(MethodsView)
-def run(
-    kind: str,
-    sample: str,
-    file: str | None,
-    captured: str | None,
-    name: str | None,
-    methods: list[str],
-    schemes: list[str],
-    inputs: str,
-    *selection: Any,
-) -> Iterator[MethodsView]:
-    """Every method under every scheme (none chosen: A and B), yielding after each; stopping keeps what is
-    there. The layer is the selection's (``kind`` "this"), built in, of a file or captured.
-
-    Yields status, sentence, bars, objectives, film, channel errors, input channels, maps of inputs and of
-    weights, table, CSV and JSON, each as far as the run is.
-    """
-    here = Selection.of(*selection) if selection else Selection()
+def run(query: Query) -> Iterator[Shown]:
+    """Round the layer by every method under every scheme, A and B if none is named; half of its inputs
+    calibrate, the other half measures the error of its output. Stopping keeps what is there."""
+    here, kind, methods = query.record, OF.of(query), METHODS.of(query)
     if not methods:
         raise ValueError("choose at least one method")
-    if len(methods) > MOST_METHODS or len(schemes) > MOST_SCHEMES:
-        raise ValueError(f"at most {MOST_METHODS} methods and {MOST_SCHEMES} schemes are taken in one run")
-    chosen = list(dict.fromkeys(Recipe.parse(s).scheme for s in schemes or here.schemes))
-    of_inputs = input_scheme(inputs)
-    own = kind == THIS or (kind == BUILTIN and (here.source, here.sample) == ("builtin", sample))
-    layer = LayerData(*chosen_layer(kind, sample, file, captured, name, here), here if own else None)
+    texts = [text.strip() for text in UNDER.of(query).split(",") if text.strip()]
+    schemes = schemes_of(texts) if texts else [recipe.scheme for recipe in here.recipes]
+    own = kind == THIS or (kind == BUILTIN and (here.source, here.sample) == ("builtin", SAMPLE.of(query)))
+    file = _file(query) if kind == FILE else None
+    captured = visit().captured
+    found = chosen_layer(
+        kind, SAMPLE.of(query), file, str(captured) if captured else None, query.get("of_layer"), here
+    )
+    layer = LayerData(*found, here if own else None)
     check_cost(methods, layer.weight)
-    yield from _outcomes(layer, methods, chosen, of_inputs)
+    of_inputs = Scheme.parse(INPUTS.of(query)) if INPUTS.of(query) else None
+    yield from _outcomes(layer, methods, list(dict.fromkeys(schemes))[:MOST_SCHEMES], of_inputs, here)
 
 
 def _outcomes(
-    layer: LayerData, methods: list[str], schemes: list[Scheme], of_inputs: Scheme | None
-) -> Iterator[MethodsView]:
+    layer: LayerData, methods: list[str], schemes: list[Scheme], of_inputs: Scheme | None, chosen: Record
+) -> Iterator[Shown]:
     total, longest = len(methods) * len(schemes), limits.current().run_seconds
-    end, outcomes = time.monotonic() + longest, []
-    now = f"0 of {total} · now {label_of(methods[0])} on {layer.label}"
-    yield MethodsView.unchanged(status=html.status(now))
+    end, outcomes = time.monotonic() + longest, list[Outcome]()
+    yield {"status": html.status(f"0 of {total} · now {label_of(methods[0])} on {layer.label}")}
     for outcome in locked_steps(evaluate_all(methods, schemes, layer.weight, layer.inputs, of_inputs)):
         outcomes.append(outcome)
         if layer.here and outcome.layer and of_inputs is None:
@@ -161,38 +208,35 @@ def _outcomes(
         words += f": {outcome.refused}" if outcome.refused else ""
         if late and not last:
             words = f"Stopped after {longest:.0f} s, the time limit of a run here. {words}"
-        yield _shown(html.status(words), layer, outcomes, last or late)
+        visit().method_results = owner = layer.owner(outcomes)
+        shown = {"status": html.status(words), "table": _table(owner, chosen)}
+        yield {**shown, **_shown(layer, outcomes, last or late)}
         if late:
             return
 
 
-def _shown(status: str, layer: LayerData, outcomes: list[Outcome], finished: bool) -> MethodsView:
-    """All that the methods so far have to show. The figures of one outcome alone, which are large, are sent
+def _shown(layer: LayerData, outcomes: list[Outcome], finished: bool) -> Shown:
+    """Figures and files of the methods so far. The figures of one outcome alone, which are large, are sent
     when it comes, and all of them at the end."""
     x, label, before = layer.inputs, layer.label, outcomes[:-1]
     fresh = finished or not before
-    files = _files(outcomes, label)
+    lines = [dict(zip(HEADS, (cell.text for cell in _line(o)), strict=True)) for o in outcomes]
     film, transformed = _with_snapshots(outcomes), most_telling_transform(outcomes)
-    view = MethodsView.unchanged(
-        status=status,
-        sentence=html.sentence(_summary(outcomes, x)),
-        bars=plot_data(output_figure(outcomes, label)),
-        objectives=plot_data(objective_figure(outcomes, label)),
-        channel=plot_data(channel_error_figure(outcomes, label)),
-        table=[_line(o) for o in outcomes],
-        csv_file=files.csv,
-        json_file=files.json,
-        results=_results(outcomes),
-        owner=layer.owner(outcomes),
-    )
+    shown: dict[str, str | go.Figure] = {
+        "sentence": html.sentence(_summary(outcomes, x)),
+        "methods-bars": output_figure(outcomes, label),
+        "methods-objectives": objective_figure(outcomes, label),
+        "methods-channels": channel_error_figure(outcomes, label),
+        "files": html.downloads(write_table(f"methods {label}", lines, [o.record() for o in outcomes])),
+    }
     if fresh or film is not _with_snapshots(before):
-        view = replace(view, film=plot_data(snapshots_figure(film, layer.weight, label)))
+        shown["methods-film"] = snapshots_figure(film, layer.weight, label)
     if fresh or transformed is not most_telling_transform(before):
-        view = replace(view, **_before_and_after(layer, transformed))
-    return view
+        shown |= _before_and_after(layer, transformed)
+    return shown
 
 
-def _before_and_after(layer: LayerData, transformed: Outcome | None) -> dict[str, Any]:
+def _before_and_after(layer: LayerData, transformed: Outcome | None) -> dict[str, go.Figure]:
     """The figures of held-out inputs and weights as they are, and as the most telling transform makes
     them."""
     w, label = layer.weight, layer.label
@@ -203,56 +247,15 @@ def _before_and_after(layer: LayerData, transformed: Outcome | None) -> dict[str
         w_after = transformed.layer.transform_weight(w)
         how = transforms_label(transformed.method)
     return {
-        "columns": plot_data(channels_figure(held, w, held_after, w_after, label)),
-        "inputs_map": plot_data(before_after_figure(held, held_after, "token", how, label)),
-        "weights_map": plot_data(before_after_figure(w, w_after, "output channel", how, label)),
+        "methods-columns": channels_figure(held, w, held_after, w_after, label),
+        "methods-inputs-map": before_after_figure(held, held_after, "token", how, label),
+        "methods-weights-map": before_after_figure(w, w_after, "output channel", how, label),
     }
 
 
 def recipe_text(outcome: Outcome) -> str:
     """Text form of an outcome as scheme A or B."""
     return str(Recipe.parse(f"{outcome.scheme}+{outcome.method}"))
-
-
-def _results(outcomes: Sequence[Outcome]) -> Any:
-    """The results that can be taken over, the one with the least error of the output chosen."""
-    served = sorted((o for o in outcomes if not o.refused), key=lambda o: o.output_error)
-    choices = [(f"{o.label}, {o.scheme_label}: {o.output_sqnr_db:.2f} dB", recipe_text(o)) for o in served]
-    return gr.update(choices=choices, value=choices[0][1] if choices else None)
-
-
-@shows()
-def written(chosen: Selection, result: str | None, side: str, owner: Owner | None) -> str:
-    """The act that makes a result scheme A or B (``side`` "a" or "b"): its scheme, repaired by its method on
-    the selected layer."""
-    if not result or owner is None:
-        raise ValueError("run the methods first")
-    if owner.tensor != tensor_key(chosen):
-        raise ValueError(
-            f'these results are of {owner.label}: choose "this tensor" and run the methods on it'
-        )
-    return json.dumps([{"do": "scheme", "side": side, "text": result}])
-
-
-@shows(MethodsView)
-def cleared(chosen: Selection, owner: Owner | None) -> MethodsView:
-    """Nothing, once another tensor is chosen than the one that the results are of; what is of a built-in
-    layer, a file or a captured one stays, under its name."""
-    if owner is None or owner.tensor is None or owner.tensor == tensor_key(chosen):
-        return MethodsView.unchanged()
-    waiting = gr.update(interactive=False)
-    empty = dict.fromkeys((f.name for f in dataclasses.fields(MethodsView)), "")
-    return MethodsView(
-        **empty
-        | {
-            "status": html.status(NOT_YET),
-            "results": gr.update(choices=[], value=None),
-            "table": [],
-            "csv_file": waiting,
-            "json_file": waiting,
-            "owner": None,
-        }
-    )
 
 
 def _with_snapshots(outcomes: Sequence[Outcome]) -> Outcome | None:
@@ -272,126 +275,27 @@ def _summary(outcomes: Sequence[Outcome], x: Tensor) -> str:
     return f"{words} Their columns: {', '.join(map(str, columns[:MOST_COLUMNS_NAMED]))}{more}."
 
 
-def _files(outcomes: Sequence[Outcome], label: str) -> Downloads:
-    lines = [dict(zip(COLUMNS, _line(o), strict=True)) for o in outcomes]
-    records = [o.record() for o in outcomes]
-    return downloads(f"methods {label}", lines, records)
+def _table(owner: Owner, chosen: Record) -> str:
+    """The results as a table; those of the selected tensor can be taken over as A or B."""
+    rows = [("" if o.refused else recipe_text(o), _line(o)) for o in owner.outcomes]
+    pair = None if owner.tensor is None else (chosen.scheme, chosen.second)
+    of = "" if pair else f"These results are of {owner.label}: run this tensor’s to take one over."
+    return html.scheme_table("methods", HEADS, rows, pair) + html.note(of)
 
 
-def _line(o: Outcome) -> list[Any]:
-    """One line of the table, in the order of ``COLUMNS``; a refusal has no numbers, and says why."""
+def _line(o: Outcome) -> list[html.Cell]:
+    """One line of the table, in the order of ``HEADS``; a refusal has no numbers, and says why."""
     numbers = (o.output_sqnr_db, 100 * o.output_error, o.weight_sqnr_db, o.bits, o.seconds)
     words = f"refused: {o.refused}" if o.refused else " and ".join(row.why for row in names_in(o.method))
-    return [o.label, o.scheme, *(None if o.refused else float(f"{v:.5g}") for v in numbers), words]
+    cells = (html.Cell.of(None if o.refused else number) for number in numbers)
+    return [html.Cell(o.label), html.Cell(o.scheme_label), *cells, html.Cell(words)]
 
 
-def build(page: Page) -> None:
-    """Lay the tab out; it runs when it is first opened and when asked to."""
-    layer = build_layer_inputs()
-    with gr.Row():
-        methods = gr.Dropdown(
-            method_choices(),
-            value=list(USUAL),
-            multiselect=True,
-            label="Methods",
-            min_width=260,
-            elem_id="methods-methods",
-        )
-        schemes = build_scheme_picker(page, (), "Schemes (none: A and B)", "methods-schemes")
-        inputs = gr.Dropdown(
-            list(INPUT_SCHEMES), value="as they are", label="Inputs", min_width=150, elem_id="methods-inputs"
-        )
-    with gr.Row():
-        start = gr.Button("Run", variant="primary", min_width=120)
-        stop = stop_button()
-    status = block(html.status(NOT_YET), elem_id="methods-status")
-    stopped = block(elem_id="methods-stopped")
-    with results_column():
-        outputs = _build_results(page, status)
-    # The selection comes last, so that a program may leave it out.
-    inputs_of_run = [*layer.values(), methods, schemes, inputs, *page.selection]
-    _wire(page, RunButtons((start,), stop, stopped), inputs_of_run, outputs)
-
-
-def _build_use(page: Page, owner: Control) -> Control:
-    """Write a result back into the schemes: into A, or as scheme B."""
-    with gr.Row(elem_classes="tight", elem_id="use-method"):
-        result = gr.Dropdown([], label="Result", min_width=440, elem_id="methods-result")
-        for side, label in (("a", "Use it in A"), ("b", "Compare it as B")):
-            button = gr.Button(label, min_width=120)
-            inputs = [*page.selection, result, gr.State(side), owner]
-            page.act_of(button.click, written, inputs, api_name=f"use_method_{side}")
-    block(html.note(USE))
-    return result
-
-
-def _build_results(page: Page, status: Control) -> MethodsView:
-    owner = page.method_results
-    sentence = block(elem_id="methods-sentence")
-    result = _build_use(page, owner)
-    bars = plot_card(
-        "Output SQNR",
-        "on held-out inputs; longer is better",
-        "methods-bars",
-    )
-    with gr.Row():
-        objectives = plot_card(
-            "Objectives",
-            "what methods minimise: GPTQ's error over its damping, on tokens held out from its Hessian, "
-            "errors over α, by iteration HQQ's norm and AutoRound's loss; a dot marks each minimum",
-            "methods-objectives",
-        )
-        channel = plot_card(
-            "Error by output channel",
-            "under the first scheme, each method's channels sorted",
-            "methods-channels",
-        )
-    film = plot_card(
-        "GPTQ at work",
-        "change of each weight: rounded left of the front, updated right of it to compensate",
-        "methods-film",
-    )
-    columns = plot_card(
-        "Input channels",
-        "largest input and weight of each; those above the dashed line LLM.int8() keeps in float16",
-        "methods-columns",
-    )
-    with gr.Row():
-        inputs_map = plot_card(
-            "Inputs before and after",
-            "largest magnitude of each tile of tokens and channels, one scale for both",
-            "methods-inputs-map",
-        )
-        weights_map = plot_card(
-            "Weights before and after",
-            "largest magnitude of each tile of output and input channels, one scale for both",
-            "methods-weights-map",
-        )
-    rows = table(COLUMNS, "methods-table", pinned_columns=1, max_height=480, buttons=["copy"], wrap=True)
-    csv_file, json_file = download_buttons()
-    return MethodsView(
-        status=status,
-        sentence=sentence,
-        bars=bars,
-        objectives=objectives,
-        film=film,
-        channel=channel,
-        columns=columns,
-        inputs_map=inputs_map,
-        weights_map=weights_map,
-        table=rows,
-        csv_file=csv_file,
-        json_file=json_file,
-        results=result,
-        owner=owner,
-    )
-
-
-def _wire(page: Page, buttons: RunButtons, inputs: list[Control], outputs: MethodsView) -> None:
-    slow = {**QUIET, "concurrency_id": "compute"}
-    (start,) = buttons.starts
-    buttons.begin_on(start.click)
-    running = listen(start.click, run, inputs, outputs, api_name="methods", **slow)
-    buttons.end_with(running)
-    buttons.stop_on(page.tensor_left, running)
-    page.follow(cleared, [outputs.owner], outputs, api_name="methods_cleared")
+SECTION = Section(
+    name="methods",
+    title="Rounding",
+    follows=(*SELECTION, "of_file", "of_layer", "of_linear"),
+    controls=(OF, SAMPLE, MODEL_PLACE, TOKENS, TEXTS, METHODS, UNDER, INPUTS),
+    view=view,
+    runs={"methods": run, "linear": list_linear, "capture": run_capture},
+)

@@ -69,6 +69,7 @@ class VisitData:
 
     opened_recordings: recordings of machines that the visitor opened, in that order.
     method_results: what the visitor's run of methods left of the layer.
+    captured: the file of the layer that was captured last.
     gemm_timings: products that were timed for the visitor.
     compared: the two checkpoints that the visitor's last run compared.
     trained: networks of the visitor's last training.
@@ -80,6 +81,7 @@ class VisitData:
 
     opened_recordings: tuple[OpenedRecording, ...] = ()
     method_results: Owner | None = None
+    captured: Path | None = None
     gemm_timings: Recording[GemmTiming] | None = None
     failed: dict[Hashable, str] = field(default_factory=dict)
     surveys: dict[tuple[str, str], Path] = field(default_factory=dict)

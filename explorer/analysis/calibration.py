@@ -1,14 +1,15 @@
 """Compare calibrators on one tensor: the range that each chooses, its objective, and the resulting error.
 
-Everything here uses one scale for the whole tensor, whatever the scheme's blocks, so that a range is a pair
-of thresholds that can be drawn on the histogram of the values.
+``compare_calibrators`` uses one scale for the whole tensor, whatever the scheme's blocks, so that a range is
+a pair of thresholds that can be drawn on the histogram of the values; ``block_ranges`` uses the scheme's own
+blocks.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,7 @@ from explorer.schemes.calibrators import (
     Range,
     entropy_objective,
     magnitude_histogram,
+    share_of_minmax,
 )
 
 SHOWN = ("minmax", "percentile", "mse", "entropy")
@@ -213,17 +215,6 @@ def _beyond_methods(report: CalibrationReport, base: ChosenRange, best: ChosenRa
     return f" A range at {100 * share:.0f} % has {most}: no method chooses it{why}."
 
 
-def threshold_by_rows(x: Tensor, scheme: Scheme) -> Iterator[tuple[int, str, float]]:
-    """Yield (rows, method, threshold) for the first 1, 4, 16 … rows of ``x``, to show how much data a method
-    needs."""
-    scheme, rows = whole_tensor(scheme), 1
-    while rows <= x.shape[0]:
-        for method in SHOWN:
-            clip_range = _calibrated_range(x[:rows], scheme, method)
-            yield rows, method, float(torch.maximum(-clip_range.low, clip_range.high))
-        rows *= 4
-
-
 @dataclass(frozen=True)
 class StaticVsDynamic:
     """SQNR in dB on ``rows`` held-out rows, which calibration did not see.
@@ -251,12 +242,67 @@ def static_and_dynamic(x: Tensor, scheme: Scheme) -> StaticVsDynamic:
     return StaticVsDynamic(static, compare(held_out, quantize(held_out, by_row)).sqnr_db, len(held_out))
 
 
-def static_summary(comparison: StaticVsDynamic | None) -> str:
-    """State the SQNRs in one sentence; None for a tensor of one row."""
-    if comparison is None:
-        return "Static and dynamic scales are compared on held-out rows; this tensor has only one row."
-    fixed = ", ".join(f"{CALIBRATORS[name].label} {v:.2f} dB" for name, v in comparison.static.items())
+@dataclass(frozen=True)
+class BlockRange:
+    """A rule for the ranges of a scheme's own blocks, and the error that it leaves.
+
+    share: width of the ranges, as a part of those from the smallest to the largest value, on average over the
+    blocks.
+    """
+
+    method: str
+    label: str
+    scheme: Scheme
+    share: float
+    report: Report
+
+
+def block_ranges(x: Tensor, scheme: Scheme) -> Iterator[BlockRange]:
+    """Quantize the float32 matrix ``x`` by ``scheme`` under each rule of ``SHOWN`` that goes with it.
+    ``ValueError`` for a cast, which has no range."""
+    full = _width(x, _with_scale(scheme).with_ranges_by(MINMAX))
+    for method in SHOWN:
+        try:
+            ruled = scheme.with_ranges_by(CALIBRATORS[method])
+        except ValueError:  # a range of |x| says nothing about a stored minimum
+            continue
+        width = _width(x, ruled)
+        share = float((width / full)[full > 0].double().mean()) if bool((full > 0).any()) else 1.0
+        yield BlockRange(method, CALIBRATORS[method].label, ruled, share, compare(x, quantize(x, ruled)))
+
+
+def _with_scale(scheme: Scheme) -> Scheme:
+    if scheme.scale is None:
+        raise ValueError(f"{scheme.label} is a cast: it has no range to choose; take a scheme with a scale")
+    return scheme
+
+
+def _width(x: Tensor, scheme: Scheme) -> Tensor:
+    found = find_ranges(x, scheme)
+    return found.high - found.low
+
+
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
+
+
+def share_curve(x: Tensor, scheme: Scheme) -> Iterator[tuple[float, float]]:
+    """Yield each of ``SHARES`` with the SQNR in dB that ``scheme`` has where every block's range is that
+    share of its smallest and largest value. ``ValueError`` for a cast."""
+    for share in SHARES:
+        ruled = _with_scale(scheme).with_ranges_by(share_of_minmax(share))
+        yield share, compare(x, quantize(x, ruled)).sqnr_db
+
+
+def block_summary(choices: Sequence[BlockRange]) -> str:
+    """Name the rule with the highest SQNR and its trade-off against min-max."""
+    base, best = choices[0], max(choices, key=lambda choice: choice.report.sqnr_db)
+    gain = best.report.sqnr_db - base.report.sqnr_db
+    if base.report.max_error == 0:
+        return "Min-max leaves no error: there is nothing to gain."
+    if best is base or gain < GAIN_DB:
+        return f"No rule gains anything over min-max, which has {base.report.sqnr_db:.2f} dB."
     return (
-        f"On {comparison.rows} held-out rows, with a scale fixed on the other rows (static): {fixed}; "
-        f"with a scale for each row (dynamic): {comparison.dynamic:.2f} dB."
+        f"{best.label[0].upper()}{best.label[1:]} has the highest SQNR: {best.report.sqnr_db:.2f} dB, "
+        f"{gain:.2f} dB more than min-max. Its ranges are {100 * best.share:.0f} % as wide on average, and "
+        f"{100 * best.report.clipped:.3g} % of the values are clipped."
     )

@@ -1,4 +1,4 @@
-"""Figures of calibration: ranges over a histogram, objectives, thresholds by amount of data."""
+"""Figures of calibration: ranges over a histogram, objectives, SQNR by the width of blocks' ranges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from explorer import words
-from explorer.analysis.calibration import CalibrationReport, ChosenRange
+from explorer.analysis.calibration import BlockRange, CalibrationReport, ChosenRange
 from explorer.figures.labels import WIDTHS, Canvas, Spot, annotation, place, segments_of
 from explorer.figures.style import (
     EXTRA,
@@ -21,7 +21,6 @@ from explorer.figures.style import (
     add_points,
     axis_look,
     captioned,
-    empty,
     figure,
     fit_height,
     legend_below,
@@ -30,7 +29,6 @@ from explorer.figures.style import (
     stacked,
     translucent,
 )
-from explorer.schemes.calibrators import CALIBRATORS
 
 COLORS = {"minmax": "#56B4E9", "percentile": "#E69F00", "mse": "#009E73", "entropy": "#CC79A7", "own": A}
 """Method -> its colour, none of them a scheme's; the custom range has scheme A's."""
@@ -184,18 +182,29 @@ def _add_points(
             fig.add_annotation({**annotation(spot, label, at, TEXT, 11), "yref": axis})
 
 
-def amount_figure(points: Sequence[tuple[int, str, float]], name: str) -> go.Figure:
-    """Draw each method's threshold against the number of rows of calibration data; ``points`` are (rows,
-    method, threshold)."""
-    if len({rows for rows, _, _ in points}) < 2:
-        return empty("one row of data: no amounts to compare", f"{name} amount of data")
-    title = f"{name} amount of data"
-    fig = legend_below(figure("rows of calibration data", "threshold on |x|", title, height=300))
-    for method in dict.fromkeys(m for _, m, _ in points):
-        x, y = zip(*((rows, threshold) for rows, m, threshold in points if m == method), strict=True)
-        hover = "%{x} rows: %{y:.4g}"
-        add_line(fig, CALIBRATORS[method].label, x, y, COLORS[method], hover, mode="lines+markers")
-    amounts = sorted({rows for rows, _, _ in points})
-    fig.update_xaxes(type="log", tickvals=amounts, ticktext=[f"{n:,}" for n in amounts])
-    captioned(fig, "Thresholds by the amount of calibration data", name)
-    return fig.update_yaxes(**POWERS)
+def share_figure(
+    choices: Sequence[BlockRange], curve: Sequence[tuple[float, float]], own: float, name: str
+) -> go.Figure:
+    """Draw the SQNR over the width of the blocks' ranges, as a share of those from the smallest to the
+    largest value: the ``curve`` of (share, dB), a point for each rule, and the share ``own`` as a line.
+
+    The line is the only shape: with plotly's ``edits.shapePosition`` it is dragged, and its ``x0`` is the new
+    share in percent. A point's data are the changes of the page's address that make its scheme A.
+    """
+    label = choices[0].scheme.label if choices else ""
+    fig = legend_below(figure("width of the ranges, % of min-max", "SQNR, dB", f"{name} ranges"), 2)
+    x, y = zip(*((100 * share, db) for share, db in curve), strict=True) if curve else ((), ())
+    add_line(fig, "every block by the same share", x, y, ORIGINAL, "%{x:.0f} %: %{y:.2f} dB")
+    for choice in choices:
+        look = marker_look(COLORS[choice.method], 12, edge=1, rim="#ffffff")
+        at = [100 * choice.share], [choice.report.sqnr_db]
+        hover = f"{choice.label}: %{{x:.0f}} %, %{{y:.2f}} dB"
+        data = {"customdata": [{"set": {"scheme": str(choice.scheme)}}], "cliponaxis": False}
+        add_points(fig, choice.label, *at, look, hover, showlegend=True, **data)
+    line = {"type": "line", "yref": "y domain", "y0": 0, "y1": 1, "line": {"color": A, "width": 3}}
+    fig.add_shape(name="own", x0=100 * own, x1=100 * own, **line)
+    best = max((*y, *(choice.report.sqnr_db for choice in choices)), default=1.0)
+    worst = min((*y[len(y) // 3 :], *(choice.report.sqnr_db for choice in choices)), default=0.0)
+    room = 0.08 * (best - worst) or 1.0
+    fig.update_yaxes(range=[worst - room, best + room])
+    return captioned(fig, "SQNR by the width of the blocks' ranges", name, [label])

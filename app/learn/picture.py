@@ -45,77 +45,37 @@ class Sight:
 
 
 SIGHTS = (
-    Sight(
-        "int8_tensor",
-        "INT8, one scale",
-        "8 bits, 44.7 dB",
-        "Nothing to see: 128 evenly spaced greys are finer than the eye. The other half of the codes is "
-        "negative, and no pixel is.",
-    ),
-    Sight(
-        "fp8_e4m3_tensor",
-        "FP8, one scale",
-        "8 bits, 32.1 dB",
-        "Nothing to see either, with fewer decibels: FP8's steps grow with brightness, so that the dark "
-        "jacket is kept more finely than the white cap.",
-    ),
-    Sight(
-        "int4_tensor",
-        "INT4, one scale",
-        "4 bits, 18.9 dB",
-        "One <scale> leaves eight greys for everything: the wall breaks into bands, and what was dark in the "
-        "jacket rounds to black.",
-    ),
-    Sight(
-        "int4_group32",
-        "INT4, 32 a scale",
-        "4.5 bits, 24.7 dB",
-        "With a scale for every 32 pixels the jacket has its folds again, as a dark <block> has fine steps. "
-        "A block that holds white and black still loses its dark part.",
-    ),
-    Sight(
-        "int4_group32_asym",
-        "INT4, zero point",
-        "4.625 bits, 31.7 dB",
-        "With a <zero point> all sixteen codes lie between the block's darkest and its brightest pixel, none "
-        "below zero: nearly the decibels of FP8, with little more than half its bits.",
-    ),
-    Sight(
-        "mxfp4",
-        "MXFP4",
-        "4.25 bits, 18.1 dB",
-        "The scale of 32 pixels is a power of two. What is brighter than it reaches is cut off, so the "
-        "wall and the face turn flat, with streaks where the power changes from block to block.",
-    ),
-    Sight(
-        "nvfp4",
-        "NVFP4",
-        "4.5 bits, 21.1 dB",
-        "16 pixels a scale, and a scale of eight bits that reaches the block's brightest pixel: nothing is "
-        "cut off. FP4's wide steps near the top of each block remain, as fine streaks on the wall.",
-    ),
-    Sight(
-        "int2_group32",
-        "INT2, 32 a scale",
-        "2.5 bits, 7.0 dB",
-        "Two bits have one positive level besides zero, at half of the block's largest: the picture is in "
-        "two greys a block, at half its brightness. Half of the codes wait for negative pixels.",
-    ),
-    Sight(
-        "int2_group32_asym",
-        "INT2, zero point",
-        "2.562 bits, 17.9 dB",
-        "The same two bits and a zero point: four greys from the block's least to its largest. The face "
-        "is back for six hundredths of a bit.",
-    ),
-    Sight(
-        "binary_row",
-        "Binary, a row a scale",
-        "1.062 bits, 4.7 dB",
-        "One bit keeps the sign, and every pixel has the same: each row becomes its mean. Weights, half of "
-        "them negative, fare better.",
-    ),
-)
+    Sight("int8_tensor", "INT8, one scale", "8 bits, 44.7 dB",
+          "Nothing to see: 128 evenly spaced greys are finer than the eye. The other half of the codes is "
+          "negative, and no pixel is."),
+    Sight("fp8_e4m3_tensor", "FP8, one scale", "8 bits, 32.1 dB",
+          "Nothing to see either, with fewer decibels: FP8's steps grow with brightness, so that the dark "
+          "jacket is kept more finely than the white cap."),
+    Sight("int4_tensor", "INT4, one scale", "4 bits, 18.9 dB",
+          "One <scale> leaves eight greys for everything: the wall breaks into bands, and what was dark in "
+          "the jacket rounds to black."),
+    Sight("int4_group32", "INT4, 32 a scale", "4.5 bits, 24.7 dB",
+          "With a scale for every 32 pixels the jacket has its folds again, as a dark <block> has fine "
+          "steps. A block that holds white and black still loses its dark part."),
+    Sight("int4_group32_asym", "INT4, zero point", "4.625 bits, 31.7 dB",
+          "With a <zero point> all sixteen codes lie between the block's darkest and its brightest pixel, "
+          "none below zero: nearly the decibels of FP8, with little more than half its bits."),
+    Sight("mxfp4", "MXFP4", "4.25 bits, 18.1 dB",
+          "The scale of 32 pixels is a power of two. What is brighter than it reaches is cut off, so the "
+          "wall and the face turn flat, with streaks where the power changes from block to block."),
+    Sight("nvfp4", "NVFP4", "4.5 bits, 21.1 dB",
+          "16 pixels a scale, and a scale of eight bits that reaches the block's brightest pixel: nothing "
+          "is cut off. FP4's wide steps near the top of each block remain, as fine streaks on the wall."),
+    Sight("int2_group32", "INT2, 32 a scale", "2.5 bits, 7.0 dB",
+          "Two bits have one positive level besides zero, at half of the block's largest: the picture is in "
+          "two greys a block, at half its brightness. Half of the codes wait for negative pixels."),
+    Sight("int2_group32_asym", "INT2, zero point", "2.562 bits, 17.9 dB",
+          "The same two bits and a zero point: four greys from the block's least to its largest. The face "
+          "is back for six hundredths of a bit."),
+    Sight("binary_row", "Binary, a row a scale", "1.062 bits, 4.7 dB",
+          "One bit keeps the sign, and every pixel has the same: each row becomes its mean. Weights, half "
+          "of them negative, fare better."),
+)  # fmt: skip
 
 
 def _button(sight: Sight) -> Markup:

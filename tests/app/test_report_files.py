@@ -8,9 +8,6 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from app.learn import training
 from app.sections import methods, take_away
 from app.serving.sessions import CurrentRequest, answering
 from app.state.controls import DEFAULT_RANGE
@@ -20,40 +17,18 @@ from explorer.bench.cpu_gemm import plan_on_cpu, time_on_cpu
 from explorer.recordings.files import Recording
 from explorer.recordings.machine import Machine
 from explorer.reports.tensor import More
-from explorer.reports.training import Settings
-from explorer.training.digits import train
 from tests.app.acting import last, unchanged
-from tests.covering import sampled
 from tests.records import read_record
 
 HERE = Selection(sample="attention_query", scheme="int4_group64", second="int4_group64+gptq")
 TIMED = Recording(
     Machine(cpu="a CPU of mine"), tuple(time_on_cpu(plan_on_cpu(["bf16"], [(8, 16, 32)], "torch"), repeats=2))
 )
-SETTINGS = Settings(("4",), 1, 1, 1)
 
 
 def record(view: Any) -> dict[str, Any]:
     (path,) = (Path(p) for p in view.files["value"] if str(p).endswith(".html"))
     return read_record(path)
-
-
-def of_training(kinds: list[str]) -> Any:
-    done = training.Done(SETTINGS, tuple(train(("4",), 1, 1, 1)))
-    return last(training.report(done, kinds))
-
-
-PLACES = {
-    "training": (lambda: of_training(["page"]), "explorer report training --widths 4 --seeds 1"),
-}
-
-
-@pytest.mark.parametrize("kind", sampled(PLACES, ["training"]))
-def test_each_place_makes_its_report(kind: str) -> None:
-    """A section without its report, or with a command that makes another."""
-    make, command = PLACES[kind]
-    view = make()
-    assert record(view)["recipe"]["kind"] == kind and command in unescape(view.command)
 
 
 def test_what_was_run_is_in_the_report_of_the_tensor() -> None:
@@ -77,10 +52,5 @@ def test_what_was_run_is_in_the_report_of_the_tensor() -> None:
 
 def test_what_cannot_be_reported_is_said(said: list[str]) -> None:
     """An empty file, or none and no word."""
-    for make in (
-        lambda: last(training.report(None, ["page"])),
-        lambda: last(training.report(training.Done(SETTINGS, ()), ["page"])),
-        lambda: last(take_away.make(*dataclasses.astuple(HERE), [])),
-    ):
-        view = make()
-        assert said.pop() in unescape(view.status) and not said and unchanged(view.files)
+    view = last(take_away.make(*dataclasses.astuple(HERE), []))
+    assert said.pop() in unescape(view.status) and not said and unchanged(view.files)

@@ -5,9 +5,12 @@ If these fail, a visitor chooses without seeing what it does, or cannot choose w
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from app.places import PLACES
 from explorer import SCHEMES
 from tests.covering import THOROUGH
 from tests.page.acts import (
@@ -39,7 +42,7 @@ def test_keys_alone(page: Page, url: str) -> None:
     open_page(page, url, BOTH)
     page.locator("#chips [data-panel=a]").focus()
     page.keyboard.press("Enter")
-    field, lists = page.locator("#preset input"), page.locator("#panel-a ul.option-list")
+    field, lists = page.locator("#pick-a"), page.locator("#panel-a ul.option-list")
     expect(field).to_be_focused()
     at_rest(page)
     expect(lists).to_have_count(0)
@@ -108,12 +111,13 @@ def test_a_phone_has_every_act(phone: Page, url: str) -> None:
     narrow = "document.documentElement.scrollWidth <= 390"
     assert not cut(phone, "#chips .chip")
     for name in ("tensor", "a", "b"):
-        phone.locator(f"#chips [data-panel={name}]").tap()
+        phone.locator(f"#chips [data-panel={name}]:visible").tap()
         expect(phone.locator(f"#panel-{name}")).to_be_visible()
+        at_rest(phone)
         assert not cut(phone, f"#panel-{name} input[role=combobox]") and phone.evaluate(narrow)
-        phone.locator(f"#chips [data-panel={name}]").tap()
+        phone.locator(f"#chips [data-panel={name}]:visible").tap()
     phone.locator("#chips [data-panel=a]").tap()
-    phone.locator("#preset input").tap()
+    phone.locator("#pick-a").tap()
     label = SCHEMES["mxfp4"].label
     phone.locator("#panel-a").get_by_role("option", name=label, exact=True).first.tap()
     expect(phone.locator("#panel-a")).to_be_hidden()
@@ -134,12 +138,13 @@ def test_a_phone_has_every_act(phone: Page, url: str) -> None:
     phone.locator("dialog#keys button").tap()
     more.tap()
     phone.get_by_role("button", name="Remove B").tap()
-    expect(phone.locator("#kpis .side-b")).to_have_count(0)
+    expect(phone.locator("#shortlist tr.is-b")).to_have_count(0)
     expect(phone.locator("#chips .acts")).to_be_hidden()
-    wanted = phone.locator(CONTENTS, has_text="Range")
+    wanted = phone.locator(CONTENTS).last
+    name = wanted.get_attribute("data-section")
     wanted.tap()
-    wait_for_query(phone, "section=calibration")
-    expect(phone.locator(f"{CONTENTS}[aria-current]")).to_have_text("Range")
+    wait_for_query(phone, f"section={name}")
+    expect(phone.locator(f"{CONTENTS}[aria-current]")).to_have_attribute("data-section", str(name))
     expect(wanted).to_be_in_viewport(ratio=1)
     high(wanted)
     assert phone.evaluate(narrow)
@@ -152,8 +157,8 @@ def test_touch_chooses_a_and_b(phone: Page, url: str) -> None:
     open_page(phone, url)
     phone.locator("#shortlist [data-take=mxfp4][data-side=a]").tap()
     expect(phone.locator("#shortlist tr.is-a")).to_have_attribute("data-scheme", "mxfp4")
-    phone.locator("#frontier-head [data-takes=b]").tap()
-    expect(phone.locator("#frontier-head [data-takes=b]")).to_have_attribute("aria-pressed", "true")
+    phone.locator("#frontier-card [data-takes=b]").tap()
+    expect(phone.locator("#frontier-card [data-takes=b]")).to_have_attribute("aria-pressed", "true")
     look_at(phone.locator("#frontier"))
     phone.touchscreen.tap(*point_of(phone, "q4_k"))
     expect(phone.locator("#shortlist tr.is-b")).to_have_attribute("data-scheme", "q4_k")
@@ -179,37 +184,21 @@ def test_touch_chooses_a_and_b(phone: Page, url: str) -> None:
     expect(phone.locator("#error-plot .annotation-text").first).to_contain_text("only rows")
 
 
-LAST = {"tensor": "Take away", "model": "Sizes", "learn": "Reference"}
-
-
 @pytest.mark.thorough
 @pytest.mark.shared_page
-@pytest.mark.parametrize("place", LAST)
-def test_the_bar_leads_to_every_section(page: Page, url: str, place: str) -> None:
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.NAME)
+def test_the_bar_leads_to_every_section(page: Page, url: str, place: Any) -> None:
     """One piece for all places: it stays on the screen, the address has the section, which is marked."""
-    open_page(page, url, "" if place == "tensor" else f"tab={place}")
-    wanted = page.locator(CONTENTS, has_text=LAST[place])
+    open_page(page, url, "" if place.NAME == "tensor" else f"tab={place.NAME}")
+    key = [section.name for section in place.SECTIONS if section.title][-1]
+    wanted = page.locator(f"{CONTENTS}[data-section={key}]")
     wanted.focus()
     page.keyboard.press("Enter")
-    key = LAST[place].lower().replace(" ", "-")
     wait_for_query(page, f"section={key}")
     expect(page.locator(f"#section-{key}")).to_be_in_viewport()
     expect(wanted).to_have_attribute("aria-current", "location")
     expect(page.locator(f"{CONTENTS}[aria-current]")).to_have_count(1)
     expect(page.locator(".contents")).to_be_in_viewport(ratio=1)
-    # A section counts whose heading is in the window's upper third, not only right below the bar.
-    name = page.locator(CONTENTS).nth(1).get_attribute("data-section")
-    page.wait_for_function(
-        """name => {
-          scrollBy(0, document.getElementById('section-' + name).getBoundingClientRect().top - 155);
-          const now = document.querySelector('.contents [aria-current]').dataset.section;
-          return now === name && explorer.sectionAtTop() === name;
-        }""",
-        arg=name,
-    )
     page.mouse.move(700, 600)
-    page.mouse.wheel(0, -30_000)
+    page.mouse.wheel(0, -60_000)
     expect(page.locator(CONTENTS).first).to_have_attribute("aria-current", "location")
-    if place == "tensor":
-        page.locator("#contents [data-section=compare]").click()  # a section that is folded
-        expect(page.locator("#compare-status")).to_be_visible()

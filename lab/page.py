@@ -34,10 +34,11 @@ WARM_UP_UPDATES = 20
 DRAWN_FIRST = ("#frontier .figure",)
 """Figures on the screen when the page opens; those further down are drawn when they come near."""
 FIGURES = "#frontier .figure, #values-plot .figure, #error-plot .figure, #error-map .figure"
-INSPECTOR = "#element .block:has(#inspector)"
-"""The block around the content that every response replaces."""
-ANSWER = "#answer-block"
-SELECTION = f"{ANSWER}, #shortlist-block, #verdict, #numbers, {FIGURES}, {INSPECTOR}"
+FIRST_SCREEN = "#section-frontier"
+INSPECTOR = "#inspector"
+ANSWER, SHORTLIST = (f"{FIRST_SCREEN} [data-slot={name}]" for name in ("said", "listed"))
+"""Slots whose content every answer replaces."""
+SELECTION = f"{ANSWER}, {SHORTLIST}, #verdict, #numbers, {FIGURES}, {INSPECTOR}"
 WAIT_MS = 60_000
 
 
@@ -127,7 +128,7 @@ def _click(selector: str) -> Callable[[Browser, int], None]:
 
 def _open_second(page: Browser, repeat: int) -> None:
     page.locator("#chips [data-panel=b]").click()
-    page.locator("#panel-b input").first.click()
+    page.locator("#pick-b").click()
     page.locator("#panel-b [role=option]").nth(1).wait_for()
 
 
@@ -142,7 +143,8 @@ def _close_panels(page: Browser, repeat: int) -> None:
 
 
 def _focus_element(page: Browser, repeat: int) -> None:
-    page.locator("#position input[type=checkbox]").focus()
+    page.locator("#error-map .figure").scroll_into_view_if_needed()
+    page.locator("#error-map .figure").focus()
     page.wait_for_timeout(1500)  # what the focus has scrolled near is drawn
 
 
@@ -154,7 +156,7 @@ def _hover_map(page: Browser, repeat: int) -> None:
     box = area.bounding_box()
     x, y = box["x"] + box["width"] * (0.2 + 0.13 * (repeat % 5)), box["y"] + box["height"] * 0.5
     page.mouse.move(x, y)
-    page.locator("#section-element .map-tip").first.wait_for()
+    page.locator(".map-tip").first.wait_for()
 
 
 def _click_here(page: Browser, repeat: int) -> None:
@@ -162,7 +164,7 @@ def _click_here(page: Browser, repeat: int) -> None:
     page.mouse.up()
 
 
-_PAIR = (ANSWER, "#shortlist-block", *DRAWN_FIRST)
+_PAIR = (ANSWER, SHORTLIST, *DRAWN_FIRST)
 _ELEMENT = f"{INSPECTOR}, #values-plot .figure"
 ACTIONS: dict[str, Action] = {
     "scheme A by key": Action("keydown", _key("]"), SELECTION, _PAIR, _close_panels),
@@ -170,7 +172,7 @@ ACTIONS: dict[str, Action] = {
     "swap A and B": Action("keydown", _key("x"), SELECTION, _PAIR, _close_panels),
     "element by arrow key": Action("keydown", _key("ArrowRight"), _ELEMENT, (INSPECTOR,), _focus_element),
     "element by a click on the map": Action("click", _click_here, _ELEMENT, (INSPECTOR,), _hover_map),
-    "scheme B removed": Action("click", _click("#chips [data-act=clear]"), SELECTION, (ANSWER,)),
+    "scheme B removed": Action("click", _click("#chips [data-command=clear]"), SELECTION, (ANSWER,)),
     "place changed": Action("click", _click("nav [data-place=learn]"), "html", ("html",)),
     "bit flipped in Learn": Action(
         "click", _click("#toy button[data-bit='0']"), "#place-learn", ("#toy-value",)

@@ -21,6 +21,7 @@ from app.parts.controls import Select
 from app.parts.pictures import bars, is_photograph, photograph, picture, thumbnail
 from app.parts.section import RECORD, NotComputedError, Section, Shown
 from app.parts.views import page_words
+from app.sections.all_schemes import all_schemes_table
 from app.sections.bar import tensor_name
 from app.serving.work import FILLING
 from app.state.analyses import Pairs, analyses_of, analysing, at_hand, output_sqnr
@@ -295,6 +296,14 @@ CROP = Select(
     key="crop", label="Part that is shown", usual="goal", options={"goal": "the goal's", "all": "all"}
 )
 
+SHOWN_AS = Select(
+    key="frontier",
+    label="Shown as",
+    usual="figure",
+    options={"figure": "figure", "table": "table"},
+    chips=True,
+)
+
 
 def view(query: Query) -> Shown:
     """Show the tensor, the goals, the sentence, the frontier and the shortlist, by all that is known now."""
@@ -315,13 +324,14 @@ def view(query: Query) -> Shown:
             "tick": COMPLETE,
         }
     shown = answered(chosen, found, output_sqnr(chosen, found[1]), everything)
-    return {**shown, **of_tensor(chosen, found), "tick": _tick_of(chosen)}
+    table = all_schemes_table(query) if SHOWN_AS.of(query) == "table" else ""
+    return {**shown, **of_tensor(chosen, found), "table": table, "tick": _tick_of(chosen)}
 
 
 SECTION = Section(
     name="frontier",
     follows=RECORD,
-    controls=(CROP,),
+    controls=(CROP, SHOWN_AS),
     view=view,
     runs={FILLING.rpartition(".")[2]: fill},
     script="explorer.answerSection",

@@ -18,14 +18,12 @@ import pytest
 import torch
 from playwright.sync_api import Browser, Page
 
-from explorer import SCHEMES, ComparisonRow, Scheme, compare_schemes, mark_frontier
-from explorer.analysis.goals import GOALS
+from explorer import SCHEMES, Scheme, compare_schemes, mark_frontier
 from explorer.analysis.tensor import Side, analyse, block_levels
 from explorer.figures import style
 from explorer.figures.compare import frontier_figure
 from explorer.figures.error_map import error_map_figure
 from explorer.figures.errors import error_figure, multiples_figure
-from explorer.figures.still import still
 from explorer.figures.tensor import scales_figures, usage_figures
 from explorer.figures.values import values_figure
 from explorer.paths import ASSETS, PLOTLY
@@ -150,49 +148,9 @@ def rise(empty: Page, width: int) -> None:
             assert min(gaps) > -2, (low, high, axis, [label["text"] for label in places])
 
 
-@cache
-def every_scheme() -> list[ComparisonRow]:
-    return mark_frontier(compare_schemes(TENSORS["normal"][:16, :256], SCHEMES.values()))
-
-
-POINTS = """async ([figure, width, markup]) => {
-  const plot = document.getElementById('plot'), place = document.createElement('div');
-  place.style.width = `${width}px`;
-  place.innerHTML = markup;
-  document.body.append(place);
-  const layout = {...figure.layout, ...explorer.callouts(figure.layout, width), width, autosize: false};
-  await Plotly.newPlot(plot, figure.data, layout, {displayModeBar: false});
-  const boxes = (root, query) => [...root.querySelectorAll(query)].map(e => {
-    const box = e.getBoundingClientRect(), from = root.getBoundingClientRect();
-    return [e.textContent, box.x - from.x + box.width / 2, box.y - from.y + box.height / 2, box.width];
-  }).filter(([, , , wide]) => wide);
-  const words = query => [boxes(place.firstElementChild, query[0]), boxes(plot, query[1])];
-  const found = [words(['text', 'text']), words(['[data-scheme]', '.point'])];
-  place.remove();
-  return found;
-}"""
-
-
-def as_still(empty: Page, goal: str, width: int) -> None:
-    """The same words at the same places, and the same points, or the figure jumps when plotly draws it."""
-    by_name = {row.scheme.name: row for row in every_scheme()}
-    a, b = by_name["int4_group128_asym"], by_name["nvfp4"]
-    drawn = frontier_figure(every_scheme(), "n", a, b, GOALS[goal], [a, b, by_name["q4_k"]])
-    figure = json.loads(drawn.to_json())
-    (words, own_words), (points, own_points) = empty.evaluate(POINTS, [figure, width, still(figure)])
-    assert sorted(word for word, *_ in words) == sorted(word for word, *_ in own_words)
-    assert len(words) > 10 and len(points) == len(own_points) > 20
-    for word, *place in words:
-        assert any(word == own and place == pytest.approx(at, abs=1) for own, *at in own_words), word
-    for label, *place in points:
-        assert any(place == pytest.approx(at, abs=0.1) for _, *at in own_points), label
-
-
 @THOROUGH
 def test_figures_are_drawn_whole(empty: Page) -> None:
     """Every tensor and every width, not each with each."""
     for name, width in zip(TENSORS, itertools.cycle(WIDTHS), strict=False):
         apart(empty, name, width)
-    for goal, width in (("4-bit", 304), ("4-bit", 1360), ("all", 620)):
-        as_still(empty, goal, width)
     rise(empty, 360)

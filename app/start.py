@@ -165,7 +165,7 @@ def launch_options(port: int | None = None) -> dict[str, object]:
         "state_session_capacity": limits.current().sessions,
         "app_kwargs": {
             "middleware": middleware(),
-            "routes": [*ROUTES, *functions.ROUTES, addresses.FILE, picture.ROUTE],
+            "routes": [*ROUTES, *functions.ROUTES, addresses.SCRIPTS, addresses.FILE, picture.ROUTE],
             "lifespan": waiting.watched,
         },
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import gradio as gr
 import plotly.graph_objects as go
 from gradio.themes.utils import fonts
@@ -21,11 +23,17 @@ def _font_address(file: str) -> str:
     return f"gradio_api/file={ASSETS.as_posix()}/fonts/{file}"
 
 
+SCRIPT = _assets("js", "explorer.js")
+"""The page's scripts, which ``app.serving.addresses`` answers with."""
+SCRIPT_ADDRESS = f"page.js?v={hashlib.sha256(SCRIPT.encode()).hexdigest()[:16]}"
+"""Their address: another one whenever they change, so that browsers keep them."""
+
 # In the head, as Gradio puts what it takes as css= below a class of its own, where rules for <html> are lost.
 HEAD = (
     glossary.head() + scheme_groups.head() + f'<style id="page-style">{_assets("css", "style.css")}</style>'
     f'<script id="plotly" defer src="gradio_api/file={PLOTLY.as_posix()}"></script>'
-    f"<style>{faces('Inter Paper', _font_address)}</style><script>{_assets('js', 'explorer.js')}</script>"
+    f"<style>{faces('Inter Paper', _font_address)}</style>"
+    f'<script src="{SCRIPT_ADDRESS}"></script>'
 )
 """Style sheet and scripts, which ``app.serving.headers`` puts into the HTML: they run before Gradio's."""
 LATE_HEAD = '<script>document.head.append(document.getElementById("page-style"))</script>'

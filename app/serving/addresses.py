@@ -24,7 +24,7 @@ from starlette.routing import compile_path
 from starlette.types import Scope
 
 from app.serving import uploads
-from app.theme import ASSETS
+from app.theme import ASSETS, SCRIPT
 
 NAME_LENGTH = 64
 """Characters of a session, an event or an upload: a browser sends 32 at most, and the server keeps them."""
@@ -60,6 +60,7 @@ ROUTES: tuple[Route, ...] = (
     Route("/static/{path:path}", GET, True, "Gradio's pictures and fonts"),
     Route("/theme.css", GET, True, "the theme"),
     Route(f"{API_PREFIX}/theme.css", GET, True, "the theme"),
+    Route("/page.js", READ, True, "the page's own scripts"),
     Route("/favicon.ico", GET, True, "the icon"),
     Route("/manifest.json", GET, True, "name and icon, for browsers"),
     Route("/robots.txt", GET, True, "for crawlers"),
@@ -202,5 +203,12 @@ def unknown() -> JSONResponse:
     return JSONResponse({"detail": UNKNOWN}, 404)
 
 
+async def script(request: Request) -> Response:
+    """The page's scripts, which a browser keeps: their address changes with them."""
+    forever = {"cache-control": "public, max-age=31536000, immutable"}
+    return Response(SCRIPT, media_type="text/javascript; charset=utf-8", headers=forever)
+
+
+SCRIPTS = Address("/page.js", script, methods=["GET"])
 FILE = Address(f"{API_PREFIX}/file={{path:path}}", file)
 """Stands before Gradio's route of the same address."""

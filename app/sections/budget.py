@@ -23,12 +23,13 @@ from app.parts.controls import NumberInput, Select, TextInput
 from app.parts.report_files import REPORT_KINDS, report_slots
 from app.parts.section import RECORD, Section, Shown
 from app.sections.subject import ACTS, KEYS, ModelSubject, panel, recorded, subject
-from app.state.analyses import each, reported
+from app.state.analyses import each, loading, reported
 from app.state.choices import MOST_PATTERNS
 from app.state.files import fresh_folder
 from app.state.memo import Memo
-from app.state.models import runnable_model
+from app.state.models import check_runnable, runnable_model
 from app.state.query import Query
+from app.state.selection import model_source
 from app.state.visits import visit
 from explorer import Scheme, words
 from explorer.analysis.cache import USUAL, CachePlan
@@ -394,22 +395,6 @@ def _measured(plan: BudgetPlan, check: Check | None) -> list[LossPoint]:
     return found
 
 
-def layer_link(one: ModelSubject, layer: str, scheme: str) -> dict[str, str]:
-    """Changes of the address that open a layer of the model, and its scheme as A, in the place Tensor."""
-    assert one.survey is not None
-    place = {"tab": "", "section": "", "scheme": scheme, "row": "", "column": ""}
-    sample = None if one.named else SHIPPED.get((one.survey.head.model, layer))
-    if sample is not None:
-        return {**place, "source": "", "sample": sample, "layer": ""}
-    return {
-        **place,
-        "source": "model",
-        "model": one.place,
-        "revision": one.revision,
-        "layer": f"{layer}.weight",
-    }
-
-
 def _map(plan: BudgetPlan) -> dict[str, Any]:
     """The layers by kind and depth, each in the colour of its scheme; of several in one place, such as
     experts, the costliest."""
@@ -430,7 +415,8 @@ def _map(plan: BudgetPlan) -> dict[str, Any]:
         rows.setdefault(row, {})[at] = {
             "title": f"{layer.name}: {recipe.label if recipe else 'as it is stored'}{share}",
             "colour": shades.get(text or "", "transparent"),
-            "set": layer_link(plan.one, layer.name, str(recipe) if recipe else found.head.schemes[0]),
+            "layer": layer.name,
+            "scheme": str(recipe or found.head.schemes[0]),
         }
     columns = range(max(max(row) for row in rows.values()) + 1) if rows else range(0)
     counts = Counter(str(recipe) for recipe in plan.recipe.layers.values())
@@ -623,13 +609,33 @@ def typed(query: Query, what: Mapping[str, Any]) -> dict[str, str]:
     return {"by": "" if by == BY.usual else by, "budget": f"{min(round(number, 2), high):g}"}
 
 
+def open_layer(query: Query, what: Mapping[str, Any]) -> dict[str, str]:
+    """Open a layer of the model in the place Tensor, its scheme as A; one that is not here is refused."""
+    one, layer, scheme = (
+        subject(query),
+        str(what.get("layer", "")),
+        str(Recipe.parse(str(what.get("scheme", "")))),
+    )
+    if one.survey is None:
+        raise ValueError("this model was not surveyed yet")
+    name, second = one.survey.layer(layer).name, query.record.second
+    place = {"tab": "", "section": "", "row": "", "column": "", "scheme": scheme}
+    place["second"] = second if second != scheme else ""
+    sample = None if one.named else SHIPPED.get((one.survey.head.model, name))
+    if sample is not None:
+        return {**place, "source": "", "sample": sample, "layer": ""}
+    tensor = f"{name}.weight"
+    model_source(one.place, one.revision).info(tensor)
+    return {**place, "source": "model", "model": one.place, "revision": one.revision, "layer": tensor}
+
+
 # --- runs --------------------------------------------------------------------------------------------------
 
 
 def survey_it(query: Query) -> Iterator[Shown]:
     """Survey the model with the built-in texts and schemes; what was stopped goes on in its file."""
     one, bounds, data = subject(query), limits.current().sources, visit()
-    runnable_model(one.place, revision=one.revision)  # refuses what is too large before anything else is done
+    check_runnable(one.place, one.revision)
     key = (one.place, one.revision)
     begun = data.unfinished.get(key)
     out = begun if begun and begun.exists() else fresh_folder() / f"{file_name(one.name)}.jsonl"
@@ -663,8 +669,9 @@ def survey_it(query: Query) -> Iterator[Shown]:
 def measure(query: Query) -> Iterator[Shown]:
     """Run the model that the recipe makes on held-out texts, beside single schemes of its size."""
     plan = plan_of(query)
-    yield {"status": html.computing(f"Loading {plan.one.name} …")}
-    model = runnable_model(plan.one.place, head=True, revision=plan.one.revision)
+    load = partial(runnable_model, plan.one.place, head=True, revision=plan.one.revision)
+    loaded = loading(f"Loading {plan.one.name}", lambda _: load())
+    model = yield from each(loaded, lambda said: {"status": html.computing(said)})
     recipe, found = plan.recipe, plan.got.survey
     steps = reported(lambda progress: check_recipe(recipe, model, survey=found, progress=progress))
     result = yield from _told(steps, lambda: "models run")
@@ -741,5 +748,5 @@ SECTION = Section(
     controls=(*CONTROLS, REPORT_KINDS),
     view=view,
     runs={"survey": survey_it, "measure": measure, "write": write, "report": report},
-    acts={**ACTS, "unit": change_unit, "typed": typed},
+    acts={**ACTS, "unit": change_unit, "typed": typed, "layer": open_layer},
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.parts import html
 from app.parts.section import SELECTION, Section, Shown
-from app.sections.budget import CONTROLS, BudgetPlan, layer_link, plan_of
+from app.sections.budget import CONTROLS, BudgetPlan, open_layer, plan_of
 from app.sections.subject import KEYS, subject
 from app.state.query import Query
 from explorer.figures.survey import cost_label, heat_figure
@@ -62,13 +62,10 @@ def _table(found: Survey, signal: str, compared: tuple[str, ...], plan: BudgetPl
 
 def open_cell(query: Query, what: Mapping[str, Any]) -> dict[str, str]:
     """Open the layer of a clicked cell in the place Tensor, with its scheme as A."""
-    cell, one = what.get("data"), subject(query)
-    if one.survey is None or not isinstance(cell, list) or len(cell) < 2:
+    cell = what.get("data")
+    if not isinstance(cell, list) or len(cell) < 2:
         return {}
-    layer, scheme = one.survey.layer(str(cell[0])), str(cell[1])
-    if scheme not in one.survey.head.schemes:
-        raise ValueError(f"the survey has no scheme {scheme[:40]!r}")
-    return layer_link(one, layer.name, scheme)
+    return open_layer(query, {"layer": cell[0], "scheme": cell[1]})
 
 
 SECTION = Section(

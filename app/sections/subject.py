@@ -133,7 +133,7 @@ def _surveyed(found: Survey, which: str, path: Path, place: str, revision: str, 
     head, chosen = found.head, found.linear
     stored = sum(layer.stored_bytes for layer in found.layers if layer.bits)
     return ModelSubject(
-        name=_short(place if named else head.model),
+        name=_short(head.model),
         place=place,
         revision=revision,
         survey=found,

@@ -403,7 +403,8 @@ def budget_figure(
 def _add_singles(
     fig: go.Figure, singles: Mapping[str, tuple[float, float]], compared: Sequence[str], hover: str
 ) -> None:
-    """Add the single schemes, A and B in their colours."""
+    """Add the single schemes, A and B in their colours; a click on one makes it A."""
+    b = "".join(compared[1:2])
     colours = dict(zip(compared, (A, B), strict=False))
     look = {"size": [11 if name in colours else 8 for name in singles]}
     fill = [colours.get(name, MUTED) for name in singles]
@@ -415,7 +416,9 @@ def _add_singles(
         look | {"color": fill},
         f"%{{text}}, all layers<br>{hover}",
         text=[label_of_text(name) for name in singles],
-        customdata=[{"set": {"scheme": name}} for name in singles],
+        customdata=[
+            {"set": {"scheme": name, "second": "" if name in compared[1:] else b}} for name in singles
+        ],
     )
 
 

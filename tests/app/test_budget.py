@@ -82,15 +82,20 @@ def test_the_recipe_is_a_file_of_this_budget(tmp_path: Path) -> None:
     assert titles == {name: one.label.partition(",")[0] for name, one in recipe.layers.items()}
 
 
-def test_a_layer_opens_under_tensor() -> None:
-    """From the map and from the survey's cells; a layer that ships opens without the model."""
-    sets = [json.loads(unescape(text)) for text in re.findall(r'data-set="([^"]+)"', seen()[0]["map"])]
-    assert {"encoder.layer.0.attention.self.key.weight"} < {one["layer"] for one in sets}
-    assert any(one.get("sample") == "mlp_up" for one in sets) and all(one["tab"] == "" for one in sets)
-    asked = Query({})
-    opened = layers.open_cell(asked, {"data": [FOUND.linear[0].name, "nvfp4", 0.1]})
-    assert opened["source"] == "model" and opened["scheme"] == "nvfp4" and opened["model"] == FOUND.head.model
-    assert FOUND.linear[0].name in drawn(layers.view(asked))["layers"]
+def test_a_layer_opens_under_tensor(minilm: Path) -> None:
+    """From the map and from the survey's cells; a layer that ships opens without the model, and one that is
+    not here is refused."""
+    key = "encoder.layer.0.attention.self.key"
+    assert f'data-layer="{key}"' in seen()[0]["map"] and key in drawn(layers.view(Query({})))["layers"]
+    here = Query({"model": str(minilm)})
+    opened = layers.open_cell(here, {"data": [key, "nvfp4", 0.1]})
+    assert opened["source"] == "model" and opened["model"] == str(minilm) and opened["tab"] == ""
+    assert (opened["layer"], opened["scheme"], opened["second"]) == (f"{key}.weight", "nvfp4", "")
+    shipped = budget.open_layer(Query({}), {"layer": "encoder.layer.3.output.dense", "scheme": "mxfp4"})
+    assert shipped["sample"] == "mlp_down" and shipped["second"] == "nvfp4"
+    for what, said in (({"layer": "x"}, "no layer 'x'"), ({"layer": key}, "cannot be reached|not in")):
+        with pytest.raises(ValueError, match=said):
+            budget.open_layer(Query({}), {"scheme": "nvfp4", **what})
 
 
 def test_the_recipe_shows_each_layers_method(store: Path) -> None:

@@ -26,7 +26,7 @@ PICTURES = {
     "methods": (f"tab=methods&{BOTH}", "#section-methods"),
     "learn": ("tab=learn", "#head"),
     "story": ("tab=learn&section=story", "#section-story"),
-    "survey": ("tab=model&section=survey", "#section-survey"),
+    "survey": ("tab=model", "#section-budget"),
     "speed": (f"tab=speed&{BOTH}", "#head"),
 }
 """What is shown: the address's query, and the element that begins it."""

@@ -31,7 +31,6 @@ from tests.page.acts import (
     drawn,
     look_at,
     open_page,
-    visit,
     wait_for_query,
 )  # fmt: skip
 
@@ -84,78 +83,57 @@ def test_speed_is_recorded_corrected_and_measured(page: Page, url: str, tmp_path
 
 @THOROUGH
 def test_a_budget_is_dragged_and_typed(page: Page, url: str) -> None:
-    """The budget is dragged by the mouse and the recipe's strip follows; a size of the whole model is typed,
-    the slider and the address follow; nonsense is said below the field until the next budget; Back leads to
-    the budget before. A layer of the model that is not here leaves the page as it is."""
+    """An old link opens the budget. It is dragged by the mouse and sentence and map follow; a size of the
+    whole model is typed; nonsense is said; Back leads to the budget before. A layer of the model that is not
+    here leaves the page as it is."""
     open_page(page, url, "tab=model&section=survey")
-    sentence, slider = page.locator("#survey-sentence"), page.locator("#survey-bits input[type=range]")
-    expect(sentence).to_contain_text("4.50")
-    drawn(page, "survey-strip")
-    legend = page.locator("#survey-strip .legend .legendtext")
-    before = legend.all_text_contents()
-    slider.evaluate("e => e.scrollIntoView({block: 'center'})")  # from under the bar
-    at_rest(page)
+    sentence, slider = page.locator("#budget-says"), page.locator("#budget-slider")
+    expect(sentence).to_contain_text("At 4.50 bits")
+    drawn(page, "budget-curve")
+    legend = page.locator("#section-budget .legend")
+    before = legend.inner_text()
+    look_at(slider)
     at = slider.bounding_box()
     assert at
-    page.mouse.move(at["x"] + at["width"] * 0.385, at["y"] + at["height"] / 2)
+    page.mouse.move(at["x"] + at["width"] * 0.36, at["y"] + at["height"] / 2)
     page.mouse.down()
     page.mouse.move(at["x"] + at["width"] * 0.2, at["y"] + at["height"] / 2, steps=6)
     page.mouse.up()
-    expect(sentence).to_contain_text(re.compile(r"^\s*3\.\d\d bits per weight"))
+    expect(sentence).to_contain_text(re.compile(r"At 3\.\d\d bits"))
     at_rest(page)
-    assert legend.all_text_contents() != before
-    visit(page, "tab=model&section=survey")
-    field, told = page.locator("#survey-typed").locator("input, textarea"), page.locator("#survey-told")
+    assert legend.inner_text() != before
+    page.go_back()
+    expect(sentence).to_contain_text("At 4.50 bits")
+    expect(slider).to_have_value("4.5")
+    field = page.locator("#section-budget [data-act=typed]")
     field.fill("57 MB")
     field.press("Enter")
-    expect(sentence).to_contain_text(re.compile(r"^\s*6\.\d\d bits per weight: 57 MB"))
-    bits = sentence.inner_text().split()[0]
-    expect(page.locator("#survey-bits input[type=number]")).to_have_value(bits)
-    wait_for_query(page, f"budget={bits}")
+    expect(sentence).to_contain_text(re.compile(r"At 6\.\d\d bits .* 57 MB"))
+    wait_for_query(page, f"budget={slider.input_value()}")
+    address = page.url
     field.fill("much")
     field.press("Enter")
-    expect(told).to_contain_text("'much'")
-    slider.focus()
-    page.keyboard.press("ArrowRight")
-    expect(field).to_have_value("")
-    expect(told).to_have_text("")
-    at_rest(page)
-    if f"budget={bits}" not in page.url:  # the arrow key is a step of its own
-        page.go_back()
-    page.go_back()
-    expect(sentence).to_contain_text("4.50")
-    expect(page.locator("#survey-bits input[type=number]")).to_have_value("4.5")
-    wait_for_query(page, "!budget=")
-    heat = page.locator("#survey-heat .figure .nsewdrag").first
-    drawn(page, "survey-heat")
-    heat.evaluate("e => e.scrollIntoView({block: 'center'})")  # from under the bar
-    at_rest(page)
-    address, cell = page.url, heat.bounding_box()
-    assert cell
-    page.mouse.move(cell["x"] + cell["width"] * 0.97, cell["y"] + cell["height"] / 2)
-    page.locator("#section-survey .map-tip:visible").wait_for()
-    page.mouse.down()
-    page.mouse.up()
-    expect(page.locator("#notice .status")).to_be_visible()
+    status = page.locator("#section-budget [data-slot=status]")
+    expect(status).to_contain_text("'much'")
     assert page.url == address
+    click(page, page.locator(".layer-map button").first)
+    expect(status).to_contain_text("sentence-transformers/all-MiniLM-L6-v2")
     expect(page.locator("#place-model")).to_be_visible()
 
 
 def test_a_recipe_to_a_checkpoint(page: Page, url: str, minilm: Path) -> None:
     """With the model's folder the recipe of a budget becomes a checkpoint that is downloaded."""
-    open_page(page, url, "tab=model&section=survey")
-    expect(page.locator("#survey-sentence")).to_contain_text("4.50")
-    page.locator("#survey-own > button, #survey-own .label-wrap").first.click()
-    page.locator("#survey-model").locator("input, textarea").fill(str(minilm))
-    target = page.locator("#survey-target input")
-    target.click()
-    page.get_by_role("option", name="compressed-tensors").click()
+    open_page(page, url, "tab=model")
+    field = page.locator("#section-budget [data-act=open-model]")
+    field.fill(str(minilm))
+    field.press("Enter")
+    wait_for_query(page, "model=")
     at_rest(page)
-    click(page, page.locator("#survey-export"))
-    get = page.get_by_role("button", name="Download checkpoint")
-    expect(get).to_be_enabled()
+    page.locator("#section-budget [data-run=write]").click()
+    link = page.locator("#section-budget [data-slot=written] a")
+    expect(link).to_be_visible()
     with page.expect_download() as download:
-        get.click()
+        link.click()
     assert Path(download.value.path()).stat().st_size > 1e6
 
 

@@ -417,8 +417,10 @@ def commands(lines: Sequence[str]) -> str:
 
 
 def downloads(files: Sequence[Path]) -> str:
-    """Links to files of ``state.files.fresh_folder``, with their sizes; nothing for none."""
-    links = [(quote(str(path)), path.name, words.bytes_(path.stat().st_size)) for path in files]
+    """Links to files of ``state.files.fresh_folder``, with their sizes, as long as they are kept; nothing for
+    none."""
+    there = [path for path in files if path.is_file()]
+    links = [(quote(str(path)), path.name, words.bytes_(path.stat().st_size)) for path in there]
     return render("downloads", links=links) if links else ""
 
 

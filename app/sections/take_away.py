@@ -1,28 +1,25 @@
-"""Downloads: the quantized tensor, the numbers, and the command that reproduces them."""
+"""Take away: the quantized tensor, its numbers, a report of the page, and the commands that make them."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import gradio as gr
 
 from app.parts import html, report_files
-from app.parts.page import Page
+from app.parts.controls import MultiSelect, Select
 from app.parts.report_files import KINDS
-from app.parts.views import Shown, StatusView, listen, shows
-from app.parts.widgets import LATEST, PRIVATE, QUIET, RunButtons, block, hidden, stop_button
+from app.parts.section import SELECTION, Section, Shown
 from app.state.analyses import Pairs, analysing, each
 from app.state.controls import DEFAULT_RANGE
 from app.state.files import fresh_folder
 from app.state.gpu_lock import gpu_lock
 from app.state.layers import LAYERS, own_layer
+from app.state.query import Query
 from app.state.selection import Selection, tensor_key
-from app.state.visits import Owner, visit
+from app.state.visits import visit
 from explorer.checkpoints import EXPORTS, write_one
 from explorer.core.serialize import to_json
 from explorer.figures.style import file_name
@@ -38,17 +35,38 @@ from explorer.sources.tensors import Matrix
 
 OWN = "own"
 """The layout of this project's files: codes, scales, and further tensors of a method."""
+TENSOR, NUMBERS = "tensor", "numbers"
+FILES = MultiSelect(
+    key="take",
+    label="Files of A and B",
+    usual=TENSOR,
+    options={TENSOR: "quantized tensor", NUMBERS: "all numbers (.json)", **KINDS},
+    chips=True,
+)
+LAYOUT = Select(
+    key="layout",
+    label="Layout of the tensor",
+    usual=OWN,
+    options={OWN: "this project's (.safetensors)"}
+    | {row.name: f"{row.label} ({row.suffix})" for row in EXPORTS.values()},
+)
 
 
-@dataclass(frozen=True)
-class FilesView(StatusView):
-    """The finished files, and a line about them."""
+def view(query: Query) -> Shown:
+    """Show the commands that compute the page's numbers again, and the files that were made of this tensor
+    and these schemes."""
+    taken = visit().taken
+    files = taken[1] if taken is not None and taken[0] == _key(query) else ()
+    return {"commands": commands(query.record, LAYOUT.of(query)), "files": html.downloads(files)}
 
-    files: Shown
+
+def _key(query: Query) -> tuple[Hashable, ...]:
+    """What files are made of."""
+    chosen = query.record
+    return (tensor_key(chosen), chosen.schemes, query.get(FILES.key), query.get(LAYOUT.key), _range(query))
 
 
-@shows(told=True)
-def command(chosen: Selection, layout: str = OWN) -> str:
+def commands(chosen: Selection, layout: str = OWN) -> str:
     """The commands that compute the page's numbers again, and write the tensor in a checkpoint's
     ``layout``."""
     place = _place(chosen)
@@ -99,62 +117,61 @@ def _inputs_place(chosen: Selection) -> dict[str, str | None]:
     return {"inputs": place, "inputs_tensor": tensor}
 
 
-@shows(FilesView)
-def make(
-    chosen: Selection,
-    kinds: Sequence[str],
-    layout: str = OWN,
-    own: float | None = None,
-    method_results: Owner | None = None,
-) -> Iterator[FilesView]:
-    """The quantized tensor by each scheme, in this project's or a checkpoint's ``layout``, its numbers
-    (.json), and the report of A and B, as files to download. The report holds the visitor's ``own`` range (a
-    share of min-max) where it was moved, what methods left of this layer, and what was timed for the
-    visitor."""
-    if not kinds:
-        raise ValueError("choose at least one kind of file")
-    matrix, pairs = yield from each(analysing(chosen), _status)
-    folder, files = fresh_folder(), list[str]()
-    left_out = ""
-    reports = [kind for kind in KINDS if kind in kinds]
-    if reports:
-        more = _more(chosen, pairs, own, method_results)
-        written = report_files.steps_of(lambda step: _report(chosen, matrix, more, step), reports, folder)
+def make(query: Query) -> Iterator[Shown]:
+    """Make the chosen files: the quantized tensor by each scheme, in this project's or a checkpoint's layout,
+    its numbers (.json), and the report of A and B. The report holds the visitor's own range (a share of
+    min-max) where it was moved, what methods left of this layer, and what was timed for the visitor."""
+    yield {"files": ""}  # those before are not of what is chosen now
+    chosen, kinds, layout, mine = query.record, FILES.of(query), LAYOUT.of(query), visit()
+
+    def say(words: str) -> Shown:
+        return {"status": html.status(words)}
+
+    matrix, pairs = yield from each(analysing(chosen), say)
+    folder, files, left_out = fresh_folder(), list[Path](), ""
+    if reports := [kind for kind in KINDS if kind in kinds]:
+        compose = _composed(chosen, matrix, _more(query, pairs))
         try:
-            found = yield from each(written, _status)
-            files, left_out = [*found.paths], found.left_out
+            found = yield from each(report_files.steps_of(compose, reports, folder), say)
+            files, left_out = [Path(path) for path in found.paths], found.left_out
         except ValueError as refused:
             if set(kinds) <= set(KINDS):
                 raise
             left_out = str(refused)
     for recipe, analysis in pairs:
         name = file_name(f"{matrix.name} {recipe}")
-        if "tensor" in kinds:
+        if TENSOR in kinds:
             layer = analysis.layer if isinstance(analysis, RepairedAnalysis) else QuantizedLayer(analysis.q)
-            files.append(str(_write(layer, file_name(matrix.name), layout, folder / name, str(recipe))))
-        if "report" in kinds:
+            files.append(_write(layer, file_name(matrix.name), layout, folder / name, str(recipe)))
+        if NUMBERS in kinds:
             path = folder / f"{name}.json"
             record = {"tensor": matrix.description, "scheme": str(recipe), **to_json(analysis.report)}
             path.write_text(json.dumps(record, indent=2), encoding="utf-8")
-            files.append(str(path))
-    yield FilesView(
-        status=html.status(f"{len(files)} file{'s' * (len(files) > 1)}. {left_out}".strip()),
-        files=gr.update(value=files, visible=True),
-    )
+            files.append(path)
+    mine.taken = _key(query), tuple(files)
+    said = f"{len(files)} file{'s' * (len(files) > 1)}. {left_out}".strip()
+    yield {**say(said), "files": html.downloads(files)}
 
 
-def _status(words: str) -> FilesView:
-    return FilesView.unchanged(status=html.status(words))
+def _range(query: Query) -> float | None:
+    """The visitor's own range of values, as a share of min-max, where it was moved."""
+    try:
+        share = float(query.get("range", ""))
+    except ValueError:
+        return None
+    return share if 0 < share <= 1 and share != DEFAULT_RANGE else None
 
 
-def _more(chosen: Selection, pairs: Pairs, own: float | None, method_results: Owner | None) -> More:
+def _more(query: Query, pairs: Pairs) -> More:
     """Further results of the visitor's runs, in addition to the schemes: for methods, only those of this
     layer."""
-    here = method_results if method_results and method_results.tensor == tensor_key(chosen) else None
+    chosen, here = query.record, visit().method_results
+    if here is not None and here.tensor != tensor_key(chosen):
+        here = None
     methods = _whole_run(here.outcomes, here.activations) if here else None
     needed = methods is not None or any(recipe.method for recipe, _ in pairs)
     return More(
-        own=own if own is not None and own != DEFAULT_RANGE else None,
+        own=_range(query),
         inputs=own_layer(chosen)[2] if needed else None,
         methods=methods,
         timings=visit().gemm_timings,
@@ -172,16 +189,17 @@ def _whole_run(outcomes: Sequence[Outcome], activations: str) -> Methods | None:
     return Methods(tuple(names), tuple(whole), activations, kept) if kept else None
 
 
-def _report(chosen: Selection, matrix: Matrix, more: More, progress: Progress) -> Content:
-    """The report of A and B; the same scheme twice is one."""
-    recipes, analyses = [], []
-    for recipe, analysis in zip(chosen.recipes, more.analyses or (), strict=True):
-        if recipe not in recipes:
-            recipes.append(recipe)
-            analyses.append(analysis)
+def _composed(chosen: Selection, matrix: Matrix, more: More) -> Callable[[Progress], Content]:
+    """What makes the report of A and B; the same scheme twice is one."""
+    pairs = dict(zip(chosen.recipes, more.analyses or (), strict=True))
     source = _place(chosen) | _inputs_place(chosen)
-    with gpu_lock():
-        return tensor_report(matrix, recipes, source, replace(more, analyses=tuple(analyses)), progress)
+
+    def compose(progress: Progress) -> Content:
+        with gpu_lock():
+            found = replace(more, analyses=tuple(pairs.values()))
+            return tensor_report(matrix, list(pairs), source, found, progress)
+
+    return compose
 
 
 def _write(layer: QuantizedLayer, tensor: str, layout: str, path: Path, recipe: str) -> Path:
@@ -199,39 +217,11 @@ def _write(layer: QuantizedLayer, tensor: str, layout: str, path: Path, recipe: 
     return write_one(layout, layer.q, whole, f"{tensor}.weight")
 
 
-def build(page: Page) -> None:
-    """Lay the section out: the command follows the selection, files are made when asked for."""
-    commands = block(elem_id="commands")
-    with gr.Row(elem_classes="tight stacked"):
-        choices = [("quantized tensor", "tensor"), ("all numbers (.json)", "report")]
-        choices += [(label, kind) for kind, label in KINDS.items()]
-        kinds = gr.CheckboxGroup(choices, value=["tensor"], label="Files of A and B", elem_id="take-kinds")
-        layouts = [("this project's (.safetensors)", OWN)]
-        layouts += [(f"{row.label} ({row.suffix})", row.name) for row in EXPORTS.values()]
-        layout = gr.Dropdown(layouts, value=OWN, label="Layout of the tensor", elem_id="take-layout")
-        start = gr.Button("Make the files", variant="primary", min_width=140, elem_id="take")
-        stop = stop_button()
-    inputs = [*page.selection, layout]
-    unlisted: dict[str, Any] = {**LATEST, "api_visibility": "undocumented"}
-    # At once, not when the section is on the screen: commands of another scheme would stand there meanwhile.
-    chosen_anew: Any = hidden("explorer.onChosen(() => trigger('chosen'))")
-    listen(chosen_anew.chosen, command, inputs, commands, api_name="command", **LATEST)
-    listen(layout.input, command, inputs, commands, api_name="command_layout", **unlisted)
-    stopped = block(elem_id="take-stopped")
-    status = block(elem_id="take-status")
-    files = gr.Files(visible=False, interactive=False, label="Your files", elem_id="take-files")
-    buttons = RunButtons((start,), stop, stopped)
-    buttons.begin_on(start.click)
-    # The files before are not those of what is chosen now.
-    start.click(lambda: ["", gr.update(visible=False)], None, [status, files], queue=False, **PRIVATE)
-    running = listen(
-        start.click,
-        make,
-        [*page.selection, kinds, layout, page.kept["range"], page.method_results],
-        FilesView(status=status, files=files),
-        api_name="take",
-        concurrency_id="report",
-        **QUIET,
-    )
-    halted = buttons.end_with(running, message="Stopped: no files were made.")
-    halted.then(lambda: "", None, status, **PRIVATE)
+SECTION = Section(
+    name="take-away",
+    title="Take away",
+    follows=(*SELECTION, "range"),
+    controls=(FILES, LAYOUT),
+    view=view,
+    runs={"make": make},
+)

@@ -73,6 +73,7 @@ class VisitData:
     gemm_timings: products that were timed for the visitor.
     compared: the two checkpoints that the visitor's last run compared.
     trained: networks of the visitor's last training.
+    taken: files that were made last of a tensor, and of what they are.
     written: the texts of the visitor's last run of a model, as its section shows them.
     surveys: files of surveys that were made here, by the model's place and revision; unfinished: of those
     that were stopped.
@@ -87,6 +88,7 @@ class VisitData:
     surveys: dict[tuple[str, str], Path] = field(default_factory=dict)
     compared: ComparedCheckpoints | None = None
     trained: TrainedNetworks | None = None
+    taken: tuple[tuple[Hashable, ...], tuple[Path, ...]] | None = None
     written: Mapping[str, str] | None = None
     unfinished: dict[tuple[str, str], Path] = field(default_factory=dict)
     checks: dict[str, Check] = field(default_factory=dict)

@@ -18,6 +18,7 @@ import torch
 from app import limits
 from app.parts import html
 from app.sections import compare, sizes, take_away
+from app.state import visits
 from app.state.memo import Memo
 from app.state.query import Query
 from app.state.selection import Selection, matrix_of
@@ -29,7 +30,7 @@ from explorer.checkpoints import EXPORTS, write_one
 from explorer.core.file import load as load_quantized
 from explorer.figures.style import file_name
 from explorer.recordings.quantize import recorded_kernel
-from tests.app.acting import last, selection, unchanged
+from tests.app.acting import selection, unchanged
 from tests.covering import sampled
 from tests.records import read_record
 
@@ -97,16 +98,21 @@ def test_comparison_comes_row_by_row(said: list[str]) -> None:
     assert said[0] in only.status and unchanged(only.table)
 
 
-def test_the_quantized_tensor_and_its_report_are_taken_away() -> None:
+def test_the_quantized_tensor_and_its_report_are_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """The files hold the codes that the page showed, and what the command writes of the same tensor."""
-    chosen = selection(scheme="nvfp4", second="int8_row")
-    paths = [Path(p) for p in last(take_away.make(*chosen, ["tensor", "report", "page"])).files["value"]]
+    kept = visits.VisitData()
+    monkeypatch.setattr(take_away, "visit", lambda: kept)
+    chosen = Query({"scheme": "nvfp4", "second": "int8_row", "take": "tensor,numbers,page"})
+    *_, shown = take_away.make(chosen)
+    assert kept.taken is not None and take_away.view(chosen)["files"] == shown["files"] != ""
+    assert not take_away.view(Query({**chosen, "scheme": "int8_row"}))["files"], "they are of another scheme"
+    paths = kept.taken[1]
     assert sorted(p.suffix for p in paths) == [".html", ".json", ".json", ".safetensors", ".safetensors"]
     x = load_matrix("sample:mlp_up").values
     first = next(path for path in paths if path.suffix == ".safetensors")
     q = quantize(x, SCHEMES["nvfp4"])
     assert torch.equal(load_quantized(first).packed, q.packed)
-    assert "explorer quantize sample:mlp_up --scheme nvfp4" in take_away.command(*selection(scheme="nvfp4"))
+    assert "explorer quantize sample:mlp_up --scheme nvfp4" in take_away.view(chosen)["commands"]
     record = read_record(next(path for path in paths if path.suffix == ".html"))
     assert record["recipe"]["file"] == "sample:mlp_up"
     assert record["recipe"]["schemes"] == ["nvfp4", "int8_row"]
@@ -114,17 +120,20 @@ def test_the_quantized_tensor_and_its_report_are_taken_away() -> None:
 
 
 @pytest.mark.parametrize("layout", sampled(EXPORTS, ("gguf", "gptq")))
-def test_the_tensor_in_a_checkpoints_layout(layout: str) -> None:
+def test_the_tensor_in_a_checkpoints_layout(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page writes what ``write_one`` writes, whose readers are tried in tests/checkpoints."""
     x = load_matrix("sample:mlp_up")
     refusal = EXPORTS[layout].refusal
     scheme = next(name for name, row in SCHEMES.items() if row.scale and not refusal(row, x.shape))
-    out = last(take_away.make(*selection(scheme=scheme), ["tensor"], layout))
-    (path,) = (Path(p) for p in out.files["value"])
+    kept = visits.VisitData()
+    monkeypatch.setattr(take_away, "visit", lambda: kept)
+    chosen = Query({"scheme": scheme, "layout": layout})
+    assert list(take_away.make(chosen)) and kept.taken is not None
+    (path,) = kept.taken[1]
     q = quantize(x.values, SCHEMES[scheme])
     same = write_one(layout, q, path.with_name(f"same{path.suffix}"), f"{file_name(x.name)}.weight")
     assert path.suffix == EXPORTS[layout].suffix and path.read_bytes() == same.read_bytes()
-    typed = unescape(take_away.command(*selection(scheme=scheme), layout))
+    typed = unescape(str(take_away.view(chosen)["commands"]))
     assert f"--scheme {scheme} --layout {layout} --out Q{EXPORTS[layout].suffix}" in typed
 
 

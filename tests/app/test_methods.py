@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from app import limits
 from app.sections import budget, calibration, layer_inputs, methods, overview, take_away
-from app.state import analyses, choices, models
+from app.state import analyses, choices, models, visits
 from app.state.query import Query
 from app.state.record import Record, next_record
 from app.state.selection import Selection
@@ -92,7 +92,7 @@ def test_a_result_becomes_b_with_its_own_weight() -> None:
     assert "by GPTQ" in unescape(out.chips) and "by GPTQ →" in unescape(out.inspector)
 
 
-def test_a_repaired_scheme_is_computed_from_its_link() -> None:
+def test_a_repaired_scheme_is_computed_from_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the method works, it is said how far it is; every part of the page takes the text."""
     repaired = HERE | {"scheme": "int4_group64+autoround", "second": "int4_group64+lqer"}
     values = selection(**repaired)
@@ -102,11 +102,14 @@ def test_a_repaired_scheme_is_computed_from_its_link() -> None:
     (act,) = json.loads(calibration.written("mse", 0.5, "b", "int4_group64+awq"))
     assert act["side"] == "b" and act["text"].endswith("~mse+awq")
     assert Recipe.parse(act["text"]).scheme.calibrator.name == "mse"
-    command = unescape(take_away.command(*values))
+    here = Query(repaired)
+    command = unescape(str(take_away.view(here)["commands"]))
     assert "explorer methods sample:attention_query --inputs sample:query_in" in command
     assert "--methods autoround" in command
-    made = last(take_away.make(*values, ["tensor", "report"]))
-    assert load_layer(made.files["value"][2]).residues, "the correction is in the file"
+    kept = visits.VisitData()
+    monkeypatch.setattr(take_away, "visit", lambda: kept)
+    assert list(take_away.make(here)) and kept.taken is not None
+    assert load_layer(kept.taken[1][1]).residues, "the correction is in the file"
     assert "GB/s" in overview.kernel(*values), "the kernel is that of the scheme"
     names = ("int4_group128+gptq", "int4_group128")
     repaired, plain = (next_record(Record(scheme=name), {"do": "next"}, None) for name in names)

@@ -8,22 +8,30 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from app.learn import training
 from app.sections import methods, take_away
-from app.serving.sessions import CurrentRequest, answering
+from app.state import visits
 from app.state.controls import DEFAULT_RANGE
+from app.state.query import Query
 from app.state.selection import Selection
-from app.state.visits import visit
 from explorer.bench.cpu_gemm import plan_on_cpu, time_on_cpu
 from explorer.recordings.files import Recording
 from explorer.recordings.machine import Machine
 from explorer.reports.tensor import More
+from explorer.reports.training import Settings
+from explorer.training.digits import train
 from tests.app.acting import last, unchanged
+from tests.covering import sampled
 from tests.records import read_record
 
-HERE = Selection(sample="attention_query", scheme="int4_group64", second="int4_group64+gptq")
+ADDRESS = {"sample": "attention_query", "scheme": "int4_group64", "second": "int4_group64+gptq"}
+HERE = Selection(**ADDRESS)
 TIMED = Recording(
     Machine(cpu="a CPU of mine"), tuple(time_on_cpu(plan_on_cpu(["bf16"], [(8, 16, 32)], "torch"), repeats=2))
 )
+SETTINGS = Settings(("4",), 1, 1, 1)
 
 
 def record(view: Any) -> dict[str, Any]:
@@ -31,26 +39,50 @@ def record(view: Any) -> dict[str, Any]:
     return read_record(path)
 
 
-def test_what_was_run_is_in_the_report_of_the_tensor() -> None:
+def of_training(kinds: list[str]) -> Any:
+    done = training.Done(SETTINGS, tuple(train(("4",), 1, 1, 1)))
+    return last(training.report(done, kinds))
+
+
+PLACES = {
+    "training": (lambda: of_training(["page"]), "explorer report training --widths 4 --seeds 1"),
+}
+
+
+@pytest.mark.parametrize("kind", sampled(PLACES, ["training"]))
+def test_each_place_makes_its_report(kind: str) -> None:
+    """A section without its report, or with a command that makes another."""
+    make, command = PLACES[kind]
+    view = make()
+    assert record(view)["recipe"]["kind"] == kind and command in unescape(view.command)
+
+
+def test_what_was_run_is_in_the_report_of_the_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Methods, the dragged range and own timings; what a slider shows that nobody has moved is not."""
+    kept = visits.VisitData(gemm_timings=TIMED)
+    monkeypatch.setattr(take_away, "visit", lambda: kept)
     values = dataclasses.astuple(HERE)
     run = list(methods.run("this", "", None, None, None, ["rtn", "gptq"], [], "as they are", *values))
     assert all(o.layer is None for o in run[-1].owner.outcomes), "a session keeps no layers"
-    with answering(CurrentRequest("whose products were timed")):
-        visit().gemm_timings = TIMED
-        view = last(take_away.make(*values, ["page"], "own", 0.4, run[-1].owner))
-    found = record(view)
+    kept.method_results = run[-1].owner
+    assert list(take_away.make(Query(ADDRESS | {"range": "0.4", "take": "page"}))) and kept.taken is not None
+    found = read_record(kept.taken[1][0])
     recipe, numbers = found["recipe"], found["numbers"]
     assert recipe["methods"] == ["rtn", "gptq"] and recipe["own"] == 0.4
     assert recipe["inputs"] == "sample:query_in"
     outcome = run[-1].owner.outcomes[-1]
     assert numbers["methods.int4_group64+gptq.output_sqnr_db"] == outcome.output_sqnr_db
     assert recipe["measured"]["machine"]["cpu"] == "a CPU of mine" and numbers["B.sqnr_db"]
-    untouched = take_away._more(Selection(scheme="nvfp4"), [], DEFAULT_RANGE, run[-1].owner)
+    kept.gemm_timings = None
+    untouched = take_away._more(Query({"scheme": "nvfp4", "range": str(DEFAULT_RANGE)}), [])
     assert untouched == More(analyses=())
 
 
 def test_what_cannot_be_reported_is_said(said: list[str]) -> None:
     """An empty file, or none and no word."""
-    view = last(take_away.make(*dataclasses.astuple(HERE), []))
-    assert said.pop() in unescape(view.status) and not said and unchanged(view.files)
+    for make in (
+        lambda: last(training.report(None, ["page"])),
+        lambda: last(training.report(training.Done(SETTINGS, ()), ["page"])),
+    ):
+        view = make()
+        assert said.pop() in unescape(view.status) and not said and unchanged(view.files)

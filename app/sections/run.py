@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from app import limits
-from app.parts import html
+from app.parts import cache_capture, html
 from app.parts.controls import Control, IntegerInput, MultiSelect, TextInput
 from app.parts.section import Section, Shown
 from app.parts.texts import ORIGINAL, TextColumn, texts
@@ -286,9 +286,9 @@ SECTION = Section(
     name="run",
     title="Run",
     follows=(*subject.KEYS, "scheme", "second", *(control.key for control in budget.CONTROLS)),
-    controls=(PROMPT, WHICH, TOKENS),
+    controls=(PROMPT, WHICH, TOKENS, cache_capture.TEXT, cache_capture.KEPT),
     view=view,
-    runs={"write": write},
+    runs={"write": write, "capture": cache_capture.capture},
     script="explorer.texts",
     shares={"bounds": limits.current, "most_linked": MOST_LINKED},
 )

@@ -133,7 +133,7 @@ def make(query: Query) -> Iterator[Shown]:
         compose = _composed(chosen, matrix, _more(query, pairs))
         try:
             found = yield from each(report_files.steps_of(compose, reports, folder), say)
-            files, left_out = [Path(path) for path in found.paths], found.left_out
+            files, left_out = found.paths, found.left_out
         except ValueError as refused:
             if set(kinds) <= set(KINDS):
                 raise

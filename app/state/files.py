@@ -21,12 +21,6 @@ class Downloads(NamedTuple):
     json: Any
 
 
-NOTHING_YET = Downloads(gr.skip(), gr.skip())
-_TAKEN_BACK = gr.update(value=None, interactive=False)
-NONE_NOW = Downloads(_TAKEN_BACK, _TAKEN_BACK)
-"""Where nothing is shown, after something was: what the buttons had is of that."""
-
-
 def fresh_folder() -> Path:
     """A new folder of the store for one visitor's files, under a name that nobody guesses; what it holds is
     deleted after ``Limits.keep_seconds``. ``ValueError`` if the store is full."""

@@ -4,9 +4,10 @@ page, of somebody else's run, or nothing and no word why."""
 from __future__ import annotations
 
 import dataclasses
+import re
 from html import unescape
 from pathlib import Path
-from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -22,8 +23,6 @@ from explorer.recordings.machine import Machine
 from explorer.reports.tensor import More
 from explorer.reports.training import Settings
 from explorer.training.digits import train
-from tests.app.acting import last, unchanged
-from tests.covering import sampled
 from tests.records import read_record
 
 ADDRESS = {"sample": "attention_query", "scheme": "int4_group64", "second": "int4_group64+gptq"}
@@ -34,33 +33,27 @@ TIMED = Recording(
 SETTINGS = Settings(("4",), 1, 1, 1)
 
 
-def record(view: Any) -> dict[str, Any]:
-    (path,) = (Path(p) for p in view.files["value"] if str(p).endswith(".html"))
-    return read_record(path)
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> visits.VisitData:
+    """What the page keeps of its one visitor."""
+    data = visits.VisitData()
+    for section in (take_away, training):
+        monkeypatch.setattr(section, "visit", lambda: data)
+    return data
 
 
-def of_training(kinds: list[str]) -> Any:
-    done = training.Done(SETTINGS, tuple(train(("4",), 1, 1, 1)))
-    return last(training.report(done, kinds))
-
-
-PLACES = {
-    "training": (lambda: of_training(["page"]), "explorer report training --widths 4 --seeds 1"),
-}
-
-
-@pytest.mark.parametrize("kind", sampled(PLACES, ["training"]))
-def test_each_place_makes_its_report(kind: str) -> None:
+def test_a_training_makes_its_report(kept: visits.VisitData) -> None:
     """A section without its report, or with a command that makes another."""
-    make, command = PLACES[kind]
-    view = make()
-    assert record(view)["recipe"]["kind"] == kind and command in unescape(view.command)
+    kept.trained = visits.TrainedNetworks(SETTINGS, tuple(train(("4",), 1, 1, 1)))
+    *_, shown = training.report(Query({}))
+    address = re.search(r'href="gradio_api/file=([^"]+)"', str(shown["report"]))
+    assert address and read_record(Path(unquote(address[1])))["recipe"]["kind"] == "training"
+    assert "explorer report training --widths 4 --seeds 1" in unescape(str(shown["report"]))
 
 
-def test_what_was_run_is_in_the_report_of_the_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_run_is_in_the_report_of_the_tensor(kept: visits.VisitData) -> None:
     """Methods, the dragged range and own timings; what a slider shows that nobody has moved is not."""
-    kept = visits.VisitData(gemm_timings=TIMED)
-    monkeypatch.setattr(take_away, "visit", lambda: kept)
+    kept.gemm_timings = TIMED
     values = dataclasses.astuple(HERE)
     run = list(methods.run("this", "", None, None, None, ["rtn", "gptq"], [], "as they are", *values))
     assert all(o.layer is None for o in run[-1].owner.outcomes), "a session keeps no layers"
@@ -78,11 +71,9 @@ def test_what_was_run_is_in_the_report_of_the_tensor(monkeypatch: pytest.MonkeyP
     assert untouched == More(analyses=())
 
 
-def test_what_cannot_be_reported_is_said(said: list[str]) -> None:
+def test_what_cannot_be_reported_is_said(kept: visits.VisitData) -> None:
     """An empty file, or none and no word."""
-    for make in (
-        lambda: last(training.report(None, ["page"])),
-        lambda: last(training.report(training.Done(SETTINGS, ()), ["page"])),
-    ):
-        view = make()
-        assert said.pop() in unescape(view.status) and not said and unchanged(view.files)
+    for trained in (None, visits.TrainedNetworks(SETTINGS, ())):
+        kept.trained = trained
+        with pytest.raises(ValueError):
+            list(training.report(Query({})))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,8 @@ import safetensors
 import torch
 from safetensors.torch import load_file
 
-from app.parts.cache_capture import capture_keys_and_values
-from app.state.record import Record, next_record
+from app.parts.cache_capture import capture
+from app.state.query import Query
 from app.state.selection import matrix_of
 from explorer import quantize
 from explorer.analysis.cache import (
@@ -220,20 +220,25 @@ def test_keys_and_values_are_captured(llama: Model) -> None:
 def test_the_page_opens_keys_and_values(tiny_llama: Path, tiny_bert: Path) -> None:
     """If this fails, the page opens another layer than was chosen, or offers two equal tensors as keys before
     and after rotary embedding."""
-    capture = partial(capture_keys_and_values, str(tiny_llama), "")
-    *_, shown = capture("model.layers.1.mlp.up_proj.weight", "\n\n" + WORDS, 6)
-    (act,) = json.loads(shown.act)
-    opened = next_record(Record(), act, shown.file)
+    asked = {"model": str(tiny_llama), "cachetext": "\n\n" + WORDS, "cachetokens": "6"}
+    *_, shown = capture(Query(asked))
+    first = json.loads(unescape(str(shown["captured"]).partition('data-set="')[2].partition('"')[0]))
+    opened = Query(first).record
     assert matrix_of(opened).values.shape == (6, 32)
     assert (opened.source, opened.file_tensor) == ("file", "keys of layer 1, after rotary")
-    with safetensors.safe_open(shown.file, "pt") as file:
+    with safetensors.safe_open(first["file"], "pt") as file:
         parts = ("keys of layer {}, after rotary", "keys of layer {}, before rotary", "values of layer {}")
         assert {*file.keys()} == {part.format(layer) for part in parts for layer in (0, 1)}
     one = torch.ones(2, 2)
     same = dict.fromkeys(("layers.0.keys", "layers.0.keys_before_rotary", "layers.0.values"), one)
     assert list(labelled_cache(same)) == ["keys of layer 0", "values of layer 0"]
-    (*_, shown), (refused,) = capture_keys_and_values(str(tiny_bert), "", "", "", 6), capture("", "", 1)
-    assert shown.act == refused.act == "" and shown.status and "2 … 4,096" in refused.status
+    for wrong, words in (
+        ({"model": str(tiny_bert)}, ""),
+        ({"model": ""}, "in the bar"),
+        ({"cachetokens": "1"}, "2 to"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            list(capture(Query(asked | wrong)))
 
 
 def test_memory_of_a_cache_by_its_context() -> None:

@@ -5,20 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import gradio as gr
+from typing import Any
 
 from app.serving import uploads
 from explorer.export.tables import write_records
 from explorer.figures.style import file_name
-
-
-class Downloads(NamedTuple):
-    """Updates of the two download buttons of a result."""
-
-    csv: Any
-    json: Any
 
 
 def fresh_folder() -> Path:
@@ -37,11 +28,3 @@ def write_table(name: str, rows: list[dict[str, Any]], records: Any) -> tuple[Pa
     write_records(sheet, rows)
     data.write_text(json.dumps(records, indent=2), encoding="utf-8")
     return sheet, data
-
-
-def downloads(name: str, table: list[dict[str, Any]], records: Any) -> Downloads:
-    """``write_table`` for the download buttons of a section that is laid out of Gradio's components."""
-    sheet, data = write_table(name, table, records)
-    return Downloads(
-        gr.update(value=str(sheet), interactive=True), gr.update(value=str(data), interactive=True)
-    )

@@ -1,5 +1,5 @@
-"""Reports that the page makes of a tensor. If these fail, a visitor takes away a report of something else than
-was on the page, of somebody else's run, or nothing and no word why."""
+"""A report of the tensor that the page makes. If this fails, a visitor takes away one of something else than
+was on the page, or of somebody else's run."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from keyword import iskeyword
 from typing import Any
 
 import gradio as gr
@@ -135,7 +134,7 @@ class Section:
             running.failure(None, None, None, js=ended, **PRIVATE)
             part.stop(None, None, None, cancels=[running], queue=False, **PRIVATE)
         if self.view is not None and not self.element_id:
-            gr.api(self._endpoint(), api_name=self.name.replace("-", "_"))
+            gr.api(self._endpoint(), api_name=self.name.replace("-", "_"), api_description=self._about())
         return part
 
     def _server_functions(self) -> list[Callable[..., Any]]:
@@ -175,34 +174,29 @@ class Section:
         return run
 
     def _endpoint(self) -> Callable[..., dict[str, Any]]:
-        """The view with the record's keys as its named parameters, for programs; a word of Python gets a
-        ``_``."""
-        keys, compute, name = self.keys, self.view, self.name
-        names = {key: f"{key}_" if iskeyword(key) else key for key in keys}
-        usual = {control.key: control.usual for control in self.controls}
+        """The view for programs: an object with the keys of an address in, the slots by name out."""
+        compute, name, keys = self.view, self.name, self.keys
 
-        def endpoint(*values: Any) -> dict[str, Any]:
-            given = {key: value for key, value in zip(keys, values, strict=False) if value}
+        def endpoint(record: dict[str, str]) -> dict[str, Any]:
+            if unknown := [key for key in record or {} if key not in keys]:
+                raise gr.Error(
+                    f"no key {unknown[0][:40]!r}; accepted: {', '.join(keys)}", print_exception=False
+                )
             with measured(f"api.{name}"), share_of_cores(), stoppable(check_of_this_run()):
-                said = _answered(name, given, lambda query: {"slots": drawn(_patiently(compute, query))})
+                said = _answered(name, record, lambda query: {"slots": drawn(_patiently(compute, query))})
             if problem := said.get("refused") or said.get("waits"):
                 raise gr.Error(problem, print_exception=False)
             if said["problems"]:
                 raise gr.Error(". ".join(said["problems"].values()), print_exception=False)
             return dict(said["slots"])
 
-        endpoint.__doc__ = inspect.getdoc(compute)
-        endpoint.__annotations__ = {**dict.fromkeys(names.values(), str), "return": dict}
-        endpoint.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                inspect.Parameter(
-                    given, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=usual.get(key, ""), annotation=str
-                )
-                for key, given in names.items()
-            ],
-            return_annotation=dict,
-        )
         return endpoint
+
+    def _about(self) -> str:
+        """The endpoint's description: what it shows, and the keys of its record."""
+        usual = {control.key: control.usual for control in self.controls}
+        keys = ", ".join(f"{key} ({usual[key]})" if usual.get(key) else key for key in self.keys)
+        return f"{inspect.getdoc(self.view)}\n\nKeys of the record, with what a fresh page has: {keys}."
 
 
 def _patiently(compute: Callable[[Query], Shown] | None, query: Query) -> Shown:

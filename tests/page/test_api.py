@@ -60,12 +60,13 @@ def test_an_uploaded_file_is_shown(client: Client, tmp_path: Path, url: str) -> 
             client.predict(file=forged, **asked, api_name="/tensor")
 
 
-def test_a_section_is_an_endpoint_with_named_parameters(client: Client) -> None:
+def test_a_section_is_an_endpoint_of_the_keys_of_its_links(client: Client) -> None:
     """A program asks for what a section shows by the names of the address's keys."""
-    slots = client.predict(sized="Llama-2-7B", scheme="nvfp4", api_name="/sizes")
+    slots = client.predict({"sized": "Llama-2-7B", "scheme": "nvfp4"}, api_name="/sizes")
     assert "NVFP4" in slots["table"] and json.loads(slots["cache-size"])["data"]
-    with pytest.raises(Exception, match="Llama-2-7B"):
-        client.predict(sized="GPT-9", api_name="/sizes")
+    for wrong, accepted in ({"sized": "GPT-9"}, "Llama-2-7B"), ({"size": "x"}, "sized"):
+        with pytest.raises(Exception, match=accepted):
+            client.predict(wrong, api_name="/sizes")
     endpoints = client.view_api(return_format="dict")["named_endpoints"]  # type: ignore[index]
     parameters = [p["parameter_name"] for one in endpoints.values() for p in one["parameters"]]
     assert not [name for name in parameters if name.startswith("param_")]

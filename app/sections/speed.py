@@ -103,7 +103,7 @@ def _bars(place: Place, query: Query) -> tuple[str, go.Figure]:
         f"{machine_words(place.timings).quantizing}. Grey: from the least that memory and arithmetic allow, "
         "which is computed"
     )
-    title = html.figure_title(f"Time {place.where} at {place.text}", about)
+    title = html.figure_title(f"Time on {place.title}", about)
     return title, speed_figure(few or place.timings, place.title, marked)
 
 
@@ -114,7 +114,8 @@ def _beside(query: Query, shown: str = "") -> Shown:
     if shown == LIVE or not here.timings:
         return {"here-title": "", "speed-here": ""}
     title, bars = _bars(here, query)
-    return {"here-title": title + html.render("speed_here"), "speed-here": bars}
+    title += html.sentence(_said(here, query)) + html.render("speed_here")
+    return {"here-title": title, "speed-here": bars}
 
 
 def _source(place: Place) -> str:
@@ -127,7 +128,7 @@ def _source(place: Place) -> str:
         return f"{text_of(place.asked)} was not measured here yet:{choose} press Measure below."
     mine = next((one for one in visit().opened_recordings if one.name == place.name), None)
     near = nearest_words(place.at, place.asked) if place.at and place.at != place.asked else ""
-    other = "At yours the order may differ: what is small is bound by the launch." if near else ""
+    other = "At yours the order may differ." if near else ""
     told = [f"{place.recording.sentence}.", near, other]
     if mine:
         told = ["From a file that you opened; only you see it.", mine.left_out, *told]
@@ -142,11 +143,11 @@ def _said(place: Place, query: Query) -> str:
     best = {timing.gemm: timing for timing in fastest(here)}
     usual, usual_name = usual_of(here)
     base = best[usual].baseline_graph or best[usual].graph if usual in best else None
-    said, leaders = [], dict[str, GemmTiming]()
+    said, leaders = list[str](), list[GemmTiming]()
     for side, scheme in schemes_of(query).items():
         rows = [best[name] for name in products_for(scheme, place.on_cpu) if name in best]
         if rows:
-            leaders[side] = min(rows, key=lambda row: row.total_seconds)
+            leaders.append(min(rows, key=lambda row: row.total_seconds))
             said.append(f"{side} as {'; as '.join(_time_of(row, base, usual_name) for row in rows)}.")
         else:
             said.append(f"{side}, {html.short_name(scheme.label)}: {_reason(scheme, place.on_cpu)}.")
@@ -154,27 +155,33 @@ def _said(place: Place, query: Query) -> str:
         own = best[usual].seconds
         other = f" ({words.duration(own)} by the fastest kernel here)" if own < base.low_s else ""
         said.append(f"{usual_name[0].upper()}{usual_name[1:]}: {words.duration(base.median_s)}{other}.")
-    if len(leaders) == 2 and leaders["A"].gemm != leaders["B"].gemm:
-        first, second = leaders["A"], leaders["B"]
-        if not _apart(first.graph, second.graph):
-            said.append("A and B cannot be ranked: their spreads overlap.")
+    if usual != "bf16" and "bf16" in best:
+        said.append(f"BF16: {words.duration(best['bf16'].seconds)}.")
+    if len({leader.gemm for leader in leaders}) == 2 and not _apart(*map(_spread, leaders)):
+        said.append("A and B cannot be ranked: their spreads overlap.")
     return " ".join(said)
 
 
 def _time_of(row: GemmTiming, base: TimeSpread | None, usual: str) -> str:
-    x = row.activation_s if row.activation_s and not row.dynamic else None
+    x = row.total_seconds - row.seconds
     quantizing = f" and {words.duration(x)} to quantize X" if x else ""
     told = f"{row.label}: {words.duration(row.seconds)}{quantizing}"
     if base is None or row.gemm == usual_of([row])[0]:
         return told
-    if not _apart(row.graph, base):
+    if not _apart(_spread(row), (base.low_s, base.high_s)):
         return f"{told}, as long as {usual} within the spread"
     return f"{told}, {words.times(base.median_s / row.total_seconds, 2)} as fast as {usual}"
 
 
-def _apart(one: TimeSpread, other: TimeSpread) -> bool:
+def _spread(row: GemmTiming) -> tuple[float, float]:
+    """10th and 90th percentile of a product's time, quantizing X included."""
+    x = row.total_seconds - row.seconds
+    return row.graph.low_s + x, row.graph.high_s + x
+
+
+def _apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
     """True if two times can be ranked: their 10th to 90th percentiles do not overlap."""
-    return one.high_s < other.low_s or other.high_s < one.low_s
+    return one[1] < other[0] or other[1] < one[0]
 
 
 def _reason(scheme: Scheme, on_cpu: bool) -> str:
@@ -183,10 +190,6 @@ def _reason(scheme: Scheme, on_cpu: bool) -> str:
         return "no kernel of these libraries multiplies weights stored like this, or it was not timed"
     name, reason = product_for(scheme)
     return f"{GEMMS[name].label} was not timed at this shape" if name else reason
-
-
-def _measure(query: Query, on_cpu: bool) -> Iterator[Shown]:
-    yield from measure(query, (), on_cpu, lambda: _beside(query))
 
 
 # --- from decode to prefill -------------------------------------------------------------------------------
@@ -220,20 +223,13 @@ def _curve_here(query: Query, shown: str = "") -> Shown:
     return {"here-title": title, "speed-sweep-here": figure}
 
 
-def _sweep(query: Query, on_cpu: bool) -> Iterator[Shown]:
-    yield from measure(query, USUAL_TOKENS[on_cpu], on_cpu, lambda: _curve_here(query))
-
-
 # --- error against speed ------------------------------------------------------------------------------------
 
 
 def errors_view(query: Query) -> Shown:
     """Show each product's time and the error of its output at the shape, on random data or, once it was
     computed, on the tensor; and which product to take there, in decode, in serving and in prefill."""
-    return _errors_shown(query, place_of(query))
-
-
-def _errors_shown(query: Query, place: Place) -> Shown:
+    place = place_of(query)
     here = place.timings
     errors = _ERRORS.peek(_errors_key(query, place))
     every = points(here, errors)
@@ -242,7 +238,7 @@ def _errors_shown(query: Query, place: Place) -> Shown:
         "left is faster, quantizing X included; higher is more exact; larger circles have more bytes of W; "
         "rings: A and B"
     )
-    title = f"Error on {whose} against time {place.where} at {place.text}"
+    title = f"Error on {whose} against time on {place.title}"
     return {
         "title": html.figure_title(title, about),
         "tradeoff": tradeoff_figure(every, f"{place.title} errors", place.marked(query)),
@@ -295,7 +291,7 @@ def _errors(query: Query) -> Iterator[Shown]:
     if not errors:
         raise ValueError("none of these products can take this tensor: their blocks do not fit it")
     _ERRORS.get(_errors_key(query, place), lambda: errors, lambda _: 1 << 12)
-    yield {"status": "", **_errors_shown(query, place)}
+    yield {"status": "", **errors_view(query)}
 
 
 SECTION = Section(
@@ -305,8 +301,8 @@ SECTION = Section(
     controls=(MACHINE, SHAPE, ALL, TIMED, KERNELS),
     view=view,
     runs={
-        "measure": lambda query: _measure(query, not GPU),
-        **({"measure-cpu": lambda query: _measure(query, True)} if GPU else {}),
+        "measure": lambda query: measure(query, (), not GPU, lambda: _beside(query)),
+        "measure-cpu": lambda query: measure(query, (), True, lambda: _beside(query)),
     },
     acts={"open": open_recording, "remove": remove_recording},
     shares={"gpu": GPU},
@@ -316,7 +312,7 @@ TOKENS = Section(
     title="Decode to prefill",
     follows=(*FOLLOWS, "timed", "kernels"),
     view=tokens_view,
-    runs={"sweep": lambda query: _sweep(query, not GPU)},
+    runs={"sweep": lambda query: measure(query, USUAL_TOKENS[not GPU], not GPU, lambda: _curve_here(query))},
     shares={"gpu": GPU},
 )
 ERRORS = Section(

@@ -125,12 +125,10 @@ def _names(query: Query, on_cpu: bool) -> list[str]:
 def _keep(timed: Timings) -> None:
     """Add what was timed to what the visitor has of the same machine; a newer time replaces an older one."""
     mine, before = visit(), visit().gemm_timings
-    rows = {} if before is None or before.machine.chip != timed.machine.chip else _by_kernel(before)
-    mine.gemm_timings = Timings(timed.machine, tuple({**rows, **_by_kernel(timed)}.values()))
-
-
-def _by_kernel(timed: Timings) -> dict[tuple[object, ...], GemmTiming]:
-    return {(row.gemm, row.variant, row.shape): row for row in timed.rows}
+    same = before is not None and before.machine.chip == timed.machine.chip
+    every = (*(before.rows if before and same else ()), *timed.rows)
+    rows = {(row.gemm, row.variant, row.shape): row for row in every}
+    mine.gemm_timings = Timings(timed.machine, tuple(rows.values()))
 
 
 def _on_cpu(names: Sequence[str], shapes: Sequence[Shape]) -> Iterator[Step]:

@@ -88,14 +88,9 @@ class Place:
         return text_of(self.at or self.asked)
 
     @property
-    def where(self) -> str:
-        """The machine, in a heading."""
-        return "here" if self.name == LIVE else f"on {self.recording.machine.chip or 'no machine'}"
-
-    @property
     def title(self) -> str:
-        """Name of what is shown, for files of figures."""
-        return f"{self.recording.machine.chip or 'here'} {self.text}"
+        """Machine and shape."""
+        return f"{self.recording.machine.chip or 'this machine'} at {self.text}"
 
     def marked(self, query: Query) -> dict[str, str]:
         """Products that take the weights of A or of B -> "A" or "B"; A where both are stored alike."""

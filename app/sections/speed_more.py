@@ -215,6 +215,6 @@ SECTION = Section(
     follows=FOLLOWS,
     controls=(PRODUCT, FILE, STEP, TEXTS, REPORT_KINDS),
     view=view,
-    runs={"files": _files, "report": _report, **({"quantize": _quantize} if gpu_device() else {})},
+    runs={"files": _files, "report": _report, "quantize": _quantize},
     shares={"grouped": _grouped, "gpu": gpu_device() is not None},
 )

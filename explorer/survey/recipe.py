@@ -16,7 +16,7 @@ from explorer.export.files import replacing
 from explorer.methods.recipe import Recipe
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import todays_text
-from explorer.survey.rows import RECIPE_KEY, checked, parsed_json
+from explorer.survey.rows import MOST_LAYERS, RECIPE_KEY, bounded_text, checked, parsed_json
 from explorer.survey.times import PredictedTime
 
 VERSION = 1
@@ -133,6 +133,8 @@ class ModelRecipe:
         if found.pop(KEY) != VERSION:
             raise ValueError(f"this recipe is of another version; version {VERSION} is read")
         file = checked(_File, found, "the recipe")
+        if len(file.layers) > MOST_LAYERS:
+            raise ValueError(f"the recipe has {len(file.layers):,} layers; at most {MOST_LAYERS:,} are read")
         layers = {name: _recipe(name, text) for name, text in file.layers.items()}
         schemes = tuple(todays_text(text) for text in file.schemes)
         inputs = Scheme.parse(file.inputs) if file.inputs else None
@@ -154,7 +156,7 @@ class ModelRecipe:
         """Read a recipe's file; ``ValueError`` for invalid content, ``OSError`` if it cannot be read."""
         path = Path(path)
         try:
-            return cls.from_json(path.read_text(encoding="utf-8"))
+            return cls.from_json(bounded_text(path, "recipe"))
         except ValueError as error:  # not UTF-8 too
             raise ValueError(f"{path.name}: {error}") from error
 

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from explorer.models.files import Role, itemsize
 from explorer.paths import ASSETS
+from explorer.progress import checkpoint
 from explorer.schemes.scheme import todays_text
 from explorer.sources.coded import stored_bits
 from explorer.survey.sensitivities import SENSITIVITIES
@@ -28,8 +29,13 @@ VERSION = 1
 """Version of the file. Others are refused, as the meaning of costs may have changed."""
 MOST = 1 << 30
 """Longest accepted axis of a layer; its square is the largest accepted number of weights or bytes."""
-MOST_BYTES = 1 << 26
-"""Largest accepted size of a survey's file: 225 layers by 14 schemes and one signal take 0.2 MB."""
+MOST_BYTES = 1 << 24
+"""Largest accepted size of the file of a survey or a recipe: 225 layers by 14 schemes and one signal take
+0.2 MB."""
+MOST_LINE = 1 << 20
+"""Longest accepted line of a survey: parsing one cannot be stopped."""
+MOST_LAYERS = 20_000
+"""Most layers of a survey or a recipe."""
 RECIPE_KEY = "explorer_recipe"
 """Key that marks a JSON file as a recipe; its value is the version."""
 FIRST = b'{"model":'
@@ -205,12 +211,14 @@ def load_survey(path: str | Path) -> Survey:
         )
     head = checked(Head, first, f"{path.name}: line 1")
     _check_head(head, path.name)
-    layers = [
-        checked(Layer, parsed_json(line, f"{path.name}: line {number}"), f"{path.name}: line {number}")
-        for number, line in enumerate(lines[1:], 2)
-    ]
+    layers = []
+    for number, line in enumerate(lines[1:], 2):
+        checkpoint()
+        place = f"{path.name}: line {number}"
+        layers.append(checked(Layer, parsed_json(line, place), place))
     survey = _as_of_today(head, layers)
     for layer in survey.layers:
+        checkpoint()
         _check_cells(survey.head, layer, path.name)
     if len({layer.name for layer in layers}) < len(layers) or len(layers) > head.layers:
         raise ValueError(f"{path.name} holds a layer twice, or more than the {head.layers} that it announces")
@@ -239,14 +247,27 @@ def _as_of_today(head: Head, layers: Sequence[Layer]) -> Survey:
 
 def _lines(path: Path) -> list[str]:
     """Split off the complete lines of a file."""
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise ValueError(f"{path.name} has {size:,} bytes; a survey's file has at most {MOST_BYTES:,}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = bounded_text(path, "survey")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path.name} is no survey: it is not UTF-8 text") from error
-    return [line for line in text[: text.rfind("\n") + 1].split("\n") if line.strip()]
+    if text.count("\n") > 2 * MOST_LAYERS:
+        raise ValueError(f"{path.name} has more than {2 * MOST_LAYERS:,} lines")
+    lines = [line for line in text[: text.rfind("\n") + 1].split("\n") if line.strip()]
+    if len(lines) > MOST_LAYERS + 1:
+        raise ValueError(f"{path.name} has {len(lines) - 1:,} layers; a survey has at most {MOST_LAYERS:,}")
+    if any(len(line) > MOST_LINE for line in lines):
+        raise ValueError(f"{path.name} has a line of more than {MOST_LINE:,} characters")
+    return lines
+
+
+def bounded_text(path: Path, kind: str) -> str:
+    """The text of a file of a ``kind``; ``ValueError`` before more than ``MOST_BYTES`` are read."""
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"{path.name} is too large; the file of a {kind} has at most {MOST_BYTES:,} bytes")
+    return data.decode()
 
 
 def _check_head(head: Head, name: str) -> None:
@@ -262,6 +283,8 @@ def _check_head(head: Head, name: str) -> None:
 
 
 def _check_cells(head: Head, layer: Layer, name: str) -> None:
+    if not all(1 <= axis <= MOST for axis in layer.shape):
+        raise ValueError(f"{name}: {layer.name} has the shape {layer.shape}; axes are from 1 to {MOST:,}")
     if not layer.bits:
         return
     cells = [layer.bits, *(layer.costs.get(signal, {}) for signal in head.signals if layer.reached)]
@@ -273,8 +296,6 @@ def _check_cells(head: Head, layer: Layer, name: str) -> None:
     cells += shares.values()
     numbers = [value for cell in (*cells, *layer.costs.values()) for value in cell.values()]
     numbers += [layer.squares, layer.fisher or 0.0, *layer.folds]
-    if not all(1 <= axis <= MOST for axis in layer.shape):
-        raise ValueError(f"{name}: {layer.name} has the shape {layer.shape}; axes are from 1 to {MOST:,}")
     if not all(0 <= value < math.inf for value in numbers):
         raise ValueError(f"{name}: {layer.name} has a size or cost that is no number from 0")
     if not 0 <= (layer.depth or 0) <= MOST:

@@ -11,7 +11,7 @@ from explorer.models.files import role_of
 from explorer.models.kinds import depth_of
 from explorer.sources.base import TensorInfo
 from explorer.survey import ModelRecipe, Role, Survey, frontier, fused_groups, kind_of, load_survey, recipe_of
-from explorer.survey.rows import MOST_BYTES, line_of
+from explorer.survey.rows import MOST_BYTES, MOST_LINE, line_of
 
 
 def write(survey: Survey, path: Path) -> list[str]:
@@ -35,7 +35,7 @@ def test_a_survey_survives_its_file(made_up: Survey, tmp_path: Path) -> None:
         frontier(stopped)
     with path.open("wb") as file:  # anybody may upload one, and it is parsed whole
         file.truncate(MOST_BYTES + 1)
-    with pytest.raises(ValueError, match="67,108,864"):
+    with pytest.raises(ValueError, match="16,777,216"):
         load_survey(path)
 
 
@@ -51,12 +51,16 @@ BROKEN = [
     ("HEAD\nLACKS\n", "lacks"),
     ("HEAD\nNEGATIVE\n", "number from 0"),
     ("HEAD\nEMPTY\n", "from 1 to"),
+    ("HEAD\nLISTED\n", "from 1 to"),
+    ("HEAD\n" + "{}\n" * 20_001, "20,001 layers"),
+    ("\n" * 40_001, "40,000 lines"),
+    ("HEAD\n" + "[" * (MOST_LINE + 1) + "\n", "1,048,576 characters"),
     ("DEFAULT\n", "'<b>'"),
     ("COUNT\n", "parameters"),
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), BROKEN)
+@pytest.mark.parametrize(("text", "words"), BROKEN, ids=[words for _, words in BROKEN])
 def test_what_is_no_survey_is_said(made_up: Survey, tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "s.jsonl"
     head, _, layer, *_ = write(made_up, path)
@@ -68,6 +72,7 @@ def test_what_is_no_survey_is_said(made_up: Survey, tmp_path: Path, text: str, w
         ("DEFAULT", json.dumps({**json.loads(head), "default": "<b>"})),
         ("COUNT", json.dumps({**json.loads(head), "parameters": -1})),
         ("EMPTY", json.dumps({**json.loads(layer), "shape": [0, 64]})),
+        ("LISTED", json.dumps({**json.loads(layer), "shape": [64, -64], "bits": {}})),
         ("NEGATIVE", json.dumps({**json.loads(layer), "depth": -5})),
         ("LAYER", layer),
         ("NAN", json.dumps(odd)),
@@ -95,8 +100,9 @@ def test_what_is_no_recipe_is_said(made_up: Survey, tmp_path: Path) -> None:
         ({"layers": {}}, "at least one"),
         ({"bits": -1}, "from 0"),
         ({"layers": 3}, "layers"),
+        ({"layers": {str(i): "nvfp4" for i in range(20_001)}}, "20,001 layers; at most 20,000"),
     )
-    texts = [("[]", "no recipe"), ("{", "no JSON")]
+    texts = [("[]", "no recipe"), ("{", "no JSON"), (" " * (MOST_BYTES + 1), "16,777,216")]
     for text, fact in [*texts, *((json.dumps({**recipe, **change}), fact) for change, fact in changes)]:
         (tmp_path / "r.json").write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=fact):

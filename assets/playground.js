@@ -50,13 +50,13 @@ class Playground {
   read({format, number, code}) {
     const {USUAL} = Playground, known = !format || Object.hasOwn(this.formats, format);
     this.state.name = known && format || USUAL.name;
-    let problem = known ? '' : `The link's format is unknown: ${this.format.label} is shown.`;
-    const said = code && !/^0x/.test(code) ? `0x${code}` : code || number || String(USUAL.number);
-    const refused = this.type(said);
+    const said = code ? code.replace(/^(?!0x)/, '0x') : number || String(USUAL.number), refused = this.type(said);
     if (refused) this.show(USUAL.number);
-    problem ||= refused && `The link's number is left out. ${refused}`;
     this.parts.entry.value = explorer.numbers.text(this.state.number, 17);
-    this.refuse(problem || this.lacking);
+    const lost = [!known && `The link's format is unknown: ${this.format.label} is shown.`,
+      refused && `The link's number is left out. ${refused}`].filter(Boolean).join(' ');
+    if (lost) this.write();
+    this.refuse(lost || this.lacking);
   }
 
   /* Put the state into the address: the code only where the number has another. */
@@ -132,7 +132,7 @@ class Playground {
 
   focusBit(bit) {
     for (const other of this.parts.bits.querySelectorAll('button')) other.tabIndex = other === bit ? 0 : -1;
-    bit.focus({preventScroll: true});
+    if (bit !== document.activeElement) bit.focus({preventScroll: true});
   }
 
   /* --- drawing --------------------------------------------------------------------------------------- */

@@ -69,6 +69,10 @@ class Story {
   read({step}) {
     const last = this.data.steps.length - 1, at = Number(step || 1) - 1, {steps, words, sliders} = this.parts;
     this.at = at in this.data.steps ? at : 0;
+    if (this.at !== at) {
+      explorer.notice(`The link's step is none of 1 to ${last + 1}: the first is shown.`);
+      explorer.note({step: null});
+    }
     this.moved = {...this.step.sliders};
     this.chosen = this.step.chosen;
     steps.forEach((button, i) => {

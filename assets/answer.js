@@ -125,6 +125,7 @@ Object.assign(explorer, {
     } else if (at('open')) explorer.open[at('open').open]();
     else if (at('sample')) explorer.choose({do: 'sample', name: at('sample').sample});
     else if (at('goal')) explorer.choose({do: 'goal', name: at('goal').goal});
+    else if (at('codes')) explorer.choose({do: 'codes', codes: at('codes').codes});
     else if (at('all')) explorer.showAll(at('all').all === 'true');
     else if (at('takes')) explorer.chooseTakes(at('takes').takes);
     else if (at('element')) explorer.inspect(...at('element').element.match(/\d+/g).map(Number));

@@ -230,8 +230,8 @@ def rows_words(rows: Sequence[ComparisonRow]) -> str:
         return f"{count} on all of the tensor. {exact}".strip()
     least, most = percent(parts[0]), percent(parts[-1])
     part = most if least == most else f"{least} to {most}"
-    off = [row.half_db for row in rows if row.share < 1 and row.half_db is not None]
-    within = f", SQNR within ± {max(off):.2g} dB" if off else ""
+    off = sorted(row.half_db for row in rows if row.share < 1 and row.half_db is not None)
+    within = f", SQNR ± {off[int(0.9 * (len(off) - 1))]:.2g} dB or less for nine in ten" if off else ""
     rest = len(rows) - len(parts)
     whole = f"; {rest} on all of it" if rest else ""
     return (

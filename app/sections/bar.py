@@ -22,6 +22,7 @@ from app.state.controls import (
     SCALES,
     SOURCES,
     format_choices,
+    multiplied,
     parts_of,
 )
 from app.state.estimates import estimated
@@ -159,7 +160,7 @@ def tensor_panel(query: Query) -> Shown:
     if chosen.file:
         tensors = _offered(file_source(chosen.file))
     if model and chosen.source == "model":
-        listed = _offered(model_source(chosen.model, chosen.revision))
+        listed = _offered(model_source(chosen.model, chosen.revision), of_model=True)
     samples = {s.name: f"{s.label}{' (synthetic)' if s.synthetic else ''}" for s in SAMPLES.values()}
     return {
         "pickers": html.render(
@@ -175,11 +176,11 @@ def tensor_panel(query: Query) -> Shown:
     }
 
 
-def _offered(source: TensorSource) -> list[tuple[str, str]]:
+def _offered(source: TensorSource, of_model: bool = False) -> list[tuple[str, str]]:
     """Names of tensors with their shapes and types, then the codes of restored weights; the first of very
-    many."""
+    many. ``of_model``: those that are multiplied."""
     codes = (source.info(f"{name}{STORED}") for name in sorted(source.restored))
-    infos = (*layers(source), *codes)
+    infos = (*(multiplied(layers(source)) if of_model else layers(source)), *codes)
     if len(infos) > MOST_OFFERED:
         limits.notify(
             f"The first {MOST_OFFERED:,} of {len(infos):,} tensors are listed: type the name of another."

@@ -309,9 +309,24 @@ def best_tensors(every: Sequence[TensorInfo]) -> list[str]:
     """The names of tensors, in the order in which a visitor would want to see them: weight matrices that are
     no embeddings, other matrices, and all others. Bare codes are none of them: they are chosen on purpose."""
     infos = [info for info in every if not info.name.endswith(STORED)]
-    matrix = [len(i.shape) >= 2 and min(i.shape) > 1 for i in infos]
-    rank = [
-        0 if m and "embed" not in i.name.lower() else 1 if m else 2
-        for i, m in zip(infos, matrix, strict=True)
-    ]
-    return [infos[at].name for at in sorted(range(len(infos)), key=lambda at: rank[at])]
+    return [info.name for info in sorted(infos, key=_rank)]
+
+
+def multiplied(every: Sequence[TensorInfo]) -> list[TensorInfo]:
+    """The tensors of a model that are multiplied by inputs, in their order: weights of layers, then
+    embeddings. Norms and biases are left out, unless there is nothing else."""
+    found = [info for info in every if _rank(info) < _OTHER]
+    return sorted(found, key=_rank) or list(every)
+
+
+_OTHER = 2
+
+
+def _rank(info: TensorInfo) -> int:
+    """0 for weights of layers, 1 for embeddings, ``_OTHER`` for the rest: vectors, and tables called a bias
+    or a norm."""
+    name, shape = info.name.lower(), info.shape
+    last = name.removesuffix(".weight").rpartition(".")[2]
+    if len(shape) < 2 or min(shape[-2:]) < 2 or name.endswith("bias") or "norm" in last:
+        return _OTHER
+    return 1 if "embed" in name or last in ("wte", "wpe", "relative_attention_bias") else 0

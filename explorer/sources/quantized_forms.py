@@ -42,6 +42,8 @@ _FLOATS, _EXPONENTS = ("F32", "F16", "BF16"), ("F8_E8M0", "U8")
 _F8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _SCALES = (".weight_scale", ".weight_scale_inv", ".scale", "._weight_scale")
 _ZEROS = (".weight_zero_point", "._weight_zero_point")
+PACKED = "packed integers"
+"""Kind of codes whose bits the header does not tell."""
 _SHAPE = ".weight_shape"
 _WITHOUT_ROWS = (".g_idx", ".weight_g_idx", _SHAPE)
 """Endings of tensors that do not follow the weight's rows."""
@@ -411,7 +413,7 @@ class _PackedIntegers(CodeForm):
 
     def label(self, layer: CodedLayer) -> str:
         bits = layer.stated_bits()
-        return "INT" if bits is None else f"INT{bits}"
+        return PACKED if bits is None else f"INT{bits}"
 
     def shape(self, layer: CodedLayer, read: Read) -> Shape:
         """Read the shape by the bits that the configuration states, else from the two numbers of
@@ -715,7 +717,7 @@ class _Hqq(CodeForm):
     Groups lie in rows ([N·K/G, G], axis 1) or columns ([G, N·K/G], axis 0).
     """
 
-    codes_label = "INT"
+    codes_label = PACKED
     mains, along = (".W_q",), None
     others = (
         ".scale", ".zero", ".nbits", ".axis", ".shape", ".group_size", ".packing", ".unpack_view_dtype",

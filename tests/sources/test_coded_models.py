@@ -214,7 +214,7 @@ FORMS: dict[str, tuple[dict[str, Tensor], object, Tensor | float, str]] = {
             "zero": torch.tensor([[1.0], [7.0]]), "nbits": torch.tensor(4),
             "axis": torch.tensor(1), "shape": torch.tensor([2, 64]),
         },
-        {"quant_method": "hqq"}, torch.tensor([[2.0], [4.0]]).expand(2, 64), "INT",
+        {"quant_method": "hqq"}, torch.tensor([[2.0], [4.0]]).expand(2, 64), "packed integers",
     ),
 }  # fmt: skip
 

@@ -64,24 +64,3 @@ explorer.contents = {
     return at && at.top <= 1 ? this.list.getBoundingClientRect().bottom : 0;
   },
 };
-
-/* Pixels across a figure's card on a sheet of A4 or Letter: a wider figure is made smaller. */
-const PAPER = 640;
-
-/* Paper: a section that was not shown yet is one line that says so. */
-addEventListener('beforeprint', () => {
-  for (const {box, shown, title} of explorer.sections.values()) {
-    box.classList.toggle('empty-on-paper', !shown);
-    const words = 'not on the screen yet. Scroll there once to print it.';
-    // Its own heading where it has one: the bar's word for it may be that of a table above.
-    const name = box.querySelector('.figure-title h2, .heading h2')?.textContent || title;
-    box.dataset.onPaper = (name ? name + ': ' : '') + words;
-  }
-  for (const plot of document.querySelectorAll('.figure')) {
-    const width = plot._fullLayout?.width;
-    if (width > PAPER) plot.style.zoom = PAPER / width;
-  }
-});
-addEventListener('afterprint', () => {
-  document.querySelectorAll('.figure').forEach(plot => { plot.style.zoom = ''; });
-});

@@ -178,3 +178,20 @@ explorer.put = (tree, path, value) => {
   const keys = path.split('.'), last = keys.pop();
   keys.reduce((part, key) => part[key] ??= {}, tree)[last] = value;
 };
+
+/* Print of the page is light, leaves out sections that have shown nothing yet, and makes figures smaller that are
+   wider than a card on a sheet of A4 or Letter: 640 pixels. */
+addEventListener('beforeprint', () => {
+  for (const {box, drawn} of explorer.sections?.values() || []) box.classList.toggle('not-on-paper', !drawn);
+  for (const plot of document.querySelectorAll('.figure')) {
+    const width = plot._fullLayout?.width;
+    if (width > 640) plot.style.zoom = 640 / width;
+  }
+  explorer.paper.dark ||= document.body.classList.contains('dark');
+  document.body.classList.remove('dark');
+});
+addEventListener('afterprint', () => {
+  document.querySelectorAll('.figure').forEach(plot => { plot.style.zoom = ''; });
+  document.body.classList.toggle('dark', Boolean(explorer.paper.dark));
+  explorer.paper.dark = false;
+});

@@ -116,7 +116,6 @@ def peak_bytes() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-@cache
 def commit() -> str:
     """Return the commit of ``EXPLORER_COMMIT`` or of the checkout, wherever the program was started;
     "unknown" without one."""
@@ -126,6 +125,11 @@ def commit() -> str:
         folder = checkout()
     except ValueError:
         return "unknown"
+    return _head(folder)
+
+
+@cache
+def _head(folder: Path) -> str:
     return _output("git", "-C", str(folder), "rev-parse", "--short", "HEAD")
 
 

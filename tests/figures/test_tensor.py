@@ -71,15 +71,17 @@ def numbers(value: Any) -> list[float]:
 
 @pytest.mark.parametrize(("name", "names"), sampled(CASES, CASES[::4]))
 def test_every_figure_is_drawn_finite_and_small(name: str, names: tuple[str, ...]) -> None:
-    """Finite numbers, a height, a file name, room for the zoom to stay; maps under 220 kB a side, the
-    others 30."""
+    """Finite numbers, a height, a file name, title and caption of its files, room for the zoom to stay; maps
+    under 220 kB a side, the others 30."""
     x = TENSORS[name]
     for kind, figures in all_figures(x, sides_of(x, names)).items():
         assert len(figures) == (1 if kind in ("values", "error", "map", "multiples") else len(names))
         for fig in figures:
             plot = json.loads(fig.to_json())
             layout = plot["layout"]
-            assert layout["height"] and layout["uirevision"] and layout["meta"]["filename"]
+            meta = layout["meta"]
+            assert layout["height"] and layout["uirevision"] and meta["filename"] and meta["title"]
+            assert meta["caption"].startswith("n; ") and f"n = {x.numel():,} elements" in meta["caption"]
             assert np.isfinite(numbers(plot["data"])).all(), f"{kind} of {name}"
             maps = any(trace["type"] == "heatmap" for trace in plot["data"])
             assert len(json.dumps(plot)) < (220_000 * len(names) if maps else 30_000), kind

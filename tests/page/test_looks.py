@@ -6,12 +6,14 @@ If these fail, somebody with a screen reader, a keyboard, weak sight, a phone or
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
 from app.places import PLACES
+from explorer.version import __version__
 from tests.covering import THOROUGH, sampled
 from tests.page.acts import at_rest, drawn, look_at, open_page, open_panel
 
@@ -127,6 +129,37 @@ def test_paper_cuts_nothing(page: Page, url: str) -> None:
     page.emulate_media(media="screen", reduced_motion="reduce")
     page.set_viewport_size({"width": 1440, "height": 900})
     assert page.evaluate("document.querySelector('#error-map .figure').style.zoom") == ""
+
+
+def test_a_figure_of_the_dark_page_is_saved_for_a_paper(page: Page, url: str) -> None:
+    """A light SVG of the chosen width, with its font, title and caption, and none of the page's buttons; the
+    page itself prints light, too."""
+    open_page(page, url, f"{BOTH}&__theme=dark")
+    drawn(page, "error-plot")
+    box = page.locator("#error-plot")
+    box.locator(".updatemenu-button", has_text="log").click()
+    for width in ("85", "174"):
+        box.get_by_label("Width of the saved figure").select_option(width)
+        with page.expect_download() as download:
+            box.get_by_role("button", name="SVG").click()
+        svg = Path(download.value.path()).read_text(encoding="utf-8")
+        assert f'width="{width}mm"' in svg[:300] and download.value.suggested_filename.endswith(
+            f"-{width}mm.svg"
+        )
+        assert 'fill="#ffffff"' in svg and svg.count("font-family:Inter;font-weight:") == 2
+        assert "updatemenu" not in svg and ">linear<" not in svg and "Errors of the elements</text>" in svg
+        words = " ".join(re.findall(r"<text x=\"4\"[^>]*>([^<]*)", svg))
+        assert "B: NVFP4" in words and f"n = {384 * 1536:,} elements" in words and __version__ in words
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('#answer-block *')).color")
+        == "rgb(29, 36, 51)"
+    )
+    assert page.locator("#section-numbers").is_hidden(), "what was not looked at yet is left out"
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("document.body.className") == "dark"
 
 
 def scroll_through(page: Page) -> None:

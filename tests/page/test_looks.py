@@ -154,7 +154,7 @@ def test_a_figure_of_the_dark_page_is_saved_for_a_paper(page: Page, url: str) ->
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert (
-        page.evaluate("getComputedStyle(document.querySelector('#answer-block *')).color")
+        page.evaluate("getComputedStyle(document.querySelector('.figure-title h2')).color")
         == "rgb(29, 36, 51)"
     )
     assert page.locator("#section-numbers").is_hidden(), "what was not looked at yet is left out"

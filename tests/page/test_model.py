@@ -143,8 +143,8 @@ def test_a_recorded_run_is_shown_without_a_model(page: Page, url: str) -> None:
     """Painted: an outline and words around the token in which texts part, and colours by KL. Mouse and arrow
     keys read a token's number; Run without a model leaves the recording."""
     open_page(page, url, "tab=model&section=run")
-    expect(page.locator("#run-source")).to_contain_text(re.compile(r"\d{4}-\d\d-\d\d"))
-    column = page.locator("#run-texts [data-name=q4_0]")
+    expect(page.locator("#section-run [data-slot=source]")).to_contain_text(re.compile(r"\d{4}-\d\d-\d\d"))
+    column = page.locator("#section-run [data-name=q4_0]")
     mark = column.locator("mark.parting")
     look_at(mark)
     style = "e => { const s = getComputedStyle(e); return [s.borderTopStyle, parseFloat(s.borderTopWidth)]; }"
@@ -162,9 +162,9 @@ def test_a_recorded_run_is_shown_without_a_model(page: Page, url: str) -> None:
     page.keyboard.press("ArrowRight")
     expect(read).to_contain_text(re.compile(r"token 5, .*\s%.*Q4_0: .*\s%", re.DOTALL))
     expect(tokens.nth(4)).to_be_focused()
-    status = page.locator("#run-status")
+    status = page.locator("#section-run [data-slot=status]")
     before = status.inner_text()
-    click(page, page.locator("#run-start"))
+    click(page, page.locator("#section-run [data-run=write]"))
     expect(status).not_to_have_text(before)
     expect(column).to_be_visible()
 

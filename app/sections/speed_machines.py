@@ -100,22 +100,17 @@ class Place:
     def curve(self) -> tuple[Timings, list[GemmTiming]]:
         """Times from decode to prefill at N and K of the shape asked for, or at the nearest that were timed
         for several numbers of tokens, with their recording."""
+        _, n, k = self.asked
         found: list[tuple[float, int, Timings, list[GemmTiming]]] = []
         for recording in self.machine:
-            by_sides: dict[tuple[int, int], list[GemmTiming]] = {}
-            for timing in recording.rows:
-                by_sides.setdefault(timing.shape[1:], []).append(timing)
-            for sides, rows in by_sides.items():
+            for sides in {timing.shape[1:] for timing in recording.rows}:
+                rows = [timing for timing in recording.rows if timing.shape[1:] == sides]
                 tokens = len({row.shape[0] for row in rows})
-                away = sum(
-                    abs(math.log(side / other)) for side, other in zip(sides, self.asked[1:], strict=True)
-                )
+                away = abs(math.log(sides[0] / n)) + abs(math.log(sides[1] / k))
                 if tokens >= FEWEST_TOKENS and (self.name != LIVE or away == 0):
                     found.append((away, -tokens, recording, rows))
-        if not found:
-            return self.recording, []
-        _, _, recording, rows = min(found, key=lambda one: one[:2])
-        return recording, rows
+        best = min(found, key=lambda one: one[:2], default=(0.0, 0, self.recording, []))
+        return best[2], best[3]
 
 
 def place_of(query: Query, name: str = "") -> Place:
@@ -128,8 +123,8 @@ def place_of(query: Query, name: str = "") -> Place:
         timed = any(timing.shape == asked for timing in own.rows)
         return Place(name, [own], own, asked, asked if timed else None, sides)
     if name in (LATER_NAME, LAYERS_NAME):  # in links of earlier versions, beside what the machine has now
-        parts = gemms_by_machine()
-        name = next((key for key, group in offered.items() if parts.get(name) in group), NEAREST)
+        part = gemms_by_machine().get(name)
+        name = next((key for key, group in offered.items() if key != NEAREST and part in group), NEAREST)
     if name.startswith(OPENED) and name not in offered:
         query.problems["machine"], name = NO_RECORDING, NEAREST
     elif name not in offered:

@@ -99,6 +99,8 @@ def test_the_tensors_own_shape_is_shown_or_the_nearest_is_named() -> None:
     n, k = matrix_of(Selection()).values.shape
     own = place_of(Query({}))
     assert own.at == own.asked == (1, n, k), "some GPU was recorded with this shape"
+    for old, now in (("gemm-later", RECORDED), ("gemm-layers", "nvidia-h100-80gb-hbm3")):
+        assert place_of(Query({"machine": old})).name == now, "links of earlier versions"
     for value, m in (("layer-decode", 1), ("layer-prefill", 4096), ("64", 64)):
         out = shown(shape=value, machine=RECORDED)
         assert f"{m}×{n}×{k} was not recorded" in out["source"] and f"of {m}×4096×4096" in out["source"]

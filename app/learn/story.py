@@ -50,19 +50,16 @@ STEPS = (
         "One row, one scale",
         "Thirty-two numbers are stored in a few bits each. The largest sets the <scale>; every number "
         "then takes the nearest of the evenly spaced levels. Fewer bits, fewer levels.",
-        _INT4,
-        {"outlier": 0.58},
+        _INT4, {"outlier": 0.58},
         tuple(StoryChoice(f"INT{bits}", {"format": f"int{bits}"}) for bits in (2, 3, 4, 5, 6, 8)),
         "Each bit halves the steps, which is worth about 6 dB of <SQNR>.",
-        (-1.15, 1.15),
-        2,
+        (-1.15, 1.15), 2,
     ),
     Step(
         "One outlier",
         "Now a single number grows: drag the marked one. The scale must reach it, so the levels move apart, "
         "and the other thirty-one numbers have to share the few that are left.",
-        _INT4,
-        {"outlier": 6.0},
+        _INT4, {"outlier": 6.0},
         (),
         "The <outlier> itself is stored well. The other numbers lose: many round to zero.",
     ),
@@ -70,8 +67,7 @@ STEPS = (
         "A smaller block",
         "Give each part of the row its own scale. The outlier then spoils only its own <block>; each "
         "scale costs 16 bits, shared by fewer numbers.",
-        _INT4,
-        {"outlier": 6.0},
+        _INT4, {"outlier": 6.0},
         tuple(StoryChoice(f"{n} a scale" if n < 32 else "One scale", {"block": n}) for n in (32, 16, 8, 4)),
         "Smaller blocks buy accuracy with <bits per element>; groups of 32 to 128 are usual for weights.",
         chosen=2,
@@ -80,8 +76,7 @@ STEPS = (
         "A better range",
         "Or leave the outlier out: let the range end earlier, and whatever lies beyond takes its end. "
         "<Clipping> costs one large error and makes all the small ones smaller.",
-        _INT4,
-        {"outlier": 1.6, "clip": 1.0},
+        _INT4, {"outlier": 1.6, "clip": 1.0},
         tuple(StoryChoice(f"INT{bits}", {"format": f"int{bits}"}) for bits in (2, 3, 4)),
         "The fewer the bits, the more it pays. <calibration> by <MSE> tries many ends and keeps the best, "
         "which the curve marks.",
@@ -92,8 +87,7 @@ STEPS = (
         "A zero point",
         "Behind some activation functions nearly all numbers have one sign. A <symmetric> range wastes half "
         "its codes on the other side; a <zero point> moves the range to where the numbers are.",
-        _INT4,
-        {"outlier": 0.58, "shift": 0.8},
+        _INT4, {"outlier": 0.58, "shift": 0.8},
         (
             StoryChoice("With a zero point", {"asymmetric": True}),
             StoryChoice("Symmetric", {"asymmetric": False}),
@@ -108,9 +102,8 @@ STEPS = (
         _INT4 | {"block": 16},
         {"outlier": 3.0},
         (
-            StoryChoice(
-                "NVFP4", {"format": "float4_e2m1fn", "scaleFormat": "float8_e4m3fn", "perTensor": True}
-            ),
+            StoryChoice("NVFP4",
+                        {"format": "float4_e2m1fn", "scaleFormat": "float8_e4m3fn", "perTensor": True}),
             StoryChoice("MXFP4", {"format": "float4_e2m1fn", "exponent": True, "block": 32}),
             StoryChoice("NF4", {"format": "nf4", "scaleFormat": "float32"}),
             StoryChoice("FP4, FP16 scales", {"format": "float4_e2m1fn"}),
@@ -119,7 +112,7 @@ STEPS = (
         "Which wins depends on the numbers: drag the outlier. NVFP4's 32 bits for the whole tensor weigh "
         "on so short a row; a layer pays 4.5.",
     ),
-)
+)  # fmt: skip
 
 
 def story_data() -> dict[str, object]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import math
-import shlex
 import shutil
 import time
 from collections import Counter
@@ -31,7 +30,7 @@ from app.state.models import check_runnable, runnable_model
 from app.state.query import Query
 from app.state.selection import model_source
 from app.state.visits import visit
-from explorer import Scheme, words
+from explorer import words
 from explorer.analysis.cache import USUAL, CachePlan
 from explorer.bench.layers import checked_time
 from explorer.checkpoints import EXPORTS, Written
@@ -41,15 +40,23 @@ from explorer.figures.survey import LossPoint, budget_figure, cost_label, layer_
 from explorer.methods import RTN, label_of
 from explorer.methods.recipe import Recipe
 from explorer.progress import Progress
-from explorer.recordings.quality import recorded_quality
-from explorer.recordings.recipe_runs import recorded_causal, recorded_recipes
+from explorer.recordings.recipe_runs import recorded_recipes
 from explorer.reports import survey_report
-from explorer.reports.survey import USUAL_BITS, Asked, Bought, bought, constraints_of
+from explorer.reports.survey import (
+    USUAL_BITS,
+    Asked,
+    Bought,
+    bought,
+    commands,
+    constraints_of,
+    forced_method,
+    recorded_losses,
+)
 from explorer.schemes.scheme import label_of_text
 from explorer.survey import SENSITIVITIES, Frontier, Survey, frontier
 from explorer.survey.apply import weights_alone
 from explorer.survey.budget import budget_of
-from explorer.survey.carried import targets_with
+from explorer.survey.carried import carriers, targets_with
 from explorer.survey.check import SAME_SIZE, Check, Checked, check_recipe
 from explorer.survey.export import Wanted
 from explorer.survey.export import export as write_recipe
@@ -251,7 +258,7 @@ def view(query: Query) -> Shown:
         "truth": html.sentence(truth(check))
         if check
         else html.status("Not measured yet: the loss is predicted."),
-        "command": html.commands(_commands(plan, f"{_name(plan)}.json")),
+        "command": html.commands(commands(plan.got, f"{_name(plan)}.json")),
         "do": html.render("budget_do", file=f"{_name(plan)}.json", recipe=_encoded(plan.recipe)),
         "unsurveyed": "",
     }
@@ -309,7 +316,7 @@ def _headline(query: Query, plan: BudgetPlan, check: Check | None) -> list[tuple
     if not SENSITIVITIES[front.signal].is_loss:
         return [(f"At {choice.bits:.2f} bits no loss is predicted: {SENSITIVITIES[front.signal].trust}", "")]
     mine, how = choice.loss, f"predicted{weights_alone(front.weights_alone)}"
-    if (by := _forced(plan)) not in ("", RTN.name):
+    if (by := forced_method(plan.got)) not in ("", RTN.name):
         how = f"predicted for rounding, before {label_of(by)}"
     interval: tuple[float | None, float | None] = plan.recipe.predicted_interval or (None, None)
     if check is not None:
@@ -348,12 +355,6 @@ def _against(mine: float, other: float) -> tuple[str, str]:
     return (f"{mine / other:.2g} times as much" if other > 0 else "more"), (" as " if other > 0 else " than ")
 
 
-def _forced(plan: BudgetPlan) -> str:
-    """The method of all layers that the survey's predictions are not of; "" for none."""
-    method = plan.got.asked.method
-    return "" if method in plan.got.survey.head.methods else method
-
-
 def _opened(plan: BudgetPlan) -> str:
     target = plan.recipe.target
     return f"opened by {EXPORTS[target].label}" if target else "no engine opens these schemes together"
@@ -365,27 +366,9 @@ def _best(front: Frontier, bits: float) -> str:
     return min(fit, key=lambda u: u.loss).scheme if fit else ""
 
 
-def _recorded_points(one: ModelSubject) -> list[LossPoint]:
-    """Recorded losses of this model: of single schemes and recipes, and of other programs' files."""
-    assert one.survey is not None
-    name, default = Path(one.survey.head.model).name, one.survey.head.default
-    mine = recorded_recipes().rows if one.which in recorded() else recorded_causal().rows
-    points = []
-    for run in mine:
-        if (run.model or next(iter(recorded()), "")) != name or run.fused or run.signal not in ("", default):
-            continue
-        label = label_of_text(run.scheme) if run.scheme else f"recipe of {run.budget:g} bits"
-        by = f" by {label_of(run.method)}" if run.method else ""
-        points.append(LossPoint(f"{label}{by}, recorded", run.bits, run.loss, run.low, run.high))
-    for row in recorded_quality().rows:
-        if row.model == name and row.kl is not None and not row.ours:
-            points.append(LossPoint(f"{row.label} by {row.by}", row.bits, row.kl, ours=False))
-    return points
-
-
 def _measured(plan: BudgetPlan, check: Check | None) -> list[LossPoint]:
     """Models of the figure that were run: now, or for the recording."""
-    found = _recorded_points(plan.one)
+    found = recorded_losses(plan.got.survey)
     for row in check.rows if check else ():
         label = "the recipe" if row is check.rows[0] else label_of_text(row.name)  # type: ignore[union-attr]
         if row is check.rows[0] or row.name in plan.got.survey.head.schemes:  # type: ignore[union-attr]
@@ -451,7 +434,7 @@ def _files(query: Query, plan: BudgetPlan, check: Check | None) -> dict[str, Any
     singles = {u.scheme: u for u in front.uniform}
     measured = {row.name: row for row in check.rows[1:]} if check else {}
     plain = plan.recipe.inputs is None and plan.recipe.cache is None
-    known = {one.name: one for one in _recorded_points(plan.one)} if plain else {}
+    known = {one.name: one for one in recorded_losses(plan.got.survey)} if plain else {}
     batch = int(BATCH.of(query))
     rows = [_file_row(plan, "recipe", "name-recipe", plan.recipe.layers, choice.loss, plan.bytes, batch,
                       check.rows[0] if check else None)]  # fmt: skip
@@ -529,16 +512,15 @@ def _step_of(plan: BudgetPlan, layers: Mapping[str, Recipe], batch: int) -> tupl
 
 def _opens_in(plan: BudgetPlan, layers: Mapping[str, Recipe]) -> list[str]:
     """The formats that carry these schemes together, the chosen one first."""
-    shapes = {(one.scheme, plan.got.survey.layer(name).shape) for name, one in layers.items()}
-    coded = {scheme for scheme, _ in shapes if scheme.plain_dtype is None}
-    inputs: set[Scheme] = set(plan.recipe.input_schemes.values())
-    able: list[tuple[bool, str]] = []
-    for name, row in EXPORTS.items():
-        alike = len({row.family(scheme) for scheme in coded}) <= 1
-        if alike and not any(row.refusal(*pair) for pair in shapes) \
-                and not any(row.multiplies(own, one) for own in inputs for one in coded):  # fmt: skip
-            able.append((name != plan.recipe.target, row.label.partition(",")[0].removesuffix("'s layout")))
-    return list(dict.fromkeys(label for _, label in sorted(able, key=lambda pair: pair[0])))
+    coded = ((one.scheme, plan.got.survey.layer(name).shape) for name, one in layers.items())
+    able = carriers(coded, plan.recipe.input_schemes.values())
+    labels = [
+        row.label.partition(",")[0].removesuffix("'s layout")
+        for row in able
+        if row.name != plan.recipe.target
+    ]
+    own = [EXPORTS[plan.recipe.target].label] if any(x.name == plan.recipe.target for x in able) else []
+    return list(dict.fromkeys([*own, *labels]))
 
 
 def _name(plan: BudgetPlan) -> str:
@@ -548,30 +530,6 @@ def _name(plan: BudgetPlan) -> str:
 def _encoded(recipe: ModelRecipe) -> str:
     """A recipe's file as a link's address."""
     return f"data:application/json;base64,{base64.b64encode(recipe.to_json().encode()).decode()}"
-
-
-def _commands(plan: BudgetPlan, recipe: str) -> list[str]:
-    """The commands from the survey to the checkpoint; files are named after the model."""
-    head, asked, choice = plan.got.survey.head, plan.got.asked, plan.got.choice
-    stem = file_name(Path(head.model).name)
-    found, made = f"{stem}.jsonl", shlex.quote(recipe)
-    bound = f"--bits {math.ceil(1e4 * choice.bits - 1e-6) / 1e4:.9g}"
-    if choice.time is not None:
-        bound = f"--time {math.ceil(1e8 * choice.time.seconds) / 100:.9g}us --batch {choice.time.batch}"
-    options = {"for": asked.target, "inputs": asked.inputs, "keep": ",".join(asked.keep)}
-    options["method"] = _forced(plan)
-    limits_of = "".join(f" --{key} {shlex.quote(value)}" for key, value in options.items() if value)
-    by = "" if set(head.schemes) == set(SCHEMES) else f" --schemes {shlex.quote(','.join(head.schemes))}"
-    by += f" --methods {','.join(head.methods)}" if head.methods else ""
-    lines = [
-        f"explorer survey {shlex.quote(head.model)}{by} --out {shlex.quote(found)}",
-        f"explorer recipe {shlex.quote(found)}{limits_of} {bound} --out {made}",
-        f"explorer check {made} --survey {shlex.quote(found)}",
-    ]
-    if asked.target:
-        folder = shlex.quote(f"{stem}-{asked.target}")
-        lines.append(f"explorer apply {made} --to {asked.target} --out {folder}")
-    return lines
 
 
 # --- acts --------------------------------------------------------------------------------------------------

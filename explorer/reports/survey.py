@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,8 +13,11 @@ from typing import Any
 
 from explorer import words
 from explorer.checkpoints.inputs import INPUTS, inputs_of
-from explorer.figures.survey import budget_figure, cost_label, heat_figure, strip_figure
+from explorer.figures.style import file_name
+from explorer.figures.survey import LossPoint, budget_figure, cost_label, heat_figure, strip_figure
 from explorer.methods import RTN, label_of
+from explorer.recordings.quality import recorded_quality
+from explorer.recordings.recipe_runs import recorded_causal, recorded_recipes
 from explorer.reports.content import SURVEY, Content, Part, Table, content
 from explorer.schemes.scheme import label_of_text
 from explorer.survey import (
@@ -30,9 +35,12 @@ from explorer.survey import (
 from explorer.survey.apply import weights_alone
 from explorer.survey.carried import target_of
 from explorer.survey.check import SAME_SIZE, Check
+from explorer.survey.run import SCHEMES
 from explorer.survey.sentences import about, kept_words, texts_run, truth, what_it_buys
 from explorer.survey.times import recorded_times
 
+RECORDED = "all-MiniLM-L6-v2"
+"""Name of the model of recorded runs that name none."""
 RUN = "check"
 """Name of the table of models that were run, and prefix of its numbers' names."""
 USUAL_BITS = 4.5
@@ -95,6 +103,53 @@ def constraints_of(asked: Asked, found: Survey) -> Constraints:
         times=recorded_times(asked.batch) if asked.batch is not None else None,
         methods=surveyed if asked.method else None,
     )
+
+
+def recorded_losses(found: Survey) -> list[LossPoint]:
+    """Return the losses that were recorded of a surveyed model: of single schemes and recipes, and of other
+    programs' files."""
+    name, default = Path(found.head.model).name, found.head.default
+    points = []
+    for run in (*recorded_recipes().rows, *recorded_causal().rows):
+        if (run.model or RECORDED) == name and not run.fused and run.signal in ("", default):
+            label = label_of_text(run.scheme) if run.scheme else f"recipe of {run.budget:g} bits"
+            by = f" by {label_of(run.method)}" if run.method else ""
+            points.append(LossPoint(f"{label}{by}, recorded", run.bits, run.loss, run.low, run.high))
+    for row in recorded_quality().rows:
+        if row.model == name and row.kl is not None and not row.ours:
+            points.append(LossPoint(f"{row.label} by {row.by}", row.bits, row.kl, ours=False))
+    return points
+
+
+def forced_method(one: Bought) -> str:
+    """Return the method of all layers that the survey's predictions are not of; "" for none."""
+    method = one.asked.method
+    return "" if method in one.survey.head.methods else method
+
+
+def commands(one: Bought, recipe: str) -> list[str]:
+    """Return the commands from the survey to the checkpoint by way of the file ``recipe``; other files are
+    named after the model."""
+    head, asked, choice = one.survey.head, one.asked, one.choice
+    stem = file_name(Path(head.model).name)
+    found, made = f"{stem}.jsonl", shlex.quote(recipe)
+    bound = f"--bits {math.ceil(1e4 * choice.bits - 1e-6) / 1e4:.9g}"
+    if choice.time is not None:
+        bound = f"--time {math.ceil(1e8 * choice.time.seconds) / 100:.9g}us --batch {choice.time.batch}"
+    options = {"for": asked.target, "inputs": asked.inputs, "keep": ",".join(asked.keep)}
+    options["method"] = forced_method(one)
+    limits_of = "".join(f" --{key} {shlex.quote(value)}" for key, value in options.items() if value)
+    by = "" if set(head.schemes) == set(SCHEMES) else f" --schemes {shlex.quote(','.join(head.schemes))}"
+    by += f" --methods {','.join(head.methods)}" if head.methods else ""
+    lines = [
+        f"explorer survey {shlex.quote(head.model)}{by} --out {shlex.quote(found)}",
+        f"explorer recipe {shlex.quote(found)}{limits_of} {bound} --out {made}",
+        f"explorer check {made} --survey {shlex.quote(found)}",
+    ]
+    if asked.target:
+        folder = shlex.quote(f"{stem}-{asked.target}")
+        lines.append(f"explorer apply {made} --to {asked.target} --out {folder}")
+    return lines
 
 
 def find_survey(where: str) -> Survey:

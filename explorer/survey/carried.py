@@ -51,6 +51,20 @@ def targets_with(inputs: Scheme | None) -> tuple[str, ...]:
     )
 
 
+def carriers(coded: Iterable[tuple[Scheme, Shape]], inputs: Iterable[Scheme] = ()) -> list[Export]:
+    """Find the targets that hold layers of these (scheme, [N, K]) together, and multiply them with
+    ``inputs``."""
+    pairs, own = set(coded), set(inputs)
+    schemes = {scheme for scheme, _ in pairs if scheme.plain_dtype is None}
+    return [
+        row
+        for row in EXPORTS.values()
+        if len({row.family(scheme) for scheme in schemes}) <= 1
+        and not any(row.refusal(*pair) for pair in pairs)
+        and not any(row.multiplies(x, scheme) for x in own for scheme in schemes)
+    ]
+
+
 def product_refusal(target: Export | None, inputs: Scheme | None) -> Callable[[Scheme], str]:
     """Return a function: scheme of weights -> the reason why their product with ``inputs`` is missing, in
     ``target`` or, if None, in every target that quantizes inputs; empty if there is one.

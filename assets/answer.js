@@ -21,7 +21,7 @@ Object.assign(explorer, {
         explorer.markTakes();
         shown = detail.tick;
         if (shown !== 'complete') fill();
-      } else if (detail?.tick && detail.tick !== shown) section.ask();
+      } else if (detail?.tick && detail.tick !== shown) section.ask(true);
     });
   },
 

@@ -125,15 +125,16 @@ class Section {
     if (this.near && this.stale) this.ask();
   }
 
-  /* Show the view of the record, unless another one is asked for meanwhile. */
-  async ask() {
+  /* Show the view of the record, unless another one is asked for meanwhile; `same`: what is shown is of this
+     record, of which more is known. */
+  async ask(same = false) {
     if (this.element.querySelector('.unbuilt')) return this.build();
     if (this.element.querySelector(':scope > details:only-child:not([open])')) return;  // until it is unfolded
     this.stale = false;
     if (!this.server?.view) return this.setControls();
     clearTimeout(this.again);
     const mine = ++this.asked, slow = setTimeout(() => {
-      if (this.drawn) this.box.toggleAttribute('data-behind', true);
+      if (this.drawn) this.box.toggleAttribute('data-behind', !same);
       else if (this.element.querySelector('[data-slot=status]')) this.say('Computing …', 'computing');
     }, 250);
     this.asking = true;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -117,9 +118,11 @@ def _race(a: Candidate, b: Candidate, race: Race | None) -> list[Phrase]:
     if not timed:
         return [Phrase(speed) for one in (a, b) if (speed := _speed(one, race, named=True))]
     x, y, _ = timed[0]
-    first, at = Phrase(short(a.label), "a"), _tokens(x.tokens)
+    stems = [re.split(r" group | block | per |,", short(one.label))[0] for one in (a, b)]
+    names = stems if len(set(stems)) > 1 else [short(a.label), short(b.label)]
+    first, second, at = Phrase(names[0], "a"), Phrase(names[1], "b"), _tokens(x.tokens)
     said: list[Phrase] = [Phrase(f" At {at} they are about as fast")]
-    for fast, slow, name in ((x, y, first), (y, x, Phrase(short(b.label), "b"))):
+    for fast, slow, name in ((x, y, first), (y, x, second)):
         if ratio := fast.faster_than(slow):
             said = [Phrase(f" At {at} "), name, Phrase(f" is {ratio:.2g} times as fast")]
     ahead = [(x.tokens, max(x.faster_than(z) or 1, y.faster_than(z) or 1)) for x, y, z in timed]
@@ -158,7 +161,7 @@ def _tokens(count: int) -> str:
 def _where(race: Race) -> str:
     """Name the shape of times of another weight."""
     own = any(time.how == "measured" for time in race.bf16)
-    return "" if own else f" (times of {race.at[0]:,} × {race.at[1]:,})"
+    return "" if own else f" (times of {race.at[0]:,}\N{NO-BREAK SPACE}×\N{NO-BREAK SPACE}{race.at[1]:,})"
 
 
 def sample_words(sides: Sequence[Estimate | None]) -> str:

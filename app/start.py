@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 import webbrowser
 from pathlib import Path
@@ -59,7 +60,7 @@ def serve(port: int, file: Path | None = None, open_browser: bool = False) -> No
     leave_out_damaged(lambda words: print(f"left out: {words}", file=sys.stderr, flush=True))
     return_large_blocks()
     return_forever()
-    uploads.make_store()
+    tempfile.tempdir = str(uploads.make_store())  # what leads to a result is counted and removed with it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the store is removed
     query = _query_of(file)
     uploads.sweep_forever()

@@ -35,6 +35,7 @@ from app.serving import connections, guard, listeners, sessions, uploads, visito
 from app.serving.headers import HEADERS, PageHtml
 from app.serving.values import CheckedBlocks
 from app.state import choices
+from app.state.files import fresh_folder
 from explorer.progress import checkpoint
 from tests import loops
 from tests.app.servers import served
@@ -579,6 +580,7 @@ def test_folders_of_processes_that_are_gone_are_removed(
         folder.mkdir()
     made = uploads.make_store()
     assert made.is_dir() and uploads.store() == made
+    assert fresh_folder().parent == made, "results are counted, and removed, with the uploads"
     mine = tmp_path / "mine"
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(mine))
     assert uploads.make_store().parent == mine, "what else lies in a chosen folder is not swept"

@@ -21,6 +21,7 @@ from explorer.formats import IntegerFormat
 from explorer.formats.codebooks import IQ4_LEVELS
 from explorer.formats.packing import pack, unpack
 from explorer.formats.subnormals import keeps_subnormals
+from explorer.progress import checkpoint
 from explorer.schemes import Scales, Scheme
 from explorer.schemes.k_search import (
     SMALLEST,
@@ -218,8 +219,9 @@ def _weights(x: Tensor, importance: Tensor, kind: KQuant, length: int) -> Tensor
 
 def _super_blocks(grid: Tensor, scheme: Scheme) -> Tensor:
     """Rearrange [rows, blocks] to float32 [blocks of a super-block, super-blocks]; a shorter one is padded
-    with zeros."""
-    each = SUPER_BLOCK // (scheme.block[1] or 1)
+    with zeros, unless no row has a whole one."""
+    checkpoint()
+    each = min(SUPER_BLOCK // (scheme.block[1] or 1), grid.shape[1])
     padded = torch.nn.functional.pad(grid, (0, -grid.shape[1] % each))
     return padded.view(-1, each).t().contiguous()
 

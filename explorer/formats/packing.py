@@ -22,6 +22,7 @@ from torch import Tensor
 
 from explorer.formats.base import Format
 from explorer.formats.codebooks import CodebookFormat
+from explorer.progress import checkpoint
 
 _UNIT = {1: 8, 2: 4, 3: 8, 4: 2, 5: 8, 6: 4, 7: 8}
 """Codes in the smallest group, a power of two, that fills whole bytes; by bits of a code."""
@@ -126,6 +127,7 @@ def _pack_trits(codes: Tensor, run: int = 0) -> Tensor:
     digits = _pad_columns(codes, _TRITS).view(codes.shape[0], -1, _TRITS)
     packed = digits[:, :, 4].clone()
     for i in (3, 2, 1, 0):
+        checkpoint()
         packed.mul_(3).add_(digits[:, :, i])
     return packed
 
@@ -138,6 +140,7 @@ def _unpack_trits(packed: Tensor, columns: int, run: int = 0) -> Tensor:
     digits = torch.empty(*packed.shape, _TRITS, dtype=torch.uint8, device=packed.device)
     rest = packed
     for i in range(_TRITS):
+        checkpoint()
         quotient = rest // 3
         digits[:, :, i] = rest - quotient * 3
         rest = quotient

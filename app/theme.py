@@ -10,6 +10,7 @@ from gradio.themes.utils import fonts
 
 from app import glossary, scheme_groups
 from explorer.figures.paper import faces
+from explorer.figures.style import made_by
 from explorer.paths import ASSETS, PLOTLY
 
 
@@ -32,6 +33,7 @@ SCRIPT_ADDRESS = f"page.js?v={hashlib.sha256(SCRIPT.encode()).hexdigest()[:16]}"
 HEAD = (
     glossary.head() + scheme_groups.head() + f'<style id="page-style">{_assets("css", "style.css")}</style>'
     f'<script id="plotly" defer src="gradio_api/file={PLOTLY.as_posix()}"></script>'
+    f'<meta name="generator" content="{made_by()}">'
     f"<style>{faces('Inter Paper', _font_address)}</style>"
     f'<script src="{SCRIPT_ADDRESS}"></script>'
 )

@@ -31,23 +31,49 @@ explorer.paper = {
     return {title: meta.title, caption, layout: {height: 400, ...rest, ...look}};
   },
 
-  /* The figure as the text of an SVG file `mm` wide, and its size in millimetres. */
-  async draw(figure, mm) {
-    const width = mm * this.PER_MM, laid = structuredClone(figure.layout);
+  /* Plotly's figure `width` pixels wide: the SVG, its height, title and caption. */
+  async plotted({data, layout}, width) {
+    const laid = structuredClone(layout);
     explorer.fit(laid, width);
-    const {title, caption, layout: plain} = this.plain({...laid, ...explorer.callouts(laid, width)});
-    await document.fonts.load(`12px ${this.FONT}`);
-    const url = await Plotly.toImage({data: figure.data, layout: {...plain, width}},
-      {format: 'svg', width, height: plain.height});
+    const {title, caption, layout: plain} = this.plain({...laid, ...explorer.callouts(laid, width)}), {height} = plain;
+    const url = await Plotly.toImage({data, layout: {...plain, width}}, {format: 'svg', width, height});
     const markup = decodeURIComponent(url.slice(url.indexOf(',') + 1));
-    const root = new DOMParser().parseFromString(markup, 'image/svg+xml').documentElement;
+    return {root: new DOMParser().parseFromString(markup, 'image/svg+xml').documentElement, height, title, caption};
+  },
+
+  /* The same of a drawing of Learn, which is laid out anew and takes its look from the light page's styles. */
+  LOOKS: ['fill', 'stroke', 'strokeWidth', 'strokeDasharray', 'opacity', 'paintOrder', 'fontSize', 'fontWeight',
+    'fontFamily', 'textAnchor', 'visibility'],
+  drawn({place, draw}, width) {
+    const {seenWidth} = place, {classList} = document.body, dark = classList.contains('dark');
+    classList.remove('dark');
+    place.seenWidth = width;
+    draw();
+    const svg = place.querySelector('svg'), root = svg.cloneNode(true), from = svg.querySelectorAll('*');
+    root.setAttribute('xmlns', svg.namespaceURI);
+    root.querySelectorAll('*').forEach((node, i) => {
+      const look = getComputedStyle(from[i]);
+      for (const key of this.LOOKS) node.style[key] = look[key];
+    });
+    place.seenWidth = seenWidth;
+    draw();
+    classList.toggle('dark', dark);
+    const made = document.querySelector('meta[name=generator]').content;
+    return {root, height: svg.viewBox.baseVal.height, title: svg.getAttribute('aria-label'), caption: `${made}.`};
+  },
+
+  /* A figure as the text of an SVG file `mm` wide, and its size in millimetres. */
+  async draw(figure, mm) {
+    const width = mm * this.PER_MM;
+    await document.fonts.load(`12px ${this.FONT}`);
+    const {root, height, title, caption} = await (figure.place ? this.drawn(figure, width) : this.plotted(figure, width));
     const node = (name, attributes, text = '') => {
       const made = document.createElementNS(root.namespaceURI, name);
       for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
       made.textContent = text;
       return made;
     };
-    let top = 0, bottom = plain.height;
+    let top = 0, bottom = height;
     const write = (words, size, weight, fill) => this.lines(words, size, weight, width - 8).map(line =>
       node('text', {x: 4, 'font-family': 'Inter, Arial, Helvetica, sans-serif', 'font-size': size,
         'font-weight': weight, fill}, line));
@@ -119,7 +145,8 @@ explorer.paper = {
 
   /* Save a figure as "svg" or "png", or print it as "pdf" on a sheet of its size. */
   async save(figure, kind, mm) {
-    const drawn = await this.draw(figure, mm), name = `${figure.layout.meta?.filename || 'figure'}-${mm}mm`;
+    const drawn = await this.draw(figure, mm), of = figure.layout?.meta?.filename || figure.place?.id,
+      name = `${of || 'figure'}-${mm}mm`;
     if (kind === 'pdf') return this.print(drawn, name);
     let file = new Blob([drawn.svg], {type: 'image/svg+xml'});
     if (kind === 'png') file = await this.png(file, drawn);

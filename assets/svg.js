@@ -21,6 +21,9 @@ explorer.svg = {
 
   /* Draw again whenever the place gets another width (a resize, a tab that opens). */
   onWidth(place, draw) {
+    const tools = Object.assign(document.createElement('div'), {className: 'figure-tools of-drawing'});
+    place.before(tools);
+    explorer.paper.offer(tools, () => ({place, draw}));
     new ResizeObserver(() => {
       if (!place.clientWidth || place.clientWidth === place.seenWidth) return;
       place.seenWidth = place.clientWidth;

@@ -139,11 +139,15 @@ def about(fig: go.Figure, title: str, subject: str, schemes: Sequence[str] = (),
     named = [f"{x}: {scheme}" for x, scheme in zip(letters, schemes, strict=False)] or list(schemes)
     count = f"n = {elements:,} elements" if elements else ""
     shown = "; ".join(filter(None, (subject, *named, count)))
-    checkout = "" if commit() == "unknown" else f", commit {commit()}"
-    text = f"{shown}. Quantization Explorer {__version__}{checkout}."
     meta: Dict = fig.layout.meta or {}
     name = file_name(" ".join((meta.get("filename", "figure"), *map(caption, schemes))))
-    return {**meta, "filename": name, "title": title, "caption": text}
+    return {**meta, "filename": name, "title": title, "caption": f"{shown}. {made_by()}."}
+
+
+def made_by() -> str:
+    """Return the program's name, version and, in a checkout, commit."""
+    checkout = "" if commit() == "unknown" else f", commit {commit()}"
+    return f"Quantization Explorer {__version__}{checkout}"
 
 
 LINE = 34

@@ -103,7 +103,8 @@ def _bars(place: Place, query: Query) -> tuple[str, go.Figure]:
         f"{machine_words(place.timings).quantizing}. Grey: from the least that memory and arithmetic allow, "
         "which is computed"
     )
-    title = html.figure_title(f"Time on {place.title}", about)
+    whose = "Measured here: time" if place.name == LIVE else "Time"
+    title = html.figure_title(f"{whose} on {place.title}", about)
     return title, speed_figure(few or place.timings, place.title, marked)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from app import limits
 from explorer import Scheme
-from explorer.methods import choices, label_of, names_in
+from explorer.methods import label_of, names_in
 
 INPUT_SCHEMES = {
     "as they are": "",
@@ -26,10 +26,6 @@ MOST_SCHEMES = 200
 """Limit for one request: twice the number of named schemes."""
 
 
-MOST_METHODS = 64
-"""In one request: more than are offered."""
-
-
 MOST_PATTERNS = 1000
 """Characters of the patterns that name layers: to read one takes a time that grows with its square."""
 
@@ -43,17 +39,6 @@ def schemes_of(texts: Sequence[str]) -> list[Scheme]:
     if len(once) > MOST_SCHEMES:
         raise ValueError(f"{len(once)} schemes in one request; at most {MOST_SCHEMES} are taken")
     return list({str(scheme): scheme for scheme in map(Scheme.parse, once)}.values())
-
-
-def input_scheme(label: str | None) -> Scheme | None:
-    """The scheme behind a label of ``INPUT_SCHEMES``; None for "as they are" and for unknown labels."""
-    name = INPUT_SCHEMES.get(label or "", "")
-    return Scheme.parse(name) if name else None
-
-
-def method_choices() -> list[tuple[str, str]]:
-    """Every method and every combination worth offering, as (label, name)."""
-    return [(label, name) for name, label in choices().items()]
 
 
 def check_cost(methods: Sequence[str], weight: Tensor) -> None:

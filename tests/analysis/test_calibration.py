@@ -15,11 +15,12 @@ import torch
 from explorer import CALIBRATORS, SCHEMES
 from explorer.analysis.calibration import (
     SHOWN,
+    block_ranges,
+    block_summary,
     compare_calibrators,
+    share_curve,
     static_and_dynamic,
-    static_summary,
     summary,
-    threshold_by_rows,
     whole_tensor,
 )
 from explorer.schemes.observer import MOVING, Observer
@@ -49,22 +50,25 @@ def test_a_comparison_of_calibrators_is_consistent(name: str, heavy: torch.Tenso
     assert report.squared_error.min() >= 0.9 * best.report.relative_error**2
 
 
-def test_more_data_and_held_out_data(heavy: torch.Tensor) -> None:
-    """Thresholds by amount of data, and static against dynamic scales on held-out rows, in the sentence
-    too."""
-    points = list(threshold_by_rows(heavy, SCHEMES["int8_tensor"]))
-    assert [rows for rows, method, _ in points if method == "minmax"] == [1, 4, 16, 64]
-    grown = [at for _, method, at in points if method == "minmax"]
-    assert grown == sorted(grown), "min-max never shrinks with more data"
+def test_static_and_dynamic_scales_on_held_out_rows(heavy: torch.Tensor) -> None:
     comparison = static_and_dynamic(heavy, SCHEMES["int8_tensor"])
     assert comparison.rows == 32 and set(comparison.static) == set(SHOWN)
     assert comparison.dynamic > max(comparison.static.values()), "on this data a scale a row is the better"
-    text = static_summary(comparison)
-    facts = {f"{CALIBRATORS[method].label} {value:.2f} dB" for method, value in comparison.static.items()}
-    assert all(fact in text for fact in {*facts, "32", f"{comparison.dynamic:.2f} dB"})
-    assert "one row" in static_summary(None)
     with pytest.raises(ValueError, match="two rows"):
         static_and_dynamic(heavy[:1], SCHEMES["int8_tensor"])
+
+
+def test_ranges_of_a_schemes_own_blocks(heavy: torch.Tensor) -> None:
+    """Each rule's error is that of its scheme; the curve ends at min-max; the sentence names the best."""
+    choices = list(block_ranges(heavy, SCHEMES["int4_group128_asym"]))
+    assert [choice.method for choice in choices] == list(SHOWN) and choices[0].share == pytest.approx(1)
+    best = max(choices, key=lambda choice: choice.report.sqnr_db)
+    assert best.method == "mse" and f"{best.report.sqnr_db:.2f} dB" in block_summary(choices)
+    curve = dict(share_curve(heavy, SCHEMES["int4_group128_asym"]))
+    assert curve[1.0] == pytest.approx(choices[0].report.sqnr_db) and curve[0.1] < curve[0.9]
+    assert [choice.method for choice in block_ranges(heavy[:, :256], SCHEMES["q4_k"])] == ["minmax", "mse"]
+    with pytest.raises(ValueError, match="is a cast"):
+        list(block_ranges(heavy, SCHEMES["bf16"]))
 
 
 def test_the_summary_says_what_the_numbers_say(heavy: torch.Tensor) -> None:

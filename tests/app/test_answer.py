@@ -52,19 +52,6 @@ def test_the_first_screen_shows_every_scheme(name: str) -> None:
         assert SCHEMES[name].label in unescape(str(chips))
 
 
-def test_an_element_is_picked_and_walked_from() -> None:
-    """A click gives an element, an arrow key the next one, "largest" the worst: none leaves the matrix."""
-    assert did({"do": "element", "row": 5, "column": 7}, scheme="nvfp4").element == "5,7"
-    assert did({"do": "element", "row": 10**6, "column": 7}).element == "1535,7"
-    for row, (down, right), wanted in ((5, (-1, 0), "4,7"), (0, (-1, 0), "0,7"), (5, (3, -2), "8,5")):
-        move = {"do": "move", "down": down, "right": right}
-        assert did(move, element=f"{row},7").element == wanted
-    pair = {"scheme": "int4_row", "second": "nvfp4"}
-    worst = analyses_of(Selection(**pair))[1][1][1].report.max_error_at
-    assert did({"do": "largest", "side": "b"}, **pair).element == f"{worst[0]},{worst[1]}"
-    assert did({"do": "largest", "side": "a"}, element="1,1", **pair).element == ""
-
-
 ACTS: list[tuple[list[dict[str, Any]], tuple[str, str]]] = [
     ([{"do": "swap"}], ("nvfp4", "int4_row")),
     ([{"do": "clear"}], ("int4_row", "")),
@@ -93,9 +80,6 @@ NO_ACTS: list[tuple[Any, str]] = [
     ([{"do": "scheme", "text": 5}], "text"),
     ([{"do": "scheme", "text": ""}], "scheme"),
     ([{"do": "scheme", "text": "nope"}], "'nope'"),
-    ([{"do": "move", "down": "x", "right": 0}], "whole numbers"),
-    ([{"do": "element", "row": None, "column": 1}], "whole numbers"),
-    ([{"do": "element", "row": 1e400, "column": 1}], "whole numbers"),
     ([{"do": "parts", "parts": [1]}], "parts"),
     ([{"do": "list", "texts": ["nope"]}], "'nope'"),
     ([{"do": "sample", "name": "nope"}], "nope"),

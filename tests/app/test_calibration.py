@@ -1,60 +1,71 @@
-"""The Calibration section's handlers. If these fail, it shows nothing, or another range than was chosen."""
+"""The ranges of A's blocks. If these fail, the card shows nothing, or another range than was chosen."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from pathlib import Path
+import re
+from html import unescape
+from typing import Any
 
-import numpy as np
+import plotly.graph_objects as go
 import pytest
 
-from app.sections import calibration
-from app.state.selection import Selection
-from explorer import CALIBRATORS
+from app.sections import ranges
+from app.state.memo import Memo
+from app.state.query import Query
+from explorer import CALIBRATORS, Scheme, compare, load_matrix, quantize
 from explorer.analysis.calibration import SHOWN
-from tests.app.acting import plots_of, selection, unchanged
+from explorer.methods.recipe import Recipe
+from tests.app.acting import query_of, ran
 from tests.covering import sampled
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "_RANGES", Memo[Any](16))
+    monkeypatch.setattr(ranges, "CALIBRATED", 1 << 14)
+
+
+def asked(share: float = 0.5, **held: Any) -> Query:
+    return Query({**query_of(**held), "range": str(share)})
+
+
+def taken(table: str) -> list[str]:
+    """The schemes that the rows' buttons make A."""
+    return [unescape(text) for text in re.findall(r"&#34;scheme&#34;: &#34;(.*?)&#34;", table)]
 
 
 @pytest.mark.parametrize(
     ("sample", "scheme"),
     sampled([("mlp_up", "int8_tensor"), ("outlier_channels", "nvfp4")], [("outlier_channels", "nvfp4")]),
 )
-def test_the_tab_shows_every_method(sample: str, scheme: str) -> None:
-    """A line for every calibrator that chooses a range, and one for the visitor's own."""
-    out = calibration.show(*selection(sample=sample, scheme=scheme), 0.4)
-    assert out.sentence and "dynamic" in out.held
-    assert len(plots_of(out)) == 3 and all(json.loads(o)["data"] for o in plots_of(out))
-    assert sum(map(len, plots_of(out))) < 200_000
-    rows = {row[0]: dict(zip(calibration.COLUMNS, row, strict=True)) for row in out.table}
-    assert list(rows) == [*(CALIBRATORS[name].label for name in SHOWN), "your range"]
-    widest, best = rows[CALIBRATORS["minmax"].label], rows[CALIBRATORS["mse"].label]
-    assert rows["your range"]["high"] == pytest.approx(0.4 * widest["high"], rel=1e-3)
-    assert best["SQNR dB"] >= widest["SQNR dB"]
+def test_every_rule_is_compared_on_the_schemes_own_blocks(sample: str, scheme: str) -> None:
+    """A row for every rule and one for the visitor's own range; what a row makes A has the row's number."""
+    query = asked(0.4, sample=sample, scheme=scheme, second="")
+    assert len(taken(str(ranges.view(query)["table"]))) == 1, "only one's own range before the run"
+    out = ran(ranges.run(query))
+    assert isinstance(out["ranges"], go.Figure) and out["ranges"].layout.shapes[0].x0 == pytest.approx(40)
+    assert (out == dict(ranges.view(query)) and "SQNR" in out["said"]) or "min-max" in out["said"]
+    texts = taken(out["table"])
+    assert len(texts) == len(SHOWN) + 1 and "~share0.4" in texts[-1]
+    x = load_matrix(f"sample:{sample}").values
+    x = x[: max(1, (1 << 14) // x.shape[1])].float()
+    for name, text in zip(SHOWN, texts, strict=False):
+        assert Scheme.parse(text).calibrator is CALIBRATORS[name]
+        assert f"{compare(x, quantize(x, Scheme.parse(text))).sqnr_db:.5g}" in out["table"]
 
 
-def test_a_cast_is_refused_in_words(said: list[str]) -> None:
-    """A scheme without scales has no range to calibrate; nobody asked for it: no notification."""
-    assert 'class="status refusal"' in calibration.show(*selection(scheme="bf16"), 0.5).sentence and not said
-    assert "int4_group32_asym" in calibration.show(*selection(scheme="q4_k"), 0.5).sentence, "what would do"
+def test_a_cast_has_no_range_and_a_method_keeps_repairing() -> None:
+    said = ranges.view(asked(scheme="bf16", second=""))
+    assert "is a cast" in str(said["said"]) and not said["table"]
+    with pytest.raises(ValueError, match="is a cast"):
+        list(ranges.run(asked(scheme="bf16", second="")))
+    (text,) = taken(str(ranges.view(asked(0.31, scheme="int4_group64+awq", second=""))["table"]))
+    assert Recipe.parse(text).method == "awq" and "~share0.31" in text
 
 
-def test_a_new_upload_under_an_old_path_is_calibrated_anew(tmp_path: Path) -> None:
-    """If this fails, figures of the file that lay there before are shown for the new one."""
-    held = []
-    for scale in (1.0, 100.0):
-        values = np.random.default_rng(0).standard_normal((33 if scale == 1 else 32, 64)).astype(np.float32)
-        values[0, 0] *= scale
-        np.save(tmp_path / "w.npy", values)
-        chosen = Selection(source="file", file=str(tmp_path / "w.npy"), scheme="int8_tensor")
-        held.append(calibration.show(*dataclasses.astuple(chosen), 0.5).held)
-    assert held[0] != held[1]
-
-
-def test_the_own_range_becomes_a_scheme(said: list[str]) -> None:
-    """The dragged range can be written into A or B like any method's; what A has already is only said."""
-    (out,) = json.loads(calibration.written("own", 0.31, "b", "int8_tensor"))
-    assert out["side"] == "b" and "~share0.31" in out["text"] and "0.31" in said.pop()
-    assert unchanged(calibration.written("own", 0.31, "a", out["text"])) and said.pop()
-    assert unchanged(calibration.written("minmax", 0.31, "a", "int8_tensor")) and said.pop()
+def test_the_line_is_dragged() -> None:
+    """Within what the slider accepts; what is no number is refused."""
+    for to, wanted in ((31.2, "0.31"), (140, "1.00"), (-5, "0.02")):
+        assert ranges.dragged(asked(), {"from": 50, "to": to}) == {"range": wanted}
+    with pytest.raises(ValueError, match="number"):
+        ranges.dragged(asked(), {"to": None})

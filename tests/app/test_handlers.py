@@ -7,7 +7,6 @@ the screen.
 from __future__ import annotations
 
 import dataclasses
-import json
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 from app import limits
 from app.parts import html
-from app.sections import compare, sizes, take_away
+from app.sections import sizes, take_away
 from app.state import visits
 from app.state.memo import Memo
 from app.state.query import Query
@@ -30,7 +29,6 @@ from explorer.checkpoints import EXPORTS, write_one
 from explorer.core.file import load as load_quantized
 from explorer.figures.style import file_name
 from explorer.recordings.quantize import recorded_kernel
-from tests.app.acting import selection, unchanged
 from tests.covering import sampled
 from tests.records import read_record
 
@@ -49,9 +47,10 @@ def test_every_template_escapes_what_it_is_given() -> None:
         html.header(evil, True, (evil,), [(evil, evil)], {evil: evil}, {evil: evil}),
         html.select(evil, evil, [(evil, {evil: evil})], evil, evil),
         html.table([evil], [[evil]]),
+        html.scheme_table(evil, [evil], [(evil, [html.Cell(evil)])], (evil, evil)),
         html.chips(evil, [scheme, scheme]),
         html.verdict(evil, [scheme], evil, evil),
-        html.inspector([element], [evil]),
+        html.inspector([element], [evil], [(0, 0)], (4, 32)),
         html.packed([element], [scheme]),
         html.commands([evil]),
         html.heading(evil, evil),
@@ -79,23 +78,6 @@ def test_the_cache_of_a_model_by_its_context() -> None:
     windowed = shown("Mistral-7B 0.1", "NVFP4")[0][1]
     assert windowed["y"][windowed["x"].index(4096) :] == (windowed["y"][-1],) * 6
     assert all(shown("Llama-2-7B", name)[1] for name in names)
-
-
-def test_comparison_comes_row_by_row(said: list[str]) -> None:
-    """A row after each scheme; the files hold all of them; the table goes with its tensor."""
-    names = ["bf16", "nvfp4", "fp32"]
-    steps = list(compare.run(*selection(), names))
-    assert [len(s.table) for s in steps] == [1, 2, 3]
-    end = steps[-1]
-    assert "3 of 3" in end.status and [r[0] for r in end.table] == names
-    assert all(len(row) == len(compare.COLUMNS) for row in end.table)
-    records = json.loads(Path(end.json_file["value"]).read_text())
-    assert [r["scheme"] for r in records] == names and records[1]["bits"]["scales"] == 0.5
-    assert len(Path(end.csv_file["value"]).read_text().splitlines()) == 4
-    assert unchanged(compare.cleared(*selection(), end.tensor).table)
-    assert compare.cleared(*selection(sample="mlp_down"), end.tensor).table == []
-    (only,) = compare.run(*selection(), [])
-    assert said[0] in only.status and unchanged(only.table)
 
 
 def test_the_quantized_tensor_and_its_report_are_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:

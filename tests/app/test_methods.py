@@ -1,13 +1,14 @@
-"""The Methods and Training sections' handlers: what they show, and what they refuse.
+"""Rounding by methods: what it shows, and what it refuses.
 
 If these fail, a section shows another layer's repair than was chosen, or loses what a visitor has captured.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import re
 import threading
+from collections.abc import Iterator, Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -17,119 +18,111 @@ import torch
 from safetensors.torch import save_file
 
 from app import limits
-from app.sections import budget, calibration, layer_inputs, methods, overview, take_away
-from app.state import analyses, choices, models, visits
+from app.sections import methods, overview, take_away, values
+from app.serving.sessions import CurrentRequest, answering
+from app.state import analyses, choices
 from app.state.query import Query
 from app.state.record import Record, next_record
-from app.state.selection import Selection
+from app.state.visits import visit
 from explorer import load_matrix
 from explorer.methods import COMBINATIONS, METHODS
 from explorer.methods.files import load_layer
-from explorer.methods.recipe import Recipe
-from tests.app.acting import last, plots_of, selection, shown, unchanged, views_of
+from tests.app.acting import figures_of, query_of, ran
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def plots(state: Any) -> list[dict[str, Any]]:
-    return [json.loads(o) for o in plots_of(state)]
+@pytest.fixture(autouse=True)
+def visitor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs are those of one visitor, whose files lie in the store."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    with answering(CurrentRequest(session=str(tmp_path))):
+        yield
 
 
-@pytest.fixture(scope="module")
-def small_file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A part of a layer small enough for every method, in a file."""
+def asked(names: Sequence[str], chosen: dict[str, str], **keys: str) -> Query:
+    """The query of a run of the methods ``names`` on a page that shows ``chosen``."""
+    return Query({**query_of(**chosen), "methods": ",".join(names), **keys})
+
+
+def rows_of(table: str) -> list[dict[str, str]]:
+    """The cells of a table by its heads, in words."""
+    found = []
+    for row in re.findall(r"<tr.*?</tr>", table)[1:]:
+        cells = re.findall(r'<(?:th scope="row"|td class="(?:num|wrap)".*?)>(.*?)</t[hd]>', row)
+        found.append(dict(zip(methods.HEADS, map(unescape, cells), strict=True)))
+    return found
+
+
+@pytest.fixture
+def small_file(tmp_path: Path) -> dict[str, str]:
+    """A part of a layer small enough for every method, in a file of the visitor's."""
     w, x = load_matrix("sample:attention_query").values, load_matrix("sample:query_in").values
-    path = tmp_path_factory.mktemp("layers") / "small.safetensors"
-    tensors = {"weight": w[:48, :128].contiguous(), "activations": x[:96, :128].contiguous()}
-    save_file(tensors, path)
-    return str(path)
-
-
-def of_file(path: str, names: list[str], *schemes: str) -> Any:
-    return methods.run("file", "", path, None, None, names, list(schemes), "INT8, one scale")
+    path = tmp_path / "uploads" / "small.safetensors"
+    path.parent.mkdir()
+    save_file({"weight": w[:48, :128].contiguous(), "activations": x[:96, :128].contiguous()}, path)
+    return {"of": "file", "of_file": str(path)}
 
 
 SOME = ("rtn", "gptq", "awq", "hqq", "rotation", "smoothquant_search", "rotation+gptq")
 EACH = (*METHODS, *COMBINATIONS)
+HERE = {"sample": "attention_query", "scheme": "int3_group128"}
 
 
 @pytest.mark.parametrize("names", [SOME, pytest.param(EACH, marks=pytest.mark.thorough)], ids=len)
-def test_every_method_on_a_layer(names: tuple[str, ...], small_file: str) -> None:
+def test_every_method_on_a_layer(names: tuple[str, ...], small_file: dict[str, str]) -> None:
     """Each method has its line, its numbers, and a text that says what it does."""
-    out = last(of_file(small_file, list(names), "int8_row_asym"))
-    assert len(plots(out)) == 7 and all(p["data"] for p in plots(out)) and out.sentence
-    assert sum(map(len, plots_of(out))) < 700_000
-    assert len(out.table) == len(names) == len(out.results["choices"])
-    assert all(len(row) == len(methods.COLUMNS) and None not in row for row in out.table)
-    for row, name in zip(out.table, names, strict=True):
-        assert METHODS[name.split("+")[0]].why in row[-1]
-    assert json.loads(out.film)["layout"]["sliders"][0]["steps"][-1]["label"] == "100 %"
-
-
-HERE = {"source": "builtin", "sample": "attention_query", "scheme": "int3_group128"}
-
-
-def of_this(chosen: Selection, names: list[str]) -> Any:
-    values = dataclasses.astuple(chosen)
-    return last(methods.run("this", "", None, None, None, names, [], "as they are", *values))
+    out = ran(methods.run(asked(names, HERE, under="int8_row_asym", inputs_as="int8_tensor", **small_file)))
+    drawn = figures_of(out)
+    assert len(drawn) == 7 and all(json.loads(plot)["data"] for plot in drawn) and out["sentence"]
+    assert sum(map(len, drawn)) < 700_000
+    lines = rows_of(out["table"])
+    assert len(lines) == len(names) and "–" not in str([list(line.values())[2:7] for line in lines])
+    for line, name in zip(lines, names, strict=True):
+        assert METHODS[name.split("+")[0]].why in line["what it does"]
+    film = json.loads(out["methods-film"].to_json())
+    assert film["layout"]["sliders"][0]["steps"][-1]["label"] == "100 %"
 
 
 def test_a_result_becomes_b_with_its_own_weight() -> None:
     """B is the line's weight: its numbers are those of the line, its element the method's code."""
-    chosen = Selection(**HERE)
-    run = of_this(chosen, ["rtn", "gptq", "rotation+gptq"])
-    best = run.results["value"]
-    assert best.startswith("int3_group128+")
-    (act,) = json.loads(methods.written(*dataclasses.astuple(chosen), "int3_group128+gptq", "b", run.owner))
-    pair = next_record(Record(**HERE), act, None)
-    assert pair.schemes == ("int3_group128", "int3_group128+gptq")
-    out = shown((3, 5), **HERE | {"second": pair.second}).shown
-    lines = {row[0]: dict(zip(methods.COLUMNS, row, strict=True)) for row in run.table}
+    run = ran(methods.run(asked(["rtn", "gptq", "rotation+gptq"], HERE)))
+    assert "&#34;second&#34;: &#34;int3_group128+gptq&#34;" in run["table"]
+    pair = query_of(**HERE, second="int3_group128+gptq")
+    numbers, element = overview.view(pair), values.element(pair)
+    lines = {line["method"]: line for line in rows_of(run["table"])}
     for name in ("rtn", "gptq"):
-        line = lines[METHODS[name].label]
         for column in ("output SQNR dB", "weight SQNR dB"):
-            assert f"{line[column]:.2f}" in out.kpis, (name, column)
-    assert "by GPTQ" in unescape(out.chips) and "by GPTQ →" in unescape(out.inspector)
+            assert f"{float(lines[METHODS[name].label][column]):.2f}" in str(numbers["kpis"]), (name, column)
+    assert "by GPTQ" in unescape(str(numbers["verdict"])) and "by GPTQ →" in unescape(
+        str(element["inspector"])
+    )
 
 
-def test_a_repaired_scheme_is_computed_from_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the method works, it is said how far it is; every part of the page takes the text."""
-    repaired = HERE | {"scheme": "int4_group64+autoround", "second": "int4_group64+lqer"}
-    values = selection(**repaired)
-    steps = list(views_of({"do": "scheme", "text": repaired["scheme"]}, whole=True, **repaired))
-    assert any("AutoRound" in str(s.notice) for s in steps[:-1])
-    assert calibration.show(*values, 0.5).sentence
-    (act,) = json.loads(calibration.written("mse", 0.5, "b", "int4_group64+awq"))
-    assert act["side"] == "b" and act["text"].endswith("~mse+awq")
-    assert Recipe.parse(act["text"]).scheme.calibrator.name == "mse"
-    here = Query(repaired)
+def test_a_repaired_scheme_is_computed_from_its_link() -> None:
+    """Commands and files are those of the method on the layer's inputs."""
+    here = Query(HERE | {"scheme": "int4_group64+autoround", "second": "int4_group64+lqer"})
+    assert any("AutoRound" in said for said in analyses.analysing(here.record))
     command = unescape(str(take_away.view(here)["commands"]))
     assert "explorer methods sample:attention_query --inputs sample:query_in" in command
     assert "--methods autoround" in command
-    kept = visits.VisitData()
-    monkeypatch.setattr(take_away, "visit", lambda: kept)
-    assert list(take_away.make(here)) and kept.taken is not None
-    assert load_layer(kept.taken[1][1]).residues, "the correction is in the file"
-    assert "GB/s" in overview.kernel(*values), "the kernel is that of the scheme"
+    assert list(take_away.make(here)) and (kept := visit().taken) is not None
+    assert load_layer(kept[1][1]).residues, "the correction is in the file"
     names = ("int4_group128+gptq", "int4_group128")
     repaired, plain = (next_record(Record(scheme=name), {"do": "next"}, None) for name in names)
     assert repaired.scheme == f"{plain.scheme}+gptq"
 
 
-def test_results_stay_with_their_tensor(small_file: str, said: list[str]) -> None:
+def test_results_stay_with_their_tensor(small_file: dict[str, str]) -> None:
     """If this fails, B shows this tensor under a method that was judged on another."""
-    chosen = Selection(**HERE)
-    run = of_this(chosen, ["awq"])
-    moved = dataclasses.replace(chosen, sample="mlp_up")
-    other = last(of_file(small_file, ["awq"], "nvfp4"))
-    for here, owner in ((moved, run.owner), (chosen, other.owner), (chosen, None)):
-        assert unchanged(methods.written(*dataclasses.astuple(here), "nvfp4+awq", "b", owner)) and said.pop()
-    kept = methods.cleared(*dataclasses.astuple(dataclasses.replace(chosen, scheme="nvfp4")), run.owner)
-    assert unchanged(kept.table), "another scheme is none of another tensor"
-    gone = methods.cleared(*dataclasses.astuple(moved), run.owner)
-    assert gone.table == [] and gone.sentence == "" and gone.owner is None and not gone.bars
-    named = dataclasses.replace(run.owner, tensor=None)
-    assert unchanged(methods.cleared(*dataclasses.astuple(moved), named).table)
+    ran(methods.run(asked(["awq"], HERE)))
+    kept = methods.view(asked([], HERE | {"scheme": "nvfp4"}))
+    assert "int3_group128+awq" in str(kept["table"]) and "methods-bars" not in kept, "what the run drew stays"
+    gone = methods.view(asked([], HERE | {"sample": "mlp_up"}))
+    assert gone["table"] == gone["sentence"] == gone["methods-bars"] == ""
+    other = ran(methods.run(asked(["awq"], HERE, under="nvfp4", **small_file)))
+    assert "data-set" not in other["table"] and "These results are of layer" in unescape(other["table"])
+    assert methods.view(asked([], HERE | {"sample": "mlp_up"}, **small_file))["table"]
 
 
 def test_a_step_that_takes_long_does_not_hold_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,66 +167,56 @@ def test_a_long_computation_reports_and_is_stopped() -> None:
 
 
 def test_what_a_stopped_run_has_finished_is_shown() -> None:
-    """Stop cancels the run where it is: what the first method gave must be there by then, files too."""
-    steps = of_query(["rtn", "awq"])
-    assert next(steps).status
+    """Stop ends the run where it is: what the first method gave must be there by then, files too."""
+    steps = methods.run(asked(["rtn", "awq"], HERE))
+    assert "0 of 2" in str(next(steps)["status"])
     out = next(steps)
-    steps.close()
-    assert "1 of 2" in out.status and METHODS["rtn"].label in out.sentence and len(out.table) == 1
-    assert not any(unchanged(value) for value in vars(out).values())
-    assert json.loads(out.bars)["data"] and Path(out.csv_file["value"]).is_file()
-
-
-def of_query(names: list[str]) -> Any:
-    schemes = ["int4_group128"]
-    return methods.run("builtin", "attention_query", None, None, None, names, schemes, "as they are")
+    steps.close()  # type: ignore[attr-defined]
+    assert "1 of 2" in str(out["status"]) and len(rows_of(str(out["table"]))) == 1
+    assert len(figures_of(out)) == 7 and ".csv" in str(out["files"])
 
 
 def test_my_file_and_a_model_on_my_text(minilm: Path, tmp_path: Path) -> None:
     """A file's layer, then the same layer captured from the model: both give what the built-in one gives."""
-    layer = "encoder.layer.3.intermediate.dense"
-    assert layer in layer_inputs.list_linear(str(minilm)).layer["choices"]
-    path = last(layer_inputs.run_capture(str(minilm), layer, "one line\n\nand another one", 6)).captured
-    assert layer_inputs.layers_in(path) == [layer]
-    schemes = ["int4_group128"]
-    out = last(methods.run("text", "", None, path, None, ["rtn", "awq"], schemes, "as they are"))
-    assert [row[0] for row in out.table] == [METHODS["rtn"].label, METHODS["awq"].label]
+    layer, model = "encoder.layer.3.intermediate.dense", {"of": "text", "of_model": str(minilm)}
+    assert layer in ran(methods.list_linear(asked([], HERE, **model)))["linear"]
+    words = model | {"of_linear": layer, "of_text": "one line\n\nand another one", "of_tokens": "6"}
+    out = ran(methods.run_capture(asked([], HERE, **words)))
+    assert "6 tokens kept" in out["status"] and "captured.safetensors" in out["captured"]
+    built = rows_of(ran(methods.run(asked(["rtn", "awq"], HERE, **words)))["table"])
+    assert [line["method"] for line in built] == [METHODS["rtn"].label, METHODS["awq"].label]
     w, x = load_matrix("sample:attention_query").values, load_matrix("sample:query_in").values
-    save_file({"weight": w, "activations": x}, file := tmp_path / "mine.safetensors")
-    own = last(methods.run("file", "", str(file), None, None, ["rtn"], schemes, "as they are"))
-    built = last(of_query(["rtn"]))
-    seconds = list(methods.COLUMNS).index("seconds")
-    assert [r[:seconds] for r in own.table] == [r[:seconds] for r in built.table]
+    (tmp_path / "up").mkdir()
+    save_file({"weight": w, "activations": x}, file := tmp_path / "up" / "mine.safetensors")
+    own = rows_of(ran(methods.run(asked(["rtn"], HERE, of="file", of_file=str(file))))["table"])
+    here = rows_of(ran(methods.run(asked(["rtn"], HERE)))["table"])
+    numbers = methods.HEADS[2:6]
+    assert [[line[head] for head in numbers] for line in own] == [[line[n] for n in numbers] for line in here]
 
 
-def test_a_model_too_large_to_run_is_refused_before_it_is_loaded(
-    minilm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If this fails, a visitor of a hosted page fills its memory with one model."""
-    monkeypatch.setattr(models, "load_model", lambda *_, **__: pytest.fail("it was loaded"))
-    few = dataclasses.replace(limits.LOCAL, model_weights=1_000_000)
-    monkeypatch.setattr(limits, "current", lambda: few)
-    with pytest.raises(ValueError, match=r"22,713,728 .* 1,000,000"):
-        list(budget.measure(Query({"model": str(minilm)})))
-
-
-def test_bad_input_is_said(tmp_path: Path, said: list[str]) -> None:
-    """As a notification that goes away and in the status line that stays."""
+def test_bad_input_is_said(tmp_path: Path) -> None:
+    (tmp_path / "up").mkdir()
     save_file(
         {"a.weight": torch.ones(4, 8), "a.activations": torch.ones(4, 9), "b.weight": torch.ones(2, 2)},
-        two := tmp_path / "x.safetensors",
+        two := tmp_path / "up" / "x.safetensors",
     )
-    save_file({"b.weight": torch.ones(2, 2)}, one := tmp_path / "y.safetensors")
-    for arguments, words in (
-        (("builtin", "mlp_up", None, None, None, [], ["nvfp4"], ""), "method"),
-        (("builtin", "nope", None, None, None, ["rtn"], ["nvfp4"], ""), "nope"),
-        (("text", "", None, None, None, ["rtn"], ["nvfp4"], ""), "capture"),
-        (("file", "", None, None, None, ["rtn"], ["nvfp4"], ""), "upload"),
-        (("file", "", str(two), None, None, ["rtn"], ["nvfp4"], ""), "8 input channels, the activations 9"),
-        (("file", "", str(one), None, None, ["rtn"], ["nvfp4"], ""), "NAME.weight"),
+    save_file({"b.weight": torch.ones(2, 2)}, one := tmp_path / "up" / "y.safetensors")
+    for keys, words in (
+        ({"methods": "nope"}, ""),
+        ({"of": "text"}, "capture"),
+        ({"of": "file"}, "upload"),
+        ({"of": "file", "of_file": "/etc/hostname"}, ""),
+        ({"of": "file", "of_file": str(two)}, "8 input channels, the activations 9"),
+        ({"of": "file", "of_file": str(one)}, "NAME.weight"),
+        ({"under": "nope"}, "nope"),
     ):
-        out = list(methods.run(*arguments))
-        assert words in said.pop() and words in out[-1].status
+        query = asked(["rtn"], HERE, **keys)
+        if keys == {"methods": "nope"}:
+            methods.METHODS.of(query)
+            assert "methods" in query.problems
+            continue
+        with pytest.raises((ValueError, OSError), match=words):
+            ran(methods.run(query))
 
 
 def test_a_method_that_would_hold_the_server_is_refused_before_it_starts(

@@ -88,7 +88,7 @@ def test_every_figure_is_drawn_finite_and_small(name: str, names: tuple[str, ...
 
 
 def test_the_drawn_shares_are_the_tensor() -> None:
-    """Bars of centre and tails together hold all elements of each side, each in its side's colour."""
+    """Bars of centre and tails together hold all elements of each side, in its colour: A up, B down."""
     for name, x in TENSORS.items():
         sides = [Side("the same", side.analysis) for side in sides_of(x, ("int4_group128", "nvfp4"))]
         fig = values_figure(sides[0].analysis.before, sides, [np.empty(0)] * 2, "n")
@@ -101,7 +101,8 @@ def test_the_drawn_shares_are_the_tensor() -> None:
             groups.append(entry)
         assert groups[0] != groups[1]
         outlines = [t for t in fig.data if t.type == "scatter" and t.line.color == ORIGINAL]
-        assert len(outlines) == (3 if name == "heavy" else 1)
+        assert len(outlines) == (6 if name == "heavy" else 2), "one above and one below"
+        assert fig.layout.yaxis.range == fig.layout.yaxis4.range[::-1]
         assert name != "zero" or list(fig.layout.xaxis.range) == [-0.5, 0.5]
 
 

@@ -89,6 +89,7 @@ def test_a_result_becomes_b_with_its_own_weight() -> None:
     run = ran(methods.run(asked(["rtn", "gptq", "rotation+gptq"], HERE)))
     assert "&#34;second&#34;: &#34;int3_group128+gptq&#34;" in run["table"]
     pair = query_of(**HERE, second="int3_group128+gptq")
+    analyses.analyses_of(pair.record)
     numbers, element = overview.view(pair), values.element(pair)
     lines = {line["method"]: line for line in rows_of(run["table"])}
     for name in ("rtn", "gptq"):
@@ -202,21 +203,17 @@ def test_bad_input_is_said(tmp_path: Path) -> None:
     )
     save_file({"b.weight": torch.ones(2, 2)}, one := tmp_path / "up" / "y.safetensors")
     for keys, words in (
-        ({"methods": "nope"}, ""),
         ({"of": "text"}, "capture"),
         ({"of": "file"}, "upload"),
-        ({"of": "file", "of_file": "/etc/hostname"}, ""),
+        ({"of": "file", "of_file": "/etc/hostname"}, "upload"),
         ({"of": "file", "of_file": str(two)}, "8 input channels, the activations 9"),
         ({"of": "file", "of_file": str(one)}, "NAME.weight"),
         ({"under": "nope"}, "nope"),
     ):
-        query = asked(["rtn"], HERE, **keys)
-        if keys == {"methods": "nope"}:
-            methods.METHODS.of(query)
-            assert "methods" in query.problems
-            continue
         with pytest.raises((ValueError, OSError), match=words):
-            ran(methods.run(query))
+            ran(methods.run(asked(["rtn"], HERE, **keys)))
+    query = asked(["nope"], HERE)
+    assert methods.METHODS.of(query) and "nope" in query.problems["methods"]
 
 
 def test_a_method_that_would_hold_the_server_is_refused_before_it_starts(

@@ -5,6 +5,7 @@ If these fail, a section shows another layer's repair than was chosen, or loses 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import threading
@@ -18,9 +19,9 @@ import torch
 from safetensors.torch import save_file
 
 from app import limits
-from app.sections import methods, overview, take_away, values
+from app.sections import budget, methods, overview, take_away, values
 from app.serving.sessions import CurrentRequest, answering
-from app.state import analyses, choices
+from app.state import analyses, choices, models
 from app.state.query import Query
 from app.state.record import Record, next_record
 from app.state.visits import visit
@@ -193,6 +194,17 @@ def test_my_file_and_a_model_on_my_text(minilm: Path, tmp_path: Path) -> None:
     here = rows_of(ran(methods.run(asked(["rtn"], HERE)))["table"])
     numbers = methods.HEADS[2:6]
     assert [[line[head] for head in numbers] for line in own] == [[line[n] for n in numbers] for line in here]
+
+
+def test_a_model_too_large_to_run_is_refused_before_it_is_loaded(
+    minilm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails, a visitor of a hosted page fills its memory with one model."""
+    monkeypatch.setattr(models, "load_model", lambda *_, **__: pytest.fail("it was loaded"))
+    few = dataclasses.replace(limits.LOCAL, model_weights=1_000_000)
+    monkeypatch.setattr(limits, "current", lambda: few)
+    with pytest.raises(ValueError, match=r"22,713,728 .* 1,000,000"):
+        list(budget.measure(Query({"model": str(minilm)})))
 
 
 def test_bad_input_is_said(tmp_path: Path) -> None:

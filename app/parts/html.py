@@ -703,7 +703,8 @@ def _shortlist_row(
 
 def short_name(label: str) -> str:
     """A scheme's label as tables and suggestions have it."""
-    return label.partition(" (")[0].replace(", asymmetric", ", asym.").removeprefix("GGUF ")
+    plain = re.sub(r" \([^)]*\)", "", label)
+    return plain.replace(", asymmetric", ", asym.").replace(" by GPTQ", ", GPTQ").removeprefix("GGUF ")
 
 
 def _shortlist_time(time: RowTime | None) -> ShortlistTime:

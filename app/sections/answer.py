@@ -30,7 +30,7 @@ from app.state.known import keep_whole, known_rows
 from app.state.layers import codes_words
 from app.state.memo import Memo
 from app.state.query import Query
-from app.state.record import Record, goal_now, shape_of
+from app.state.record import Record, coded, goal_now, shape_of
 from app.state.rows import candidates, filling, is_complete, known_by_now, race_of
 from app.state.selection import file_source, tensor_key
 from app.state.visits import visit
@@ -120,7 +120,7 @@ def _answered(
             chosen.second,
             race,
             shape,
-            _suggestions(goal, rows),
+            _suggestions(goal, rows, chosen.codes),
             gpu_device() is not None,
             by_now,
             chosen.codes,
@@ -179,11 +179,11 @@ def _samples(chosen: Record) -> str:
     return html.samples(buttons, chosen.sample if chosen.source == "builtin" else "")
 
 
-def _suggestions(goal: Goal, rows: Sequence[Candidate | Pending]) -> list[html.Suggestion]:
+def _suggestions(goal: Goal, rows: Sequence[Candidate | Pending], codes: str) -> list[html.Suggestion]:
     """Schemes that people ask about with this goal and that are not in the table."""
     there = {row.text for row in rows}
     names = [name for name in (*goal.schemes, *goal.asked) if name in SCHEMES]
-    texts = {str(Recipe.parse(name)): SCHEMES[name].label for name in names}
+    texts = {coded(str(Recipe.parse(name)), codes): SCHEMES[name].label for name in names}
     return [html.Suggestion(t, html.short_name(label)) for t, label in texts.items() if t not in there][
         :SUGGESTED
     ]

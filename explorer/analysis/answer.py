@@ -189,8 +189,8 @@ def footnote(a: Report, b: Report | None = None) -> str:
 
 
 def short(label: str) -> str:
-    """Return a scheme's label without the part in brackets."""
-    return label.partition(" (")[0]
+    """Return a label of a scheme or a recipe without the part in brackets."""
+    return re.sub(r" \([^)]*\)", "", label)
 
 
 def _level(one: Candidate, output: float | None = None) -> str:

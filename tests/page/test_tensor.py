@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from explorer import SCHEMES
 from tests.covering import THOROUGH
 from tests.page.acts import (
     at_rest,
@@ -28,8 +27,6 @@ from tests.page.acts import (
     visit,
     wait_for_query,
 )  # fmt: skip
-
-ALL = f"{len(SCHEMES)} schemes"
 
 
 def sqnr(page: Page, side: int = 0) -> str:
@@ -64,10 +61,10 @@ def agree(page: Page) -> dict[str, Any]:
 def test_alive_on_load(page: Page, url: str) -> None:
     """The first page shows a real layer: the answer, numbers, figures, an inspected element, the frontier."""
     open_page(page, url)
-    expect(page.locator("#answer")).to_contain_text("1.0 dB higher")
+    expect(page.locator("#answer")).to_contain_text("+1.0 dB")
     expect(page.locator("#which .tensor")).to_contain_text("all-MiniLM-L6-v2")
     assert "19.47" in sqnr(page)
-    expect(page.locator("#frontier-status")).to_contain_text(ALL)
+    expect(page.locator("#section-frontier .of-rows")).to_contain_text(re.compile(r"9\d schemes"))
     for name in ("values-plot", "error-plot", "error-map", "scales-plot", "usage-plot"):
         drawn(page, name)
     expect(page.locator("#inspector h3")).to_contain_text(re.compile(r"\(\d+, \d+\)"))
@@ -219,7 +216,7 @@ def test_goals_list_and_frontier(page: Page, url: str) -> None:
     bits = page.locator("#shortlist tbody td:nth-child(4)").all_inner_texts()
     assert bits and all(float(b) <= 3.5 for b in bits)
     visit(page, "goal=8-bit&scheme=int4~1x48~SYMMETRIC~float16~minmax")
-    expect(page.locator("#frontier-status")).to_contain_text(ALL)
+    expect(page.locator("#section-frontier .of-rows")).to_contain_text(re.compile(r"9\d schemes"))
     drawn(page, "frontier")
     assert point_of(page, page.evaluate("explorer.record.scheme")), "the custom scheme is among them"
     x, y = point_of(page, "fp8_e4m3_row")

@@ -390,7 +390,8 @@ def budget_figure(
     label = note(cost_label(survey, front.signal), 12, x=0, y=1, xref="paper", yref="paper", xanchor="left",
                  yanchor="bottom")  # fmt: skip
     labels = {name: label_of_text(name) for name in singles}
-    names, (x_range, y_range) = _names(points, labels, colours, (at, losses))
+    mine = [(across(one.bits), one.loss) for one in measured if one.ours]
+    names, (x_range, y_range) = _names(points, labels, colours, (at, losses), mine)
     return fig.update_layout(
         showlegend=False,
         margin={"l": 62, "t": 30, "b": 44},
@@ -449,11 +450,13 @@ def _names(
     labels: Mapping[str, str],
     bold: Mapping[str, str],
     line: tuple[np.ndarray, np.ndarray],
+    unnamed: Sequence[tuple[float, float]],
 ) -> tuple[list[Dict], tuple[list[float], list[float]]]:
     """Return the names of points that have room, those that are ``bold`` first and none over the ``line``,
     and the ranges of the axes."""
-    xs = np.r_[line[0], [x for _, (x, _) in points]]
-    ys = np.log10(np.r_[line[1][line[1] > 0], [y for _, (_, y) in points]])
+    every = [*(at for _, at in points), *unnamed]
+    xs = np.r_[line[0], [x for x, _ in every]]
+    ys = np.log10(np.r_[line[1][line[1] > 0], [y for _, y in every]])
     wide, tall = float(np.ptp(xs)) or 1.0, float(np.ptp(ys)) or 1.0
     low_x, low_y = float(xs.min()) - 0.05 * wide, float(ys.min()) - 0.08 * tall
     wide, tall = 1.1 * wide, 1.16 * tall
@@ -466,13 +469,14 @@ def _names(
     for name, (x, y) in ordered:
         label = caption(labels.get(name, name))
         spots.append(Spot(*share(x, y), 6, label, name in bold, name in bold, name not in bold))
+    spots += [Spot(*share(x, y), 5, faint=True) for x, y in unnamed]
     corners = [share(x, y) for x, y in zip(*line, strict=True) if y > 0]
     steps = [step for (x0, y0), (x1, y1) in itertools.pairwise(corners)
              for step in ((x0, y0, x1, y0), (x1, y0, x1, y1))]  # fmt: skip
     canvas = Canvas.of(_WIDTHS, [_HEIGHT - 74.0], _NAME_SIZE)
     found = [
         annotation(spot, label, (x, math.log10(y)), bold.get(name, TEXT), _NAME_SIZE)
-        for (name, (x, y)), spot, label in zip(ordered, spots, place(spots, canvas, steps), strict=True)
+        for (name, (x, y)), spot, label in zip(ordered, spots, place(spots, canvas, steps), strict=False)
         if label is not None
     ]
     return found, ([low_x, low_x + wide], [low_y, low_y + tall])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gradio as gr
 
 from app import api, limits
 from app.parts import html
-from app.parts.widgets import block
 from app.places import MOVED, NAMES, PLACES
 from app.sections.bar import PANELS, bar
 from app.serving.values import CheckedBlocks
@@ -36,6 +37,11 @@ def build() -> gr.Blocks:
                     section.build()
         api.register()
     return blocks
+
+
+def block(value: str | None = None, **options: Any) -> gr.HTML:
+    """HTML under the page's own style sheet instead of Gradio's."""
+    return gr.HTML(value, apply_default_css=False, padding=False, **options)
 
 
 def _header() -> str:

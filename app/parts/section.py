@@ -21,8 +21,7 @@ from markupsafe import Markup
 from app import limits
 from app.parts import html
 from app.parts.controls import Control
-from app.parts.views import refusal_words
-from app.parts.widgets import FIGURE, PRIVATE
+from app.parts.refusals import refusal_words
 from app.serving.cores import share_of_cores
 from app.serving.measure import LOG, measured
 from app.serving.sessions import current_session
@@ -41,6 +40,11 @@ from app.state.query import ASKED, ELEMENT, SCHEMES_KEYS, TENSOR, Query
 from app.theme import plot_data
 from explorer.progress import stoppable
 
+PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+"""For listeners that only move the page's own parts and are no endpoints."""
+FIGURE = """<div class="figure-tools" hidden></div>\
+<div class="figure" style="min-height:{height}px"{options}></div>"""
+"""``assets/figure.js`` adds the buttons."""
 SELECTION = (*TENSOR, *SCHEMES_KEYS)
 """Keys of the tensor and of schemes A and B."""
 RECORD = (*SELECTION, *ELEMENT, *ASKED)

@@ -19,8 +19,8 @@ from app import limits
 from app.parts import html
 from app.parts.controls import Select
 from app.parts.pictures import bars, is_photograph, photograph, picture, thumbnail
+from app.parts.refusals import page_words
 from app.parts.section import RECORD, NotComputedError, Section, Shown
-from app.parts.views import page_words
 from app.sections.all_schemes import all_schemes_table
 from app.sections.bar import tensor_name
 from app.serving.work import FILLING

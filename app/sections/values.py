@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 
 from app.parts import html
 from app.parts.controls import IntegerInput, TextInput
+from app.parts.refusals import page_words
 from app.parts.section import SELECTION, Section, Shown
-from app.parts.views import page_words
 from app.sections.overview import whole
 from app.state.analyses import Pairs, analyses_of, sides_of
 from app.state.memo import Memo

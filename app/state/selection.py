@@ -10,11 +10,9 @@ import dataclasses
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
 from app import limits
 from app.state.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME
-from app.state.forms import Form
 from app.state.memo import Memo
 from explorer import SourceError
 from explorer.core.backend import place
@@ -28,12 +26,8 @@ NO_FILE = "upload a file first, or choose a built-in tensor"
 
 
 @dataclass(frozen=True)
-class Selection(Form):
-    """The bar as it stands: strings straight from the controls.
-
-    The only list of what a selection is made of: the bar's components, the endpoints' first parameters
-    and the script that writes the link follow the order of these fields.
-    """
+class Selection:
+    """The tensor and the schemes A and B that an address chooses."""
 
     source: str = "builtin"
     sample: str = DEFAULT_SAMPLE
@@ -44,17 +38,6 @@ class Selection(Form):
     layer: str | None = None
     scheme: str = DEFAULT_SCHEME
     second: str = ""
-
-    @classmethod
-    def of(cls, *values: Any) -> Self:
-        """The selection that the controls hold: an empty control holds None or an empty text, and B may be
-        missing. ``ValueError`` for what is neither: only programs send that."""
-        if wrong := [value for value in values if not isinstance(value, str | None)]:
-            raise ValueError(f"the selection is made of texts, not {str(wrong[0])[:40]}")
-        names = [f.name for f in dataclasses.fields(cls)][: len(values)]
-        given = {name: value or "" for name, value in zip(names, values, strict=True)}
-        empty = {name: given[name] or None for name in ("file", "file_tensor", "layer")}
-        return cls(**{"second": ""} | given | empty)
 
     @property
     def schemes(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from starlette.requests import Request
 
 from app import limits, ui
 from app.limits import HOSTED
-from app.parts import views
+from app.parts import section
 from app.serving.sessions import Session
 from app.serving.values import DEFECT
 from explorer.progress import StoppedError
@@ -102,7 +102,7 @@ def quick() -> Iterator[list[str]]:
         raise StoppedError("stopped")
 
     with (
-        patch.object(views, "check_of_this_run", lambda *_: stop),
+        patch.object(section, "check_of_this_run", lambda *_: stop),
         patch("app.api.check_of_this_run", lambda: stop),
         patch.object(limits, "current", lambda: HOSTED),
         patch.object(limits, "notify", said.append),

@@ -30,13 +30,13 @@ from starlette.responses import HTMLResponse, JSONResponse
 from starlette.testclient import TestClient
 
 from app import api, limits
-from app.parts.views import listen, shows
 from app.serving import connections, guard, listeners, sessions, uploads, visitors, waiting
 from app.serving.headers import HEADERS, PageHtml
 from app.serving.values import CheckedBlocks
+from app.serving.work import check_of_this_run
 from app.state import choices
 from app.state.files import fresh_folder
-from explorer.progress import checkpoint
+from explorer.progress import StoppedError, checkpoint, stoppable
 from tests import loops
 from tests.app.servers import served
 
@@ -367,20 +367,19 @@ def real() -> Iterator[tuple[str, SimpleQueue[str], gr.Blocks]]:
             ended.put(type(error).__name__)
             raise
 
-    @shows()
     def once(text: str) -> str:
-        work()
+        with stoppable(check_of_this_run()):
+            work()
         return text
 
-    @shows()
     def steps(text: str) -> Iterator[str]:
         yield text
-        work()
+        yield once(text)
 
     with CheckedBlocks() as blocks:
         name = gr.Textbox()
         for number, handler in enumerate((once, steps)):
-            listen(name.submit if number else name.change, handler, name, name, api_name=handler.__name__)
+            (name.submit if number else name.change)(handler, name, name, api_name=handler.__name__)
         name.blur(_shown_and_filled, name, name, api_name="fill")
     blocks.queue()
     options = {"lifespan": waiting.watched}
@@ -431,16 +430,11 @@ def test_leaving_stops_the_work(real: Any, number: int) -> None:
     assert ended.get(timeout=60) in ("LeftError", "GeneratorExit")
 
 
-def test_a_run_has_an_end(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+def test_a_run_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inside one item of work too: a search that would take minutes ends with a sentence."""
     monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.HOSTED, run_seconds=-1))
-
-    @shows()
-    def long(text: str) -> str:
-        while True:
-            checkpoint()
-
-    assert long("x") == gr.skip() and "time limit" in said[0]
+    with pytest.raises(StoppedError, match="time limit"), stoppable(check_of_this_run()):
+        checkpoint()
 
 
 def test_one_request_has_few_schemes() -> None:

@@ -1,0 +1,42 @@
+"""Words for refusals: errors that an input explains, without what is of use only outside of the page."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from explorer import gpu
+from explorer.progress import StoppedError
+from explorer.words import without_python
+
+_REFUSED = (ValueError, StoppedError, OSError, ImportError, MemoryError, RuntimeError)
+
+
+def _message(error: Exception) -> str:
+    """The words for a refusal; an error that no input explains is raised again."""
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error).lower()):
+        torch.cuda.empty_cache()
+        return "not enough memory for this tensor; choose a smaller one"
+    if isinstance(error, RuntimeError) and not isinstance(error, gpu.KernelError):
+        raise error
+    return page_words(str(error))
+
+
+def refusal_words(error: Exception) -> str | None:
+    """The words for a refusal; None for an error that no input explains."""
+    if not isinstance(error, _REFUSED):
+        return None
+    try:
+        return _message(error)
+    except RuntimeError:
+        return None
+
+
+def page_words(message: str) -> str:
+    """A message of the library without what is of use only in Python or on the command line."""
+    return _LISTS_SCHEMES.sub(SCHEMES_ARE_CHOSEN, without_python(message))
+
+
+SCHEMES_ARE_CHOSEN = "; choose one at A or B in the bar, such as int4_group128_asym or nvfp4"
+_LISTS_SCHEMES = re.compile(r"; `explorer schemes` lists all.*$", re.DOTALL)

@@ -104,6 +104,7 @@ def quick() -> Iterator[list[str]]:
     with (
         patch.object(section, "check_of_this_run", lambda *_: stop),
         patch("app.api.check_of_this_run", lambda: stop),
+        patch("app.parts.section.check_of_this_run", lambda *_: stop),
         patch.object(limits, "current", lambda: HOSTED),
         patch.object(limits, "notify", said.append),
         patch.object(limits, "inform", said.append),

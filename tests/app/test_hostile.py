@@ -17,7 +17,7 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from app.serving.values import CheckedBlocks
+from app.serving.values import DEFECT, CheckedBlocks
 from app.state.record import ACTS, Record
 from tests.app import asked
 
@@ -47,6 +47,31 @@ def test_no_values_of_a_program_are_a_defect(draws: int) -> None:
                     refused += len(said) > before
     assert not failed, "\n".join(f"{name} {str(values)[:300]}" for name, values in failed.items())
     assert refused > count / 2
+
+
+@pytest.mark.parametrize("draws", [3, pytest.param(20, marks=pytest.mark.thorough)])
+def test_no_texts_of_a_program_are_a_defect(draws: int) -> None:
+    """For every server function of the page: a record of any keys and texts, and an act on anything."""
+    texts = [
+        text for text in asked.HOSTILE if isinstance(text, str) and text.isascii() and len(text) <= 65_536
+    ]
+    good = ("nvfp4", "int8", "3", "mlp_up", "model", "file", "1,2", "a", "all", "4.5", '{"path": "/etc/x"}')
+    sections = [
+        part for part in asked.page().blocks.values() if isinstance(part, gr.HTML) and part.server_fns
+    ]
+    known = sorted({key for part in sections for key in re.findall(r'"(\w+)"', str(part.js_on_load))})
+    failed = []
+    with asked.quick():
+        for section, function in [(part, one) for part in sections for one in part.server_fns]:
+            rng = random.Random(f"{section.elem_id} {function.__name__}")
+            for _ in range(draws if function.__name__ != "build" else 0):
+                keys = [*rng.sample(known, rng.randint(0, min(len(known), 12))), rng.choice(("act", "what"))]
+                query = {key: rng.choice(texts if rng.random() < 0.5 else good) for key in keys}
+                answer = function(dict(query))
+                if answer.get("refused") == DEFECT:
+                    failed.append((section.elem_id, function.__name__, str(query)[:500]))
+    assert len(sections) > 10 and len(known) > 20
+    assert not failed, failed
 
 
 @pytest.mark.parametrize("draws", [20, pytest.param(80, marks=pytest.mark.thorough)])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from explorer import CALIBRATORS, SCHEMES, ScaleRule, Scheme, quantize
+from explorer.core import k_quants
 from explorer.core.importances import takes_importance
 from explorer.core.k_quants import k_quantized
 from explorer.core.quantize import find_ranges
@@ -232,6 +233,13 @@ def test_shorter_blocks_are_searched_as_others() -> None:
         assert torch.equal(whole.codes[:, :256], part.codes)
         error = (whole.dequantize() - x).square().mean(0)
         assert float(error[256:].mean()) < 2 * float(error[:256].mean())
+
+
+def test_rows_shorter_than_a_super_block_are_not_padded_to_one() -> None:
+    """A tall matrix of one column would take sixteen times its memory, and the time of a run."""
+    grid = torch.ones(5, 1)
+    assert k_quants._super_blocks(grid, SCHEMES["q6_k"]).shape == (1, 5)
+    assert k_quants._super_blocks(grid.expand(5, 20), SCHEMES["q6_k"]).shape == (16, 10)
 
 
 def test_a_search_goes_with_its_layouts_alone() -> None:

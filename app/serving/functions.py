@@ -28,12 +28,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from app import limits
+from app.serving.cores import share_of_cores
 from app.serving.guard import TOO_MANY, TooMuchError
-from app.serving.measure import LOG
+from app.serving.measure import LOG, measured
 from app.serving.sessions import CurrentRequest, answering
 from app.serving.values import DEFECT, MOST_LINE, check_sizes, logged, shortened
 from app.serving.visitors import address_of
-from app.serving.work import LeftError, OvertakenError, check_of_this_run
+from app.serving.work import LeftError, OvertakenError, awaited, check_of_this_run
 from explorer.progress import StoppedError, stoppable
 
 AT_ONCE = 16
@@ -61,7 +62,7 @@ class CalledFunction:
 
     @property
     def label(self) -> str:
-        """The name in the log: it is one of the page's own."""
+        """The name in metrics and the log: it is one of the page's own."""
         return f"{self.component.elem_id or self.component.get_block_name()}.{self.function.__name__}"
 
     @property
@@ -135,8 +136,15 @@ class Call:
     def answer(self) -> bytes:
         """What the function returns, as JSON; numbers that JSON does not know are null. To be called in a
         thread; ``ValueError`` and ``StoppedError`` are refusals in words."""
-        with stoppable(check_of_this_run()):
-            found = self.named.function(self.named.query)
+        with measured(self.named.label) as outcome:
+            try:
+                with awaited(), share_of_cores(), stoppable(check_of_this_run()):
+                    found = self.named.function(self.named.query)
+            except (LeftError, OvertakenError):
+                outcome.how = "left"
+                raise
+            if isinstance(found, dict) and "refused" in found:
+                outcome.how = "refused"
         return orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
 
 

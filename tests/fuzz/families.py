@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from unittest.mock import patch
-from urllib.parse import urlencode
 
 import gradio as gr
 import numpy as np
@@ -20,8 +19,8 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save
 
-from app import api, limits, link
-from app.state.record import Record
+from app import api
+from app.serving.values import DEFECT
 from explorer import FORMATS, SCHEMES, Scheme, SourceError, open_source
 from explorer.formats.code import code_facts, flip_bit, parse_code
 from explorer.methods.recipe import Recipe
@@ -278,10 +277,12 @@ def _link(rng: random.Random) -> Case:
     names = ("source", "sample", "tab", "scheme", "second", "model", "revision", "layer", "row", "column")
     known = (*list(SCHEMES)[:8], "builtin", "file", "model", "mlp_up", "tensor", "learn", "nvfp4~mse")
     query = {name: words(rng, known) for name in rng.sample(names, rng.randint(1, len(names)))}
+    functions = (one for part in asked.page().blocks.values() for one in getattr(part, "server_fns", ()))
+    view = rng.choice([one for one in functions if one.__name__ == "view"])
 
     def run() -> None:
-        with patch.object(limits, "notify", lambda message: None):
-            link.visited(urlencode(query, errors="replace"), Record(), None, first=rng.random() < 0.5)
+        with asked.quick():
+            assert view(query).get("refused") != DEFECT, query
 
     return run
 

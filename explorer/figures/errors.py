@@ -67,9 +67,11 @@ def error_figure(sides: Sequence[Side], name: str) -> go.Figure:
 def histogram_figure(errors: Sequence[Errors], name: str, part: str = "") -> go.Figure:
     """Draw histograms of the signed errors x̂ - x of one or two schemes, on the same bins; ``part`` names the
     part of the matrix, unless it is all."""
+    about_all = (f"{name}, {part}" if part else name, [each.label for each in errors], errors[0].spread.total)
     if all(each.largest == 0 for each in errors):
         where = f" in {part}" if part else ""
-        return empty(f"no error{where}: every element is restored exactly", f"{name} error")
+        fig = empty(f"no error{where}: every element is restored exactly", f"{name} error")
+        return captioned(fig, "Errors of the elements", *about_all)
     fig = legend_below(figure(X_TITLE, Y_TITLE, f"{name} error"))
     counted = on_same_bins([each.spread for each in errors])
     for letter, color, each, shared in zip("AB", COLORS, errors, counted, strict=False):
@@ -81,9 +83,7 @@ def histogram_figure(errors: Sequence[Errors], name: str, part: str = "") -> go.
     fig.update_yaxes(tickformat="~%")
     fig.update_xaxes(**POWERS, **FEW_TICKS)
     switch_axis(fig, "yaxis")
-    labels = [each.label for each in errors]
-    subject = f"{name}, {part}" if part else name
-    captioned(fig, "Errors of the elements", subject, labels, errors[0].spread.total)
+    captioned(fig, "Errors of the elements", *about_all)
     return _say_beyond(fig, errors, part)
 
 

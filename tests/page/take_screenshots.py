@@ -30,6 +30,8 @@ PICTURES = {
     "speed": (f"tab=speed&{BOTH}", "#head"),
 }
 """What is shown: the address's query, and the element that begins it."""
+RUNS = {"methods": "Run", "calibration": "Compare the ranges"}
+"""Buttons that are pressed before."""
 THEMES = {"light": (1440, 1180), "dark": (1440, 1180), "phone": (390, 844)}
 
 
@@ -37,8 +39,8 @@ def take(page: Page, name: str, path: Path) -> None:
     """One picture of an open page."""
     top = page.locator(PICTURES[name][1])
     look_at(top)
-    if name == "methods":
-        page.locator("#section-methods").get_by_role("button", name="Run", exact=True).click()
+    if name in RUNS:
+        page.locator(PICTURES[name][1]).get_by_role("button", name=RUNS[name], exact=True).click()
         at_rest(page)
     top.evaluate(
         "e => scrollTo(0, e.getBoundingClientRect().top + scrollY - explorer.contents.bottom() - 12)"

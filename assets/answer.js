@@ -19,6 +19,7 @@ Object.assign(explorer, {
     section.element.addEventListener('filled', ({detail}) => {
       if (detail?.said !== undefined) {
         explorer.markTakes();
+        document.getElementById('frontier-card').toggleAttribute('data-table', Boolean(detail.table));
         shown = detail.tick;
         if (shown !== 'complete') fill();
       } else if (detail?.tick && detail.tick !== shown) section.ask(true);

@@ -18,8 +18,8 @@ Object.assign(explorer, {
 });
 
 class Section {
-  constructor(element, {name, title, keys}, script, server, send, upload) {
-    Object.assign(this, {element, name, title, keys, script, server, send, upload});
+  constructor(element, {name, title, keys, eager}, script, server, send, upload) {
+    Object.assign(this, {element, name, title, keys, eager, script, server, send, upload});
     this.box = element.closest('.block') || element;
     this.near = false;   // on the screen, or nearly
     this.drawn = false;  // it has shown something
@@ -103,6 +103,7 @@ class Section {
   /* A line of the section: why it shows nothing new. */
   say(words, kind = '') {
     const line = this.element.querySelector('[data-slot=status]');
+    this.box.toggleAttribute('data-computing', kind === 'computing');
     if (!line) {
       if (words) explorer.notice(words);
       return;
@@ -122,7 +123,7 @@ class Section {
   }
 
   refresh() {
-    if (this.near && this.stale) this.ask();
+    return this.near && this.stale ? this.ask() : null;
   }
 
   /* Show the view of the record, unless another one is asked for meanwhile; `same`: what is shown is of this

@@ -38,12 +38,16 @@ Object.assign(explorer, {
     explorer.known = explorer.query();
   },
 
-  /* Sections that read a key which has changed show it, those on the screen at once. */
+  /* Sections that read a key which has changed show it, those on the screen at once: the first screen before
+     what stands below it. */
   known: null,
   recordChanged() {
     const before = explorer.known || {}, now = explorer.known = explorer.query();
     const same = key => (before[key] || '') === (now[key] || '');
-    for (const section of explorer.sections.values()) if (!section.keys.every(same)) section.behind();
+    const changed = [...explorer.sections.values()].filter(section => !section.keys.every(same));
+    for (const section of changed) section.stale = true;
+    const refresh = eager => Promise.all(changed.filter(one => one.eager === eager).map(one => one.refresh()));
+    refresh(true).finally(() => refresh(false));
   },
 
   /* --- acts ------------------------------------------------------------------------------------------ */

@@ -116,7 +116,7 @@ class Section:
 
     def build(self) -> gr.HTML:
         """Lay the section out as one component."""
-        facts = json.dumps({"name": self.name, "title": self.title, "keys": self.keys})
+        facts = json.dumps({"name": self.name, "title": self.title, "keys": self.keys, "eager": self.eager})
         part: Any = gr.HTML(
             "",
             html_template=self.markup() if self.eager else UNBUILT,

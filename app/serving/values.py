@@ -37,7 +37,7 @@ WORDS = {
     "integer": "a number",
     "boolean": "true or false",
     "array": "a list",
-    "object": "a file that was uploaded",
+    "object": "an object",
 }
 """Description of the accepted values, by the JSON type that a component states."""
 DEFECT = "This failed because of a defect of the page; see its log."

@@ -6,9 +6,7 @@ import dataclasses
 import itertools
 from typing import Any
 
-import gradio as gr
 import pytest
-from app.parts.scheme_controls import show_scheme
 from hypothesis import given, settings
 
 from app.state.controls import (
@@ -29,14 +27,13 @@ from explorer.schemes import SCALE_RULES, Convention
 from explorer.schemes.rules import CODE_WORDS
 from explorer.schemes.text import ELEMENT_FORMATS
 from explorer.sources import load_sample
-from tests.app import asked
 from tests.schemes.test_text import legal_schemes, same_parts
 
 
-@pytest.fixture(scope="module")
-def page() -> gr.Blocks:
-    """The page with all its components."""
-    return asked.page()
+def values_of(text: str) -> list[Any]:
+    """What the panel's controls hold for a scheme, in the order of ``Parts``."""
+    parts = parts_of(Scheme.parse(text))
+    return [list(value) if isinstance(value, tuple) else value for value in vars(parts).values()]
 
 
 @settings(max_examples=100, deadline=None)
@@ -52,8 +49,7 @@ def test_presets_survive_the_controls() -> None:
     """Preset -> controls -> scheme is the preset itself, so that its name stays in the picker."""
     for name, scheme in SCHEMES.items():
         assert scheme_of(parts_of(scheme)) is scheme
-        shown = show_scheme(name)
-        assert shown.preset == name and len(shown.parts()) == len(dataclasses.fields(Parts))
+        assert text_of_parts(values_of(name)) == name
 
 
 def test_the_pickers_offer_what_a_text_may_say() -> None:
@@ -101,15 +97,14 @@ def test_the_sides_of_a_block() -> None:
             scheme_of(dataclasses.replace(parts, rows=wrong))
 
 
-def test_a_size_that_is_none_is_refused(page: gr.Blocks) -> None:
+def test_a_size_that_is_none_is_refused() -> None:
     """1.5 does not become 2 on the way, and an empty field is not the whole axis."""
-    (size,) = (b for b in page.blocks.values() if getattr(b, "elem_id", None) == "size")
     for side in (1.5, None, 0, -5, 1e12, float("inf"), float("nan")):
-        values = show_scheme("int4_group128").parts()
-        values[3] = size.preprocess(side)
+        values = values_of("int4_group128")
+        values[3] = side
         with pytest.raises(ValueError, match=r"^Group size .* 1 to 999999999"):
             text_of_parts(values)
-    assert text_of_parts(show_scheme("int4_group128").parts()) == "int4_group128"
+    assert text_of_parts(values_of("int4_group128")) == "int4_group128"
 
 
 TILES = "int8~32x32~symmetric~float32~minmax"
@@ -127,24 +122,10 @@ WRONG_PARTS: list[tuple[int, Any, str]] = [
 def test_a_refused_part_names_its_field() -> None:
     """Else a visitor does not know which of the boxes is meant."""
     for field, value, words in WRONG_PARTS:
-        values = show_scheme(TILES).parts()
+        values = values_of(TILES)
         values[field] = value
         with pytest.raises(ValueError, match=words or r"\w+ .*\w+"):
             text_of_parts(values)
-
-
-def test_a_section_takes_a_scheme_of_the_visitors_own(page: gr.Blocks) -> None:
-    """If this fails, Gradio refuses the text of a scheme without a name before the handler sees it."""
-    custom = "int5~4x128~symmetric~float8_e5m2~mse"
-    for elem_id in ("compare-schemes", "methods-schemes", "survive-schemes"):
-        (picker,) = (b for b in page.blocks.values() if b.elem_id == elem_id)
-        assert picker.preprocess(["nvfp4", custom]) == ["nvfp4", custom]
-        (button,) = (b for b in page.blocks.values() if b.elem_id == f"{elem_id}-add")
-        (clicked,) = (f for f in page.fns.values() if (button._id, "click") in f.targets)
-        assert clicked.fn(["nvfp4"], custom, "") == ["nvfp4", custom]
-        assert clicked.fn(["nvfp4", custom], custom, "") == ["nvfp4", custom]
-        assert clicked.fn(None, "nf4_block64", "bf16") == ["nf4_block64", "bf16"]
-        assert clicked.fn(None, "nvfp4", "nvfp4+gptq") == ["nvfp4"], "a picker of schemes takes the scheme"
 
 
 def test_what_is_taken_back_is_said() -> None:

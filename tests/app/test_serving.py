@@ -158,7 +158,7 @@ def test_an_address_that_cannot_be_read_is_refused(
 
 def test_who_leaves_the_page_writes_no_log(caplog: pytest.LogCaptureFixture) -> None:
     """asyncio has a line for each part that is sent to nobody."""
-    server, port = served(PageHtml(HTMLResponse("a" * (1 << 22)), lambda _: "", lambda html, _: html))
+    server, port = served(PageHtml(HTMLResponse("a" * (1 << 22))))
     for _ in range(8):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as leaving:
             leaving.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")

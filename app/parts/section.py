@@ -132,7 +132,7 @@ class Section:
         if self.runs:
             running = part.run(
                 self._runner(), None, part, api_visibility="private", trigger_mode="multiple",
-                show_progress="hidden", concurrency_limit=4,
+                show_progress="hidden", concurrency_limit=4 if self.eager else 1,
             )  # fmt: skip
             ended = f"() => explorer.runEnded({json.dumps(self.name)})"
             running.failure(None, None, None, js=ended, **PRIVATE)

@@ -22,7 +22,7 @@ from explorer.progress import StoppedError, stoppable
 Item = TypeVar("Item")
 FILLING = "frontier.filling"
 """The kind of work that goes on behind what is shown: another record overtakes it, and it waits at its
-checkpoints while ``first_numbers`` or a view is computed (``awaited``)."""
+checkpoints while a view is computed (``awaited``)."""
 _WAITS_S = 1.0
 """The longest that it waits there."""
 GIVEN_WAY = 0.5
@@ -70,39 +70,22 @@ class _Quiet:
             else:
                 self._event.set()
 
-    @property
-    def free(self) -> bool:
-        return self._event.is_set()
-
     def wait(self, seconds: float) -> None:
         self._event.wait(seconds)
 
 
-_QUIET, _NO_VIEW = _Quiet(), _Quiet()
-
-
-@contextmanager
-def first_numbers() -> Iterator[None]:
-    """Inside, ``FILLING`` of all visitors waits: a second at most at each checkpoint."""
-    with _disturbed(_QUIET):
-        yield
+_NO_VIEW = _Quiet()
 
 
 @contextmanager
 def awaited() -> Iterator[None]:
     """Inside, what a visitor looks at is computed: ``FILLING`` of all visitors waits, for a second and
     ``GIVEN_WAY`` of its time at most."""
-    with _disturbed(_NO_VIEW):
-        yield
-
-
-@contextmanager
-def _disturbed(quiet: _Quiet) -> Iterator[None]:
-    quiet.add(1)
+    _NO_VIEW.add(1)
     try:
         yield
     finally:
-        quiet.add(-1)
+        _NO_VIEW.add(-1)
 
 
 def check_of_this_run(kind: str = "") -> Callable[[], None]:
@@ -118,7 +101,6 @@ def check_of_this_run(kind: str = "") -> Callable[[], None]:
     def check() -> None:
         nonlocal waited
         if kind == FILLING:
-            _QUIET.wait(_WAITS_S)
             now = time.monotonic()
             _NO_VIEW.wait(max(0.0, min(_WAITS_S, _WAITS_S + GIVEN_WAY * (now - began) - waited)))
             waited += time.monotonic() - now

@@ -21,6 +21,6 @@ def test_eight_visitors_for_half_a_minute(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:  # in this thread a browser test may have left a loop running
         failures = pool.submit(run, VISITORS, SECONDS, 4 << 20, tmp_path, seen).result()
     assert not [answer for answer in seen.answers if bad(answer)] and failures == 0
-    assert {"tensor", "take", "hostile", "upload"} <= {answer.kind for answer in seen.answers}
+    assert {"tensor", "frontier", "hostile", "upload"} <= {answer.kind for answer in seen.answers}
     right = [answer for answer in seen.answers if answer.how == "right"]
     assert len(right) > len(seen.answers) / 2, report(VISITORS, SECONDS / 60, seen.answers, seen.samples)

@@ -7,8 +7,8 @@ import asyncio
 import functools
 import io
 import json
-import math
 import random
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -20,15 +20,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from app.state.controls import DEFAULT_RANGE
 from explorer import SCHEMES, compare_schemes
 from explorer.sources import load_sample
 
 NAME = "w.safetensors"
 """Every visitor's file has this name, and one tensor called ``w``."""
 SCHEMES_ASKED = ("nvfp4", "int4_group32", "int8_row", "fp8_e4m3_128x128", "mxfp4", "nf4_block64")
-TOLERANCE_DB = 0.006
-"""The page shows two decimals."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +44,13 @@ class Server:
 
     client: httpx.AsyncClient
     numbers: dict[str, int] = field(default_factory=dict)
+    sections: dict[str, int] = field(default_factory=dict)
+    """Numbers of the sections' components, by their ids."""
 
     async def learn(self) -> None:
         config = (await self.client.get("config")).json()
         self.numbers = {d["api_name"]: d["id"] for d in config["dependencies"] if d["api_name"]}
-
-
-def values_of(name: str, selection: list[Any], file: Any = None) -> list[Any]:
-    """What the page's controls send to the function ``name``, with nothing chosen but a selection."""
-    record = [*selection, "", "", ""]
-    if name == "choose":
-        return [json.dumps({"number": 1, "acts": [{"do": "file"}]}), file, *record, None]  # no recording open
-    untouched = [DEFAULT_RANGE, None, None]  # no range dragged, no method run, nothing timed
-    take = [*selection, ["report"], "own", *untouched]
-    return {"tensor": selection, "frontier": record, "calibration": [*selection, 0.5], "take": take}[name]
+        self.sections = {one["props"].get("elem_id"): one["id"] for one in config["components"]}
 
 
 class Visitor:
@@ -81,10 +71,9 @@ class Visitor:
         """Requests one after another until the monotonic time ``until``."""
         yield await self._timed("upload", self.upload)
         kinds = {
-            "tensor": (40, self.look),
-            "frontier": (4, self.frontier),
-            "calibration": (6, self.calibrate),
-            "take": (6, self.take),
+            "tensor": (20, self.look),
+            "frontier": (30, self.frontier),
+            "values": (6, self.values),
             "report": (8, self.report),
             "hostile": (6, self.hostile),
             "abort": (6, self.abort),
@@ -120,28 +109,22 @@ class Visitor:
 
     async def look(self) -> str:
         scheme = self.random.choice(SCHEMES_ASKED)
-        data = await self._call("tensor", scheme)
+        data = await self._send("tensor", self._selection(scheme))
         return data if isinstance(data, str) else self._judge(json.dumps(data), scheme)
 
     async def frontier(self) -> str:
-        data = await self._call("frontier", "nvfp4")
-        return data if isinstance(data, str) else "right" if "w" in json.dumps(data) else "wrong: empty"
-
-    async def calibrate(self) -> str:
-        data = await self._call("calibration", "int8_tensor")
-        return data if isinstance(data, str) else "right"
-
-    async def take(self) -> str:
-        """The numbers as a file: the SQNR in it is this tensor's."""
+        """The first screen: the shortlist has this tensor's error."""
         scheme = self.random.choice(SCHEMES_ASKED)
-        data = await self._call("take", scheme)
-        if isinstance(data, str):
-            return data
-        files = [f for f in _files(data) if f.endswith(".json")]
-        if not files:
-            return "wrong: no file"
-        report = (await self.server.client.get(f"gradio_api/file={files[0]}")).json()
-        return self._near(report["sqnr_db"], scheme)
+        slots = await self._view("frontier", scheme)
+        if isinstance(slots, str):
+            return slots
+        row = re.search(rf'data-scheme="{scheme}".*?strong">(.*?)</td>', slots["listed"], re.DOTALL)
+        right = row is not None and f"{self.expected[scheme]:.1f}" in row[1]
+        return "right" if right else f"wrong: {scheme} {row[1] if row else 'is not listed'}"
+
+    async def values(self) -> str:
+        slots = await self._view("values", self.random.choice(SCHEMES_ASKED))
+        return slots if isinstance(slots, str) else "right" if slots.get("values-plot") else "wrong: empty"
 
     async def report(self) -> str:
         """A built-in tensor, the same for everybody."""
@@ -157,17 +140,15 @@ class Visitor:
         answer = await self.server.client.post("gradio_api/upload", files={"files": ("j.npy", body)})
         if answer.status_code != 200:
             return f"refused: {answer.status_code}"
-        junk = {**self._selection("nvfp4")[2], "path": answer.json()[0]}
-        data = await self._call("choose", "nvfp4", junk)
-        if isinstance(data, str):
-            return data
-        return "right" if "Still shown" in json.dumps(data) else "wrong: a junk file was shown"
+        slots = await self._view("frontier", "nvfp4", file=answer.json()[0], file_tensor="")
+        if isinstance(slots, str):
+            return slots
+        return "wrong: a junk file was shown" if slots["listed"] else "right"
 
     async def abort(self) -> str:
         """Asks for something long and leaves."""
         session, self.session = self.session, uuid.uuid4().hex
-        number = self.server.numbers["frontier"]
-        data = values_of("frontier", self._selection("nvfp4"))
+        number, data = self.server.numbers["tensor"], self._selection("nvfp4")
         body = {"data": data, "fn_index": number, "session_hash": self.session}
         answer = await self.server.client.post("gradio_api/queue/join", json=body)
         if answer.status_code == 200:
@@ -188,13 +169,30 @@ class Visitor:
 
     # --- the protocol -----------------------------------------------------------------------------------
 
-    def _selection(self, scheme: str, path: str | None = None) -> list[Any]:
-        file = {"path": path or self.path, "orig_name": NAME, "meta": {"_type": "gradio.FileData"}}
-        return ["file", "mlp_up", file, None if path else "w", "", "", None, scheme, ""]
+    def _selection(self, scheme: str) -> list[str]:
+        return ["file", "mlp_up", self.path, "w", "", "", "", scheme, ""]
 
-    async def _call(self, name: str, scheme: str, file: Any = None) -> list[Any] | str:
-        """What ``name`` answers for this visitor's tensor under ``scheme``; ``file`` is what was dropped."""
-        return await self._send(name, values_of(name, self._selection(scheme), file))
+    async def _view(self, section: str, scheme: str, **changed: str) -> dict[str, str] | str:
+        """What a section shows of this visitor's tensor under ``scheme``, or in words how it ended; while the
+        server computes it, it is asked again."""
+        query = {"source": "file", "file": self.path, "file_tensor": "w", "scheme": scheme, "second": ""}
+        body = {
+            "data": {**query, **changed},
+            "fn_name": "view",
+            "component_id": self.server.sections[f"section-{section}"],
+            "session_hash": self.session,
+        }
+        for _ in range(200):
+            answer = await self.server.client.post("gradio_api/component_server", json=body)
+            if answer.status_code in (413, 422, 429):
+                return f"refused: {answer.json()['detail']}"
+            if answer.status_code != 200:
+                return f"error: {answer.status_code} {answer.text[:200]}"
+            said = answer.json() or {}
+            if "waits" not in said:
+                return said["slots"] if "slots" in said else f"refused: {said.get('refused')}"
+            await asyncio.sleep(0.4)
+        return "lost: it is computed for ever"
 
     async def _send(self, name: str, data: list[Any]) -> list[Any] | str:
         """The last data of an answer, or in words how it ended."""
@@ -228,21 +226,8 @@ class Visitor:
         near = {f"{wanted + step:.2f}" for step in (-0.005, 0, 0.005)} | {f"{wanted:.1f}"}
         return "right" if any(text in shown for text in near) else f"wrong: no {wanted:.2f} dB of {scheme}"
 
-    def _near(self, found: float | None, scheme: str) -> str:
-        wanted = self.expected[scheme]
-        right = found is not None and math.isclose(found, wanted, abs_tol=TOLERANCE_DB)
-        return "right" if right else f"wrong: {found} for {wanted} dB"
-
 
 @functools.cache
 def _built_in() -> dict[str, float]:
     rows = compare_schemes(load_sample("mlp_up").values, [SCHEMES[name] for name in ("nvfp4", "int8_row")])
     return {row.scheme.name: row.report.sqnr_db for row in rows}
-
-
-def _files(value: Any) -> list[str]:
-    """Every path in an answer."""
-    if isinstance(value, dict):
-        own = [value["path"]] if isinstance(value.get("path"), str) else []
-        return own + [path for item in value.values() for path in _files(item)]
-    return [path for item in value for path in _files(item)] if isinstance(value, list) else []

@@ -32,7 +32,7 @@ SCRIPT_ADDRESS = f"page.js?v={hashlib.sha256(SCRIPT.encode()).hexdigest()[:16]}"
 # In the head, as Gradio puts what it takes as css= below a class of its own, where rules for <html> are lost.
 HEAD = (
     glossary.head() + scheme_groups.head() + f'<style id="page-style">{_assets("css", "style.css")}</style>'
-    f'<script id="plotly" defer src="gradio_api/file={PLOTLY.as_posix()}"></script>'
+    f'<link id="plotly" rel="preload" as="script" href="gradio_api/file={PLOTLY.as_posix()}">'
     f'<meta name="generator" content="{made_by()}">'
     f"<style>{faces('Inter Paper', _font_address)}</style>"
     f'<script src="{SCRIPT_ADDRESS}"></script>'

@@ -153,7 +153,7 @@ explorer.figure = (element, props, watch, send) => {
     drawLater();
   }, {rootMargin: '500px'}).observe(element);
   new ResizeObserver(() => requestAnimationFrame(resized)).observe(plot);
-  explorer.plotly.then(drawLater);
+  explorer.loadPlotly().then(drawLater);
 };
 
 /* The ends of every axis, by its name. */
@@ -202,8 +202,9 @@ explorer.markSwitch = plot => {
 /* Settled once the figures that wait have been drawn. */
 explorer.drawing = Promise.resolve();
 
-explorer.plotly = new Promise(resolve => {
-  const script = document.getElementById('plotly');
-  if (window.Plotly) resolve();
-  else script.addEventListener('load', resolve);
+/* plotly's script runs when the first figure wants it: the page is there before. */
+explorer.loadPlotly = () => explorer.plotly ??= window.Plotly ? Promise.resolve() : new Promise(resolve => {
+  const script = document.createElement('script');
+  Object.assign(script, {src: document.getElementById('plotly').href, onload: resolve});
+  document.head.append(script);
 });

@@ -48,7 +48,7 @@ def empty(browser: Browser) -> Iterator[Page]:
     """A page with plotly and the script of figures, and nothing else."""
     context = new_context(browser)
     page = context.new_page()
-    page.set_content('<script id="plotly"></script><div id="plot"></div>')
+    page.set_content('<div id="plot"></div>')
     font = base64.b64encode((ASSETS / "fonts/inter-latin-wght-normal.woff2").read_bytes()).decode()
     page.add_style_tag(
         content=f"@font-face{{font-family:Inter;font-weight:100 900;src:url(data:font/woff2;base64,{font})}}"

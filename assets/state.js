@@ -46,8 +46,10 @@ Object.assign(explorer, {
     const same = key => (before[key] || '') === (now[key] || '');
     const changed = [...explorer.sections.values()].filter(section => !section.keys.every(same));
     for (const section of changed) section.stale = true;
-    const refresh = eager => Promise.all(changed.filter(one => one.eager === eager).map(one => one.refresh()));
-    refresh(true).finally(() => refresh(false));
+    const first = changed.filter(section => section.eager && section.near);
+    const rest = () => changed.forEach(section => section.refresh());
+    if (first.length) Promise.all(first.map(section => section.refresh())).finally(rest);
+    else rest();
   },
 
   /* --- acts ------------------------------------------------------------------------------------------ */

@@ -82,8 +82,7 @@ def test_keys_alone(page: Page, url: str) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("#shortlist tr.is-b")).to_have_attribute("data-scheme", "mxfp4")
     at_rest(page)
-    focused = page.evaluate("[document.activeElement.dataset.take, document.activeElement.dataset.side]")
-    assert focused == ["mxfp4", "b"]
+    expect(page.locator("#shortlist [data-take=mxfp4][data-side=b]")).to_be_focused()
 
 
 def cut(page: Page, selector: str) -> list[str]:

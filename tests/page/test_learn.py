@@ -12,7 +12,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from app.learn import playground, story
-from app.theme import HEAD
+from app.theme import HEAD, SCRIPT
 from tests.covering import THOROUGH
 from tests.page.acts import at_rest, open_page
 
@@ -26,7 +26,7 @@ def chapter(browser: Browser) -> Iterator[Page]:
     page = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
     trouble: list[str] = []
     page.on("pageerror", lambda e: trouble.append(str(e)))
-    head = f'<!doctype html><head><meta charset="utf-8">{HEAD}</head>'
+    head = f'<!doctype html><head><meta charset="utf-8">{HEAD}<script>{SCRIPT}</script></head>'
     sections = (playground.SECTION, story.SECTION)
     built = "".join(f'<div class="block section" id="{s.name}">{s.markup()}</div>' for s in sections)
     body = f"{head}<body>{built}</body>"

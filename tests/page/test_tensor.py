@@ -16,7 +16,6 @@ from playwright.sync_api import Page, expect
 from tests.covering import THOROUGH
 from tests.page.acts import (
     at_rest,
-    choose,
     drawn,
     drop,
     load_file,
@@ -72,6 +71,7 @@ def test_alive_on_load(page: Page, url: str) -> None:
     expect(page.locator("#bytes").first).to_contain_text(re.compile(r"^[0-9A-F]{2} "))
 
 
+@pytest.mark.thorough
 def test_own_file_to_the_answer_in_four_actions(page: Page, url: str, tmp_path: Path) -> None:
     """Drop the file, say what for, click A, Shift-click B: the answer, on one screen without scrolling."""
     values = np.random.default_rng(0).standard_normal((256, 512)).astype(np.float32)
@@ -101,6 +101,7 @@ MOVED = """window.moved = []; new PerformanceObserver(list => { for (const e of 
 """Collects in ``window.moved`` what moves by itself, by more than a hundredth of the window."""
 
 
+@pytest.mark.thorough
 def test_two_tensors_and_a_bad_file(page: Page, url: str, tmp_path: Path) -> None:
     """Two tensors in a file: the first matrix is shown, and Back leads over the choice of the other. A broken
     file is one message that moves nothing, and bar, numbers and file box name the same tensor as before."""
@@ -109,11 +110,12 @@ def test_two_tensors_and_a_bad_file(page: Page, url: str, tmp_path: Path) -> Non
     (tmp_path / "bad.npy").write_bytes(b"nonsense")
     open_page(page, url)
     open_panel(page, "tensor")
-    choose(page, "source", "Your file")
+    page.locator("#panel-tensor [data-source]").select_option("file")
     load_file(page, tmp_path / "mine.npz")
     expect(page.locator("#which .tensor")).to_contain_text("mine.npz · first · 32×64")
     shown = page.locator("#which .tensor")
-    choose(page, "file-tensor", "second")
+    page.locator("#panel-tensor [data-of=tensor]").fill("second")
+    page.keyboard.press("Enter")
     expect(shown).to_contain_text("second · 8×8")
     wait_for_query(page, "file_tensor=second")
     page.go_back()
@@ -181,7 +183,8 @@ def test_a_layer_of_a_model(page: Page, url: str, minilm: Path) -> None:
     page.locator("#model textarea, #model input").first.fill(str(minilm))
     page.get_by_role("button", name="List layers").first.click()
     expect(page.locator("#which .tensor")).to_contain_text("encoder.layer.0")
-    choose(page, "layer", "layer.5.intermediate.dense.weight")
+    page.locator("#panel-tensor [data-of=layer]").fill("layer.5.intermediate.dense.weight")
+    page.keyboard.press("Enter")
     expect(page.locator("#which .tensor")).to_contain_text(
         "encoder.layer.5.intermediate.dense.weight · 1536×384"
     )

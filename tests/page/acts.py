@@ -32,7 +32,8 @@ BUSY = """() => [
   ...window.explorer?.ready && window.Plotly ? [] : ['the first record'],
   ...explorer.choosing || explorer.acts?.length ? ['an act'] : [],
   ...window.asking ? ['a request'] : [],
-  ...[...explorer.sections.values()].filter(one => (one.running && one.running.name !== 'filling') || (one.near && one.stale))
+  ...[...explorer.sections.values()]
+    .filter(one => (one.running && one.running.name !== 'filling') || (one.near && one.stale))
     .map(one => 'the section ' + one.name),
   ...explorer.leave ? ['the way to a section'] : [],
   ...[...document.querySelectorAll('.figure')].filter(plot => plot.isPainted && plot.offsetWidth

@@ -221,7 +221,7 @@ def _super_blocks(grid: Tensor, scheme: Scheme) -> Tensor:
     """Rearrange [rows, blocks] to float32 [blocks of a super-block, super-blocks]; a shorter one is padded
     with zeros, unless no row has a whole one."""
     checkpoint()
-    each = min(SUPER_BLOCK // (scheme.block[1] or 1), grid.shape[1])
+    each = max(min(SUPER_BLOCK // (scheme.block[1] or 1), grid.shape[1]), 1)
     padded = torch.nn.functional.pad(grid, (0, -grid.shape[1] % each))
     return padded.view(-1, each).t().contiguous()
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from explorer.analysis import estimate
+from explorer.analysis import estimate, intervals
 from explorer.bench.cpu_gemm import DECODE_ON_CPU, PREFILL_ON_CPU
 from explorer.cpu.sentences import against_float16, sentences
 from explorer.gpu.gemm.tensor_cores import FEW_ROWS
@@ -164,6 +164,7 @@ def _context() -> dict[str, Any]:
         "page": recorded_page(),
         "sizes": recorded_sizes(),
         "estimate": estimate,
+        "intervals": intervals,
         "first_numbers": recorded_first_numbers(),
         "embeddings": embeddings.recorded_embeddings(),
         "inputs": inputs,

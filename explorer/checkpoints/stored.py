@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from explorer.checkpoints.gguf_model import GgufModel, open_gguf
 from explorer.checkpoints.gguf_models import out_of_pairs
-from explorer.core.file import load as load_quantized
-from explorer.core.file import load_extra_tensors
+from explorer.core.file import whole_of
 from explorer.core.file_about import KEY, read_about
 from explorer.export.ggml import block_scales
 from explorer.schemes import Scheme
@@ -109,12 +107,13 @@ def gguf_of(where: str, limits: SourceLimits) -> Path | None:
     return files[0] if files else None
 
 
-def _own_files(paths: tuple[Path, ...]) -> Iterator[Path]:
+def _own_files(paths: tuple[Path, ...]) -> Iterator[SafetensorsFile]:
     """The files among ``paths`` that ``core.file`` wrote."""
     for path in paths:
-        with suppress(SafetensorError, OSError), safe_open(path, framework="pt") as file:
-            if KEY in (file.metadata() or {}):
-                yield path
+        with suppress(SourceError, OSError):
+            file = SafetensorsFile(path, path.name, LOCAL)
+            if KEY in file.metadata():
+                yield file
 
 
 class Safetensors(Checkpoint):
@@ -165,31 +164,28 @@ def _named(text: str) -> str:
 class OwnFiles(Checkpoint):
     """Files of ``explorer quantize --out`` and ``explorer methods --out``, with one layer each."""
 
-    def __init__(self, origin: str, paths: list[Path]) -> None:
+    def __init__(self, origin: str, files: list[SafetensorsFile]) -> None:
         self.origin, self.config = origin, {}
-        self._files: dict[str, Path] = {}
+        self._files: dict[str, SafetensorsFile] = {}
         weights: dict[str, StoredWeight] = {}
-        for path in paths:
-            with safe_open(path, framework="pt") as file:
-                names, metadata = list(file.keys()), file.metadata()
+        for file in files:
             try:
-                shape = read_about(metadata).shape
+                about = read_about(file.metadata())
             except ValueError as error:
-                self.broken += (f"{path.name}: {plain(str(error), 200)}",)
+                self.broken += (f"{file.origin}: {plain(str(error), 200)}",)
                 continue
-            name = next(name for name in names if name.endswith(".packed")).removesuffix(".packed")
+            name = about.name
             if name in weights:
-                self.broken += (f"{path.name}: an earlier file holds {name} too",)
+                self.broken += (f"{file.origin}: an earlier file holds {plain(name, 80)} too",)
                 continue
-            size = sum(map(bytes_of, SafetensorsFile(path, path.name, LOCAL).stored))
-            self._files[name] = path
-            weights[name] = StoredWeight(name, size, True, shape)
+            self._files[name] = file
+            weights[name] = StoredWeight(name, sum(map(bytes_of, file.stored)), True, about.shape)
         self.weights = weights
 
     def restore(self, name: str) -> Restored:
-        path = self._files[name]
-        q = load_quantized(path)
-        added = sorted(key for key in load_extra_tensors(path))
+        with refused(f"{self.origin}: {name} cannot be restored"):
+            q, extra = whole_of(self._files[name])
+        added = sorted(extra)
         more = f", with {', '.join(added)} of a method" if added else ""
         steps = None
         if q.scheme.scale is not None and not q.scheme.flat:

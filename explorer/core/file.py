@@ -26,10 +26,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from explorer.core.file_about import KEY, About, read_about
+from explorer.core.file_about import KEY, read_about
 from explorer.core.file_levels import LEVEL_KEYS, Part, level_parts, packed_levels, unpacked_levels
 from explorer.core.lowering import raw_scales
 from explorer.core.quantize import QuantizedTensor
@@ -39,6 +38,9 @@ from explorer.formats import IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes, unpack
 from explorer.schemes import Scales, Scheme
 from explorer.schemes.text import checked_text
+from explorer.sources.safetensors_file import SafetensorsFile
+from explorer.sources.source_limits import LOCAL
+from explorer.words import plain
 
 OWN = ("packed", "scale", "zero_point", "block_offset", "tensor_scale", *LEVEL_KEYS)
 """The parts that a quantized tensor consists of, in the order above; all others are ``extra``."""
@@ -105,15 +107,29 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> QuantizedTenso
     Codes, scales and scheme are restored bit for bit; a scheme without a row in ``SCHEMES`` is named by its
     text. ``ValueError`` if the file has another format, is cut short, names an unknown scheme, or lacks a
     tensor that the scheme implies, or holds it with another shape or dtype; ``OSError`` if it cannot be
-    opened. A method's extra tensors are ignored (``methods.files.load_layer`` reads them).
+    opened. The file is read, not mapped. A method's extra tensors are ignored (``methods.files.load_layer``
+    reads them).
     """
-    about, tensors = _read(path)
-    prefix = f"{about.name}."
-    own = {key.removeprefix(prefix): part for key, part in tensors.items() if key.startswith(prefix)}
+    return load_whole(path)[0].to(device)
+
+
+def load_whole(path: str | Path) -> tuple[QuantizedTensor, dict[str, Tensor]]:
+    """Read what ``load`` reads, and the ``extra`` tensors of ``save_quantized`` by key."""
     try:
-        return tensor_of(own, about.scheme.scheme(), about.shape, prefix).to(device)
+        return whole_of(SafetensorsFile(Path(path), "it", LOCAL))
     except ValueError as error:
-        raise _foreign(path, error) from error
+        raise ValueError(
+            f"{plain(str(path))} is not a tensor saved by this program: {plain(str(error), 400)}"
+        ) from error
+
+
+def whole_of(file: SafetensorsFile) -> tuple[QuantizedTensor, dict[str, Tensor]]:
+    """Read all of an open file as ``load_whole`` does; ``ValueError`` if it has changed since."""
+    about = read_about(file.metadata())
+    prefix = f"{about.name}."
+    parts = {info.name.removeprefix(prefix): file.read_stored(info, None, None) for info in file.stored}
+    own = {key: parts.pop(key) for key in OWN if key in parts}
+    return tensor_of(own, about.scheme.scheme(), about.shape, prefix), parts
 
 
 def _scales(own: Mapping[str, Tensor | None], scheme: Scheme, shape: tuple[int, int]) -> Scales:
@@ -178,25 +194,3 @@ def _packed_zero_points(zero_points: Tensor, scheme: Scheme) -> Tensor:
 def _unpacked_zero_points(packed: Tensor, scheme: Scheme, grid: tuple[int, int]) -> Tensor:
     codes = unpack(packed.view(1, -1), scheme.format, grid[0] * grid[1])
     return scheme.format.decode(codes).to(torch.int8).reshape(grid)
-
-
-def load_extra_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Read the ``extra`` tensors of a file of ``save_quantized``, by key; ``ValueError`` for another
-    format."""
-    about, tensors = _read(path)
-    prefix = f"{about.name}."
-    own = {prefix + key for key in OWN}
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key not in own}
-
-
-def _read(path: str | Path) -> tuple[About, dict[str, Tensor]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = read_about(file.metadata())
-            return about, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (ValueError, SafetensorError) as error:
-        raise _foreign(path, error) from error
-
-
-def _foreign(path: str | Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} is not a tensor saved by this program: {error}")

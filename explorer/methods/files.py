@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from explorer.core.file import load as load_quantized
-from explorer.core.file import load_extra_tensors, save_quantized
+from explorer.core.file import load_whole, save_quantized
 from explorer.methods import METHODS
 from explorer.methods.layer import QuantizedLayer, Residue, Transform
+from explorer.words import plain
 
 
 def save_layer(layer: QuantizedLayer, path: str | Path, name: str = "weight") -> None:
@@ -31,7 +31,7 @@ def load_layer(path: str | Path) -> QuantizedLayer:
 
     ``ValueError`` for other files, and for tensors that no method here stores.
     """
-    q, extra = load_quantized(path), load_extra_tensors(path)
+    q, extra = load_whole(path)
     bases = dict.fromkeys(row.transform for row in METHODS.values() if row.transform is not None)
     transforms: list[Transform] = []
     while True:
@@ -45,5 +45,6 @@ def load_layer(path: str | Path) -> QuantizedLayer:
         if all(name in extra for name in kind.names):
             residues.append(kind.from_tensors({name: extra.pop(name) for name in kind.names}, q))
     if extra:
-        raise ValueError(f"{path} holds {', '.join(sorted(extra))}, which no method here stores")
+        held = plain(", ".join(sorted(extra)), 400)
+        raise ValueError(f"{plain(str(path))} holds {held}, which no method here stores")
     return QuantizedLayer(q, tuple(transforms), tuple(residues))

@@ -34,7 +34,13 @@ class SafetensorsFile(CodedSource):
         self._entries = {entry.info.name: entry for entry in listed}
         self.stored = tuple(entry.info for entry in listed)
         self._beside = path.parent / CONFIG if limits.folders else None
-        self._limits = limits
+        self._limits, self._header = limits, length
+
+    def metadata(self) -> dict[str, str]:
+        """The texts under "__metadata__" in the header, read anew; empty if there are none."""
+        header = parse_json(self._file.read(PREFIX, self._header), self.origin, "header", self._limits)
+        found = header.get("__metadata__")
+        return {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
 
     def config(self) -> dict[str, Any]:
         return config_in(self._beside, self.origin, self._limits) if self._beside else {}

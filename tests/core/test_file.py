@@ -25,7 +25,7 @@ from torch import Tensor
 import explorer
 from explorer import CALIBRATORS, FORMATS, SCHEMES, Calibrator, QuantizedTensor, Scales, Scheme, quantize
 from explorer.core.file import load as load_quantized
-from explorer.core.file import load_extra_tensors, save_quantized
+from explorer.core.file import load_whole, save_quantized
 from tests.covering import FEW, sampled
 
 SCHEME = {"asym": "int4_group128_asym", "nvfp4": "nvfp4", "cast": "bf16"}
@@ -94,7 +94,7 @@ def test_damaged_metadata_is_a_value_error(tmp_path: Path) -> None:
     tensors, _ = saved(path, "nvfp4")
     for text in (*map(json.dumps, ABOUT), "{", None):
         save_file(tensors, path, None if text is None else {"quantization_explorer": text})
-        for load in (load_quantized, load_extra_tensors):
+        for load in (load_quantized, load_whole):
             with pytest.raises(ValueError, match=r"q\.safetensors is not"):
                 load(path)
     unknown = {"name": "tensor", "shape": [6, 256], "scheme": {"name": "nope"}}
@@ -166,7 +166,7 @@ def test_every_scheme_is_kept_with_all_its_bits(text: str, tmp_path: Path) -> No
         loaded = explorer.load(path)
         assert_same(loaded, q, NOT_RESTORING)
         assert torch.equal(loaded.dequantize().view(torch.int32), q.dequantize().view(torch.int32))
-        assert not load_extra_tensors(path)
+        assert not load_whole(path)[1]
         loaded.save(tmp_path / "again.safetensors")
         assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
     for change in COPIES.values():
@@ -211,6 +211,15 @@ def test_what_is_no_saved_tensor_is_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"q\.safetensors is not"):
             explorer.load(path)
-    for absent in (tmp_path / "none.safetensors", tmp_path):
-        with pytest.raises(OSError):
-            explorer.load(absent)
+    tensors, about = saved(path, "nvfp4")
+    del tensors["tensor.scale"]
+    hostile = {f"\x1b[2J{name}": tensor for name, tensor in tensors.items()}
+    for shown, named in ((tensors, "tensor"), (hostile, "\x1b[2Jtensor"), (tensors, "a\nb\x1b]0;x\x07")):
+        save_file(shown, path, {"quantization_explorer": json.dumps(about | {"name": named})})
+        with pytest.raises(ValueError, match=r"q\.safetensors is not") as refused:
+            explorer.load(path)
+        assert str(refused.value).isprintable()
+    with pytest.raises(OSError):
+        explorer.load(tmp_path / "none.safetensors")
+    with pytest.raises(ValueError, match="no regular file"):
+        explorer.load(tmp_path)

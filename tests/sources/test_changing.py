@@ -15,9 +15,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import explorer
 from app import limits as page_limits
 from app.state.selection import Selection, file_source, matrix_of, model_source
 from explorer import SourceError, open_source
+from explorer.checkpoints.stored import open_checkpoint
 from explorer.sources.models import open_model
 from explorer.sources.source_limits import HOSTED, LOCAL, PICKLED
 from explorer.sources.tensors import open_tensors
@@ -76,6 +78,28 @@ def test_a_file_that_is_written_anew_is_not_mixed(kind: str, tmp_path: Path) -> 
         source.matrix(source.infos[0].name)
     anew = open_source(str(path))
     assert anew.matrix(anew.infos[0].name).values.unique().tolist() == [2]
+
+
+def test_a_saved_tensor_keeps_its_numbers(tmp_path: Path) -> None:
+    """What was loaded is none of the file's pages: other bytes in it change no value, and a file cut off ends
+    no process. An open checkpoint refuses a file that was written anew."""
+    path = tmp_path / "q.safetensors"
+    explorer.quantize(torch.full((64, 64), 7.0), explorer.SCHEMES["int4_group64"]).save(path)
+    q, kept = explorer.load(path), open_checkpoint(str(path))
+    (name,) = kept.weights
+    before, found = q.dequantize().clone(), kept.restore(name)
+    with path.open("r+b") as file:
+        file.seek(-64 * 32, os.SEEK_END)
+        file.write(b"\x55" * 64 * 32)
+    os.utime(path, ns=(1, 1))
+    assert torch.equal(q.dequantize(), before) and found.values.unique().tolist() == [7]
+    with pytest.raises(SourceError, match="changed"):
+        kept.restore(name)
+    child = os.fork()
+    if child == 0:
+        os.truncate(path, 600)
+        os._exit(0 if torch.equal(q.dequantize(), before) and found.steps is not None else 3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_the_page_reads_a_folder_anew_once_it_changed(tmp_path: Path) -> None:

@@ -98,6 +98,8 @@ def open_gguf(path: Path) -> GgufModel:
             f"{source.origin} is one of {parts} files of a model; merge them first: llama-gguf-split --merge"
         )
     blocks, pooled = number(records, f"{architecture}.block_count", 0), f"{architecture}.pooling_type"
+    if blocks > len(source.infos):
+        raise SourceError(f"{source.origin} claims {blocks:,} blocks and holds {len(source.infos):,} tensors")
     alignment = number(records, "general.alignment", ALIGNMENT)
     return GgufModel(source, records, architecture, blocks, pooled in records, alignment)
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import queue
-import secrets
+import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Generator
+from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
@@ -25,7 +29,8 @@ from explorer.checkpoints.write import checked
 from explorer.methods.recipe import Recipe
 from explorer.models.files import folder_of, linear_names
 from explorer.models.texts import AnyTexts
-from explorer.progress import Progress
+from explorer.progress import Progress, checkpoint
+from explorer.running import llama_process
 from explorer.running.engine import (
     CANDIDATES,
     GREEDY,
@@ -43,6 +48,7 @@ from explorer.sources.base import SourceError
 from explorer.survey.export import Wanted, export
 from explorer.survey.recipe import ModelRecipe
 from explorer.threads import usable_threads
+from explorer.words import plain
 
 PACKAGE = "xllamacpp"
 _CASTS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
@@ -53,6 +59,8 @@ _ASKED = {
     "top_k": 0, "top_p": 1.0, "min_p": 0.0,
 }  # fmt: skip
 """Settings of each request. Above temperature 0 a token is drawn from the whole vocabulary, as torch does."""
+_LOOKS_S = 0.1
+"""Between two looks at whether a request of which no part comes is to stop."""
 ROOM = 4096
 """Usual room for prompt and text together, in tokens, if the model has as many positions: memory for their
 keys and values is allocated in advance."""
@@ -68,13 +76,13 @@ class LlamaEngine(Engine):
         self, subject: Subject, file: Path, room: int, folder: tempfile.TemporaryDirectory[str] | None
     ) -> None:
         self.subject, self._folder = subject, folder
-        self._open: set[_Parts] = set()
         gguf = open_gguf(file)
         self.held_bytes = sum(gguf.source.stored_bytes(info.name) for info in gguf.source.infos)
         self.stored_bytes = self.held_bytes
         self._room = min(room, gguf.setting("context_length", room))
-        self._server: Any = _server(file, self._room)
-        self.kernels = f"llama.cpp's products of GGUF types on the CPU ({_instructions()})"
+        self._server: _Server | None = _Server(file, self._room)
+        weakref.finalize(self, self._server.close)
+        self.kernels = f"llama.cpp's products of GGUF types on the CPU ({self._server.kernels})"
 
     @staticmethod
     def refusal(subject: Subject) -> str:
@@ -121,9 +129,9 @@ class LlamaEngine(Engine):
             raise
 
     def close(self) -> None:
-        for parts in list(self._open):
-            parts.stop()
-        self._server = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
@@ -136,7 +144,6 @@ class LlamaEngine(Engine):
         asked = {"prompt": prompt, "n_predict": tokens, "temperature": sampling.temperature}
         asked |= {"seed": sampling.seed, **_ASKED}
         parts = _Parts(self._server, asked)
-        self._open.add(parts)
         known, before = 0, time.perf_counter()
         try:
             for now, part in parts:
@@ -165,48 +172,112 @@ class LlamaEngine(Engine):
                 known, before = known + hidden + 1, now
         finally:
             parts.stop()
-            self._open.discard(parts)
+
+
+class _Server:
+    """llama.cpp in a process of its own, with the model in ``file`` and room for ``room`` tokens.
+    ``ValueError`` if it cannot open the file; ``kernels``: the vector instructions that it uses."""
+
+    def __init__(self, file: Path, room: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", llama_process.__file__],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self._lock, self._open = threading.Lock(), dict[int, _Parts]()
+        self._count, self._ended = 0, ""
+        started = _Parts(self, None)
+        threading.Thread(target=self._read, daemon=True).start()
+        settings = {"n_ctx": room, **_SETTINGS}
+        self._send({"file": str(file), "threads": usable_threads(), "settings": settings})
+        try:
+            self.kernels = _instructions(next(iter(started))[1])
+            self.drop(0)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, ValueError):
+                raise ValueError(f"llama.cpp cannot open {file.name}: {error}") from error
+            raise
+
+    def add(self, parts: _Parts) -> int:
+        """Take ``parts`` among those that get answers; returns their number."""
+        with self._lock:
+            number, self._count = self._count, self._count + 1
+            self._open[number] = parts
+            if self._ended:
+                parts.put("error", self._ended)
+        return number
+
+    def ask(self, number: int, asked: dict[str, Any] | None) -> None:
+        """Send the request of one number; None ends it."""
+        self._send([number, asked])
+
+    def drop(self, number: int) -> None:
+        """Forget one number: nobody reads its answers any more."""
+        with self._lock:
+            self._open.pop(number, None)
+
+    def close(self) -> None:
+        """End the process, whatever it does, and the texts."""
+        with self._lock:
+            for parts in self._open.values():
+                parts.put("end")
+            self._open.clear()
+        self._process.kill()
+        self._process.wait()
+
+    def _send(self, line: object) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has ended, which its readers are told
+            self._process.stdin.write(json.dumps(line) + "\n")
+            self._process.stdin.flush()
+
+    def _read(self) -> None:
+        """Hand each line to those who wait for it; once there are no more, tell all of them."""
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                number, kind, value = json.loads(line)
+                with self._lock:
+                    parts = self._open.get(number)
+                if parts is not None:
+                    parts.put(kind, value)
+        code = self._process.wait()
+        how = signal.Signals(-code).name if code < 0 else f"status {code}"
+        with self._lock:
+            self._ended = f"its process has ended by itself ({how})"
+            for parts in self._open.values():
+                parts.put("error", self._ended)
 
 
 class _Parts:
-    """Parts of llama.cpp's answer to one request.
+    """Parts of llama.cpp's answer to one request; ``stop`` ends it after the token that is being computed."""
 
-    llama.cpp calls back from the thread that sent the request, so each request has its own thread. ``stop``
-    ends it after the token that is being computed.
-    """
+    def __init__(self, server: _Server, asked: dict[str, Any] | None) -> None:
+        self._waiting: queue.Queue[tuple[float, str, Any]] = queue.Queue()
+        self._server, self._number = server, server.add(self)
+        if asked is not None:
+            server.ask(self._number, asked)
 
-    def __init__(self, server: Any, asked: dict[str, Any]) -> None:
-        self._waiting: queue.Queue[tuple[float, Any]] = queue.Queue()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._ask, args=(server, json.dumps(asked)), daemon=True)
-        self._thread.start()
+    def put(self, kind: str, value: Any = None) -> None:
+        self._waiting.put((time.perf_counter(), kind, value))
 
-    def _ask(self, server: Any, asked: str) -> None:
-        end: BaseException | None = None
-        try:
-            server.handle_completions(asked, self._take)
-        except BaseException as error:  # raised again where the parts are read
-            end = error
-        self._put(end)
-
-    def _take(self, part: str | dict[str, Any]) -> bool:
-        self._put(part)
-        return self._stopped.is_set()
-
-    def _put(self, part: object) -> None:
-        self._waiting.put((time.perf_counter(), part))
-
-    def __iter__(self) -> Generator[tuple[float, dict[str, Any]], None, None]:
+    def __iter__(self) -> Generator[tuple[float, Any], None, None]:
         """Yield each part with its time of arrival."""
-        while (entry := self._waiting.get())[1] is not None:
-            now, part = entry
-            if isinstance(part, BaseException):
-                raise ValueError(f"llama.cpp failed: {part}") from part
-            yield now, json.loads(part) if isinstance(part, str) else part
+        while True:
+            try:
+                now, kind, value = self._waiting.get(timeout=_LOOKS_S)
+            except queue.Empty:
+                checkpoint()
+                continue
+            if kind == "end":
+                return
+            if kind == "error":
+                raise ValueError(plain(f"llama.cpp failed: {value}", 400))
+            yield now, value
 
     def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
+        self._server.drop(self._number)
+        self._server.ask(self._number, None)
 
 
 def _token(choice: dict[str, Any], seconds: float) -> Token:
@@ -235,31 +306,8 @@ def _layers(subject: Subject) -> dict[str, Recipe]:
     return {name: Recipe(Scheme.parse(_CASTS[source.info(f"{name}.weight").dtype]))}
 
 
-def _server(file: Path, room: int) -> Any:
-    """Start llama.cpp with the model in ``file``. It also listens at a local address, with a secret key.
-    ``ValueError`` if it cannot open the file."""
-    import xllamacpp
-
-    asked = xllamacpp.CommonParams()
-    asked.model.path = str(file)
-    asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = usable_threads()
-    asked.api_keys = [secrets.token_hex()]
-    for name, value in {"n_ctx": room, **_SETTINGS}.items():
-        setattr(asked, name, value)
-    try:
-        server = xllamacpp.Server(asked)
-    except RuntimeError as error:
-        raise ValueError(f"llama.cpp cannot open {file.name}: {error}") from error
-    # A token that is not measured. After it the server's loop runs: freed before, it would wait for that loop
-    # without end.
-    server.handle_completions(json.dumps({"prompt": [0], "n_predict": 1}), lambda part: False)
-    return server
-
-
-def _instructions() -> str:
+def _instructions(info: str) -> str:
     """The package's version, and the vector instructions that llama.cpp was built for and found."""
-    import xllamacpp
-
-    found = (entry.strip().removeprefix("CPU : ") for entry in xllamacpp.get_system_info().split("|"))
+    found = (entry.strip().removeprefix("CPU : ") for entry in info.split("|"))
     names = [entry.partition(" = ")[0] for entry in found if entry.endswith("= 1")]
     return f"{PACKAGE} {metadata.version(PACKAGE)}: {', '.join(names)}"

@@ -7,8 +7,10 @@ If these fail, a text that is read and a loss that is measured are of two models
 from __future__ import annotations
 
 import dataclasses
+import signal
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 
@@ -214,6 +216,47 @@ def test_checkpoints_run_too(target: str, llama: Path, layers: list[str], tmp_pa
                 assert [one.id for one in written(engine)] == [one.id for one in written(ours)]
         assert engine.stored_bytes < ours.subject.original.stored_bytes / 2
         assert len(written(engine, 4)) == 4
+
+
+LIES = {"block_count": (0, 2**31 - 1), "attention.head_count": (0, 7), "context_length": (0, 2**32 - 1)}
+"""Numbers of a GGUF file's metadata, most of which end llama.cpp's process."""
+
+
+@pytest.mark.parametrize("key", LIES)
+def test_a_hostile_file_ends_llama_cpp_alone(key: str, llama: Path, tmp_path: Path) -> None:
+    """Each number is refused, or computed with. If this fails, a file ends the command or the page."""
+    pytest.importorskip("xllamacpp")
+    recipes = {"model.layers.0.mlp.up_proj": Recipe.parse("q4_0")}
+    file = write_checkpoint("gguf", llama, recipes, tmp_path / "gguf").folder / "model.gguf"
+    whole, entry = file.read_bytes(), f"llama.{key}".encode()
+    at = whole.index(entry) + len(entry) + 4
+    for number in LIES[key]:
+        file.write_bytes(whole[:at] + number.to_bytes(4, "little") + whole[at + 4 :])
+        with suppress(ValueError), open_engine(subject_of(str(file)), LlamaEngine.name, CPU) as engine:
+            assert len(written(engine, 2)) == 2 and key == "context_length"
+
+
+def test_a_process_that_ends_ends_its_texts(llama: Path) -> None:
+    """Killed while it writes, and before: both are refusals that name the signal. One that says nothing can
+    be stopped."""
+    pytest.importorskip("xllamacpp")
+    with open_engine(subject_of(str(llama), Recipe.parse("q8_0")), LlamaEngine.name, CPU) as engine:
+        assert isinstance(engine, LlamaEngine) and engine._server is not None
+        process, writing = engine._server._process, engine.write(PROMPT, 64)
+        next(writing)
+        process.send_signal(signal.SIGSTOP)
+        stopped, checks = engine.write(PROMPT, 2), iter([None])
+
+        def stop() -> None:  # the second look, while llama.cpp says nothing
+            if next(checks, 0) == 0:
+                raise StoppedError("the visitor has gone")
+
+        with stoppable(stop), pytest.raises(StoppedError):
+            next(stopped)
+        process.kill()
+        for text in (writing, engine.write(PROMPT, 2)):
+            with pytest.raises(ValueError, match="SIGKILL"):
+                list(text)
 
 
 def test_bytes_are_those_of_the_file(llama: Path, layers: list[str], tmp_path: Path) -> None:

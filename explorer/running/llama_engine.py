@@ -224,10 +224,13 @@ class _Server:
             self._open.clear()
         self._process.kill()
         self._process.wait()
+        if self._process.stdin is not None:
+            with suppress(OSError):  # what was not sent any more
+                self._process.stdin.close()
 
     def _send(self, line: object) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError):  # it has ended, which its readers are told
+        with suppress(OSError, ValueError):  # it has ended, which its readers are told
             self._process.stdin.write(json.dumps(line) + "\n")
             self._process.stdin.flush()
 

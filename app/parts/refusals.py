@@ -6,6 +6,7 @@ import re
 
 import torch
 
+from app import limits
 from explorer import gpu
 from explorer.progress import StoppedError
 from explorer.words import without_python
@@ -20,7 +21,7 @@ def _message(error: Exception) -> str:
         return "not enough memory for this tensor; choose a smaller one"
     if isinstance(error, RuntimeError) and not isinstance(error, gpu.KernelError):
         raise error
-    return page_words(str(error))
+    return words_of(error)
 
 
 def refusal_words(error: Exception) -> str | None:
@@ -33,10 +34,18 @@ def refusal_words(error: Exception) -> str | None:
         return None
 
 
+def words_of(error: Exception) -> str:
+    """The words for an error of a file or a value; on a public page without the machine's folders."""
+    if not isinstance(error, OSError) or not limits.current().hosted:
+        return page_words(str(error))
+    return error.strerror or page_words(_FOLDERS.sub("", str(error)))
+
+
 def page_words(message: str) -> str:
     """A message of the library without what is of use only in Python or on the command line."""
     return _LISTS_SCHEMES.sub(SCHEMES_ARE_CHOSEN, without_python(message))
 
 
 SCHEMES_ARE_CHOSEN = "; choose one at A or B in the bar, such as int4_group128_asym or nvfp4"
+_FOLDERS = re.compile(r"(?:[A-Za-z]:)?[/\\](?:[^/\\:'\"\n]+[/\\])+")
 _LISTS_SCHEMES = re.compile(r"; `explorer schemes` lists all.*$", re.DOTALL)

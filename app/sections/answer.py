@@ -19,7 +19,7 @@ from app import limits
 from app.parts import html
 from app.parts.controls import Select
 from app.parts.pictures import bars, is_photograph, photograph, picture, thumbnail
-from app.parts.refusals import page_words
+from app.parts.refusals import words_of
 from app.parts.section import RECORD, NotComputedError, Section, Shown
 from app.sections.all_schemes import all_schemes_table
 from app.sections.bar import tensor_name
@@ -251,7 +251,7 @@ def fill(query: Query) -> Iterator[Shown]:
         for said in analysing(chosen):
             yield {"status": html.status(said)}
     except (ValueError, OSError) as error:
-        failed[tried] = page_words(str(error))
+        failed[tried] = words_of(error)
         yield {"tick": COMPLETE}
         return
     looked = 0.0
@@ -318,7 +318,7 @@ def view(query: Query) -> Shown:
     except (ValueError, OSError) as error:
         return {
             **dict.fromkeys(("head", "frontier", "listed", "elsewhere", "picture"), ""),
-            "said": html.render("not_read", why=page_words(str(error))),
+            "said": html.render("not_read", why=words_of(error)),
             "goals": html.goals(list(GOALS.values()), GOALS[DEFAULT]),
             "samples": _samples(chosen),
             "tick": COMPLETE,

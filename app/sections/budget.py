@@ -19,6 +19,7 @@ import plotly.graph_objects as go
 from app import limits
 from app.parts import html
 from app.parts.controls import NumberInput, Select, TextInput
+from app.parts.refusals import words_of
 from app.parts.report_files import REPORT_KINDS, report_slots
 from app.parts.section import RECORD, Section, Shown
 from app.sections.subject import ACTS, KEYS, ModelSubject, panel, recorded, subject
@@ -239,7 +240,7 @@ def view(query: Query) -> Shown:
     except (ValueError, OSError) as error:
         return {
             **shown,
-            "headline": html.refusal(str(error)),
+            "headline": html.refusal(words_of(error)),
             "controls": _controls(query, None),
             **_unplanned(query),
         }

@@ -16,6 +16,7 @@ from typing import Any
 
 from app import limits
 from app.parts import html
+from app.parts.refusals import words_of
 from app.parts.section import Section, Shown
 from app.serving import uploads
 from app.state.memo import Memo
@@ -250,7 +251,7 @@ def panel(query: Query) -> str:
         one = subject(query)
         shown |= {"title": one.name, "about": about(one), "which": one.which}
     except (ValueError, OSError) as error:
-        shown["refused"] = str(error)
+        shown["refused"] = words_of(error)
     return html.render(
         "subject",
         accepted="a folder, a .gguf file or a Hub id" if folders else "a Hub id (owner/name)",

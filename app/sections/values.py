@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from app.parts import html
 from app.parts.controls import IntegerInput, TextInput
-from app.parts.refusals import page_words
+from app.parts.refusals import words_of
 from app.parts.section import SELECTION, Section, Shown
 from app.sections.overview import whole
 from app.state.analyses import Pairs, analyses_of, sides_of
@@ -118,7 +118,7 @@ def multiples(query: Query) -> Shown:
             try:
                 sides += sides_of(analyses_of(dataclasses.replace(chosen, scheme=text, second=""))[1])
             except (ValueError, OSError) as error:
-                left_out.append(f"{Recipe.parse(text).label} is left out: {page_words(str(error))}")
+                left_out.append(f"{Recipe.parse(text).label} is left out: {words_of(error)}")
         return multiples_figure(sides, matrix.name)
 
     drawn = _drawn(chosen, ",".join(texts), draw)

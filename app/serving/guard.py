@@ -5,13 +5,14 @@ the reason in ``detail``."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -121,7 +122,7 @@ class Guard:
 
     async def _changing(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An upload or a call: what it holds is checked, and it has a turn, before the app sees it."""
-        started, place = False, ExitStack()
+        started, place, body = False, ExitStack(), _Body(receive)
 
         async def sent(message: Message) -> None:
             nonlocal started
@@ -132,9 +133,9 @@ class Guard:
         try:
             if scope["path"].rstrip("/").endswith("/upload"):
                 async with _room(scope) as upload:
-                    await self.app(scope, _checked_form(scope, receive, upload), sent)
+                    await self.app(scope, _checked_form(scope, body, upload), sent)
                 return
-            checked, values = await _checked_json(scope, receive)
+            checked, values = await _checked_json(scope, body)
             with place:
                 if scope["path"].rstrip("/").endswith("/queue/join") or "/call/" in scope["path"]:
                     _check_turn(scope, values)
@@ -151,7 +152,34 @@ class Guard:
             REFUSED.labels(refused.reason).inc()
             if started:
                 raise
-            await refused.answer()(scope, receive, send)
+
+            async def last(message: Message) -> None:
+                await send({**message, "more_body": True} if message["type"] == ENDS else message)
+                if message["type"] == ENDS:
+                    await body.read_on()
+                    await send({"type": ENDS})
+
+            await refused.answer()(scope, body, last)
+
+
+class _Body:
+    """The messages of a request's body, and whether its last one has come."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._ended = receive, False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._ended = not message.get("more_body", False)
+        return message
+
+    async def read_on(self) -> None:
+        """Read what still comes, for ``LINGER_SECONDS`` at most. A connection that is closed with unread
+        bytes is reset, and its client never reads the answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while not self._ended:
+                    await self()
 
 
 def _unreadable(scope: Scope) -> TooMuchError | None:
@@ -211,6 +239,9 @@ STALLED_SECONDS = 30.0
 """An upload of which no byte comes for so long is ended."""
 FILES = 16
 """Maximum number of files in one upload; the page sends one."""
+ENDS = "http.response.body"
+LINGER_SECONDS = 10.0
+"""The longest that a refused request is read on."""
 FULL = "The store for uploads is full; try again in some minutes"
 
 
@@ -234,6 +265,10 @@ async def _room(scope: Scope) -> AsyncIterator[uploads.Upload]:
                 yield upload
         except uploads.FullError as error:
             raise TooMuchError(503, FULL, "store", 60) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise TooMuchError(503, FULL, "disk", 60) from error
 
 
 def _claimed(scope: Scope) -> int | None:

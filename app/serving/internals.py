@@ -20,6 +20,7 @@ IMPORTS = {
     "gradio.blocks": {"Block"},
     "gradio.exceptions": {"Error"},
     "gradio.queueing": {"Event", "EventQueue", "ProcessTime", "Queue"},
+    "gradio.route_utils": {"NamedTemporaryFile"},
     "gradio.routes": {"API_PREFIX", "file_upload_statuses"},
     "gradio.server_messages": {"ProcessCompletedMessage"},
     "gradio.state_holder": {"SessionState", "StateHolder"},

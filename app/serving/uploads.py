@@ -11,7 +11,11 @@ import shutil
 import tempfile
 import threading
 import time
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
+
+from gradio import route_utils
 
 from app import limits
 
@@ -97,6 +101,8 @@ class Upload:
 
     def __init__(self, announced: int | None) -> None:
         self._left, self._brought = announced or 0, 0
+        self.files: list[Path] = []
+        """Where its parts are written before they have their names."""
 
     @property
     def held(self) -> int:
@@ -109,11 +115,14 @@ class Upload:
             if _Count.used() + self._left > limits.current().store_bytes:
                 raise FullError
             _open.append(self)
+        _CURRENT.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         with _LOCK:
             _open.remove(self)
+        for path in self.files:  # of an upload that was broken off; others have been renamed
+            path.unlink(missing_ok=True)
 
     def add(self, count: int) -> None:
         """Count newly arrived bytes. ``FullError`` if they do not fit."""
@@ -136,6 +145,18 @@ class _Count:
         return cls.stored + cls.arrived + sum(upload.held for upload in _open)
 
 
+_CURRENT: ContextVar[Upload | None] = ContextVar("upload", default=None)
+
+
+def _file_of_part(**options: Any) -> Any:
+    """Gradio's temporary file for a part of an upload, which leaves it where the upload is broken off."""
+    file = tempfile.NamedTemporaryFile(**options)  # noqa: SIM115
+    if (upload := _CURRENT.get()) is not None:
+        upload.files.append(Path(file.name))
+    return file
+
+
+route_utils.NamedTemporaryFile = _file_of_part  # type: ignore[attr-defined]
 _open: list[Upload] = []
 _LOCK, _COUNTING = threading.Lock(), threading.Lock()
 """For the counts; and held as long as the store is counted, by one at a time."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -25,11 +26,13 @@ from typing import Any, cast
 import gradio as gr
 import httpx
 import pytest
+from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.testclient import TestClient
 
 from app import api, limits
+from app.parts.refusals import refusal_words
 from app.serving import connections, guard, listeners, sessions, uploads, visitors, waiting
 from app.serving.headers import HEADERS, PageHtml
 from app.serving.values import CheckedBlocks
@@ -221,6 +224,46 @@ def test_a_form_is_a_file_and_little_else(client: TestClient) -> None:
     answer = client.post("/gradio_api/upload", files={"files": ("a.csv", b"1,2\n" * 100_000)})
     assert answer.status_code == 200
     assert Path(answer.json()[0]).read_bytes() == b"1,2\n" * 100_000
+
+
+def test_a_full_disk_is_a_refusal(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else each upload is a traceback, and what came of it keeps the disk full. Nor is the path of a file
+    that could not be written for the visitor to read."""
+
+    async def full(self: Any, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(UploadFile, "write", full)
+    answer = client.post("/gradio_api/upload", files={"files": ("a.csv", b"1,2\n" * 100_000)})
+    assert answer.status_code == 503 and "full" in answer.json()["detail"] and not caplog.messages
+    assert not [path for path in uploads.store().rglob("*") if path.is_file()]
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    path = uploads.store() / "made-secret" / "a b.csv"
+    for error in (
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)),
+        OSError(f"{path} cannot be written: No space left on device (os error 28)"),
+        FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)),
+    ):
+        said = refusal_words(error)
+        assert said and "secret" not in said and str(uploads.store()) not in said
+
+
+def test_a_refused_upload_is_read_on(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is closed while its client sends is reset: he would never read the reason."""
+    server, port = served(client.app)
+    size = limits.LOCAL.request_bytes + (1 << 22)
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as mine:
+        head = f"POST /gradio_api/queue/join HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
+        mine.sendall(head.encode())
+        for _ in range(size >> 16):
+            mine.sendall(b" " * (1 << 16))
+        answer = b""
+        while part := mine.recv(1 << 16):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 413") and answer.endswith(b"}")
+    server.close()
 
 
 def test_a_form_may_come_in_pieces(client: TestClient) -> None:

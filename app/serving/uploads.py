@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ class Upload:
 
     def __init__(self, announced: int | None) -> None:
         self._left, self._brought = announced or 0, 0
-        self.files: list[Path] = []
+        self.files: list[Any] = []
         """Where its parts are written before they have their names."""
 
     @property
@@ -121,8 +122,10 @@ class Upload:
     def __exit__(self, *_: object) -> None:
         with _LOCK:
             _open.remove(self)
-        for path in self.files:  # of an upload that was broken off; others have been renamed
-            path.unlink(missing_ok=True)
+        for file in self.files:  # of an upload that was broken off; others are closed and have their names
+            with suppress(OSError):  # what could not be written
+                file.close()
+            Path(file.name).unlink(missing_ok=True)
 
     def add(self, count: int) -> None:
         """Count newly arrived bytes. ``FullError`` if they do not fit."""
@@ -152,7 +155,7 @@ def _file_of_part(**options: Any) -> Any:
     """Gradio's temporary file for a part of an upload, which leaves it where the upload is broken off."""
     file = tempfile.NamedTemporaryFile(**options)  # noqa: SIM115
     if (upload := _CURRENT.get()) is not None:
-        upload.files.append(Path(file.name))
+        upload.files.append(file)
     return file
 
 

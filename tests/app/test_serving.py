@@ -232,13 +232,16 @@ def test_a_full_disk_is_a_refusal(
     """Else each upload is a traceback, and what came of it keeps the disk full. Nor is the path of a file
     that could not be written for the visitor to read."""
 
+    written = []
+
     async def full(self: Any, data: bytes) -> None:
+        written.append(self.file)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(UploadFile, "write", full)
     answer = client.post("/gradio_api/upload", files={"files": ("a.csv", b"1,2\n" * 100_000)})
     assert answer.status_code == 503 and "full" in answer.json()["detail"] and not caplog.messages
-    assert not [path for path in uploads.store().rglob("*") if path.is_file()]
+    assert not [path for path in uploads.store().rglob("*") if path.is_file()] and written[0].closed
     monkeypatch.setenv("EXPLORER_HOSTED", "1")
     path = uploads.store() / "made-secret" / "a b.csv"
     for error in (

@@ -8,11 +8,14 @@ request, and what an address has beyond its share.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 from collections import Counter
 from typing import Any
+
+from h11 import LocalProtocolError
 
 from app import limits
 from app.serving.visitors import is_private, network_of
@@ -22,19 +25,22 @@ HEAD_SECONDS = 20.0
 EVERY_SECONDS = 1.0
 DESCRIPTORS = 1 << 16
 """Open files and connections that this process asks the system for."""
-ACCEPT_FAILS = "socket.accept() out of system resource"
-"""asyncio's message where no descriptor is left."""
+BY_STRANGERS = ("socket.accept() out of system resource", "Invalid HTTP request received.")
+"""Messages of asyncio, where no descriptor is left, and of uvicorn."""
 
 
 class OncePerSecond(logging.Filter):
-    """Lets one line a second through of asyncio's failures to accept."""
+    """Lets one line a second through of ``BY_STRANGERS``, and none of an answer that cannot be sent, because
+    the client has sent bytes after its request that are none."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._last = 0.0
+        self._last = -math.inf
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if ACCEPT_FAILS not in record.getMessage():
+        if record.exc_info and isinstance(record.exc_info[1], LocalProtocolError):
+            return False
+        if not record.getMessage().startswith(BY_STRANGERS):
             return True
         now = time.monotonic()
         if now - self._last < 1:
@@ -85,7 +91,8 @@ def watch(server: Any) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < (wanted := min(DESCRIPTORS, hard)):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    logging.getLogger("asyncio").addFilter(OncePerSecond())
+    for name in ("asyncio", "uvicorn.error"):
+        logging.getLogger(name).addFilter(OncePerSecond())
     connections = Watch(server)
 
     def forever() -> None:

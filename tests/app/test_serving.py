@@ -197,17 +197,44 @@ def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch
     server.close()
 
 
-def test_a_full_table_of_descriptors_is_one_line_a_second() -> None:
-    said = connections.OncePerSecond()
-    full = logging.makeLogRecord({"msg": connections.ACCEPT_FAILS})
-    assert [said.filter(full) for _ in range(100)].count(True) == 1
+def test_what_a_stranger_can_have_logged_is_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    """And bytes that are no request, after one that is answered, are no traceback."""
+    for message in connections.BY_STRANGERS:
+        said = connections.OncePerSecond()
+        assert [said.filter(logging.makeLogRecord({"msg": message})) for _ in range(100)].count(True) == 1
     assert said.filter(logging.makeLogRecord({"msg": "another"}))
+    server, port = served(JSONResponse("ok"))
+    connections.watch(server)
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as mine:
+            mine.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n")
+            while mine.recv(4096):
+                pass
+    server.close()
+    assert len([line for line in caplog.messages if "Invalid" in line]) <= 1
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_values_nested_without_end(client: TestClient) -> None:
     deep = "[" * 5000 + "]" * 5000
     answer = client.post("/gradio_api/queue/join", content=f'{{"data": {deep}}}')
     assert answer.status_code == 400 and "nest" in answer.json()["detail"]
+
+
+NO_JSON = ("NaN", '{"session_hash": Infinity}', '{"data": [1e999]}', '"\\ud800"', '{"\\udfff": 1}', b'"\xed\xa0\x80"',
+           b"\xff\xfe1\x00")  # fmt: skip
+"""What Python's parser takes: numbers that JSON does not have, half characters, and other encodings."""
+
+
+def test_what_is_no_json_is_refused(client: TestClient) -> None:
+    """FastAPI repeats what is wrong in its answer, which cannot be written then: a traceback for each."""
+    for body in NO_JSON:
+        for path in ("queue/join", "component_server", "call/wait"):
+            kind = {"content-type": "application/json"}
+            answer = client.post(f"/gradio_api/{path}", content=body, headers=kind)
+            assert answer.status_code == 400 and "JSON" in answer.json()["detail"], body
+    good = {"data": ["𝄞 \\ud800"], "fn_index": 0, "session_hash": "a"}
+    assert client.post("/gradio_api/queue/join", json=good).status_code == 200
 
 
 def test_a_form_is_a_file_and_little_else(client: TestClient) -> None:

@@ -7,7 +7,8 @@ import io
 import json
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -27,9 +28,9 @@ from explorer.methods.recipe import Recipe
 from explorer.sources.models import HubModel, LocalModel, layers, open_model
 from explorer.sources.source_limits import HOSTED, SUFFIXES
 from explorer.survey import ModelRecipe, frontier, load_survey, recipe_of
-from explorer.survey.rows import SURVEYS
+from explorer.survey.rows import MOST_BYTES, SURVEYS
 from tests.app import asked
-from tests.fuzz import routes
+from tests.fuzz import connections, routes
 from tests.fuzz.mutate import NUMBERS, ODDITIES, mutated, odd, words
 from tests.sources import lying_hub
 from tests.sources.hostile import (
@@ -344,15 +345,38 @@ def _survey(rng: random.Random) -> Case:
         lines[at] = json.dumps(odd(rng, json.loads(lines[at])))
     data = "\n".join((*lines, "")).encode("utf-8", "replace")
     data = mutated(rng, data) if rng.random() < 0.5 else data
+    if rng.random() < 0.1:
+        data = _flooded(rng, data)
 
     def run() -> None:
         path = _folder() / "survey.jsonl"
         path.write_bytes(data)
-        found = load_survey(path)
+        with one_line():
+            found = load_survey(path)
         for signal in found.head.signals:
             recipe_of(found, frontier(found, signal).at(4.5))
 
     return run
+
+
+def _flooded(rng: random.Random, data: bytes) -> bytes:
+    """A survey that grows to the largest file that is read and beyond: by lines, numbers, levels or texts."""
+    head, _, rest = data.partition(b"\n")
+    layer = rest.partition(b"\n")[0]
+    part = rng.choice((b"{}\n", b"\n", b"0.5,", b"[", b'{"a":', b"9", b"\x1b[2J", layer + b"\n", b'"x":1,'))
+    flood = part * (rng.choice((1 << 10, 1 << 20, MOST_BYTES, MOST_BYTES + 1)) // len(part))
+    at = rng.choice((0, rng.randrange(len(data) + 1), len(head) + 1, len(data)))
+    return data[:at] + flood + data[at:]
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Inside, a refusal is one line of bounded length that a terminal shows as it is."""
+    try:
+        yield
+    except ValueError as error:
+        assert str(error).isprintable() and len(str(error)) < 1000, f"refused by {str(error)[:100]!r}"
+        raise
 
 
 def _recipe(rng: random.Random) -> Case:
@@ -361,11 +385,14 @@ def _recipe(rng: random.Random) -> Case:
     data = mutated(rng, good.encode())
     if rng.random() < 0.5:
         data = json.dumps(odd(rng, json.loads(good))).encode()
+    if rng.random() < 0.1:
+        data = _flooded(rng, data)
 
     def run() -> None:
         path = _folder() / "recipe.json"
         path.write_bytes(data)
-        found = ModelRecipe.load(path)
+        with one_line():
+            found = ModelRecipe.load(path)
         assert ModelRecipe.from_json(found.to_json()).layers == found.layers
 
     return run
@@ -384,6 +411,8 @@ FAMILIES = {
     "requests": Family(_request, (gr.Error,), 0.02),
     "routes": Family(routes.request, (), 0.04),
     "functions": Family(routes.flood, (), 0.02),
+    "bodies": Family(routes.body, (), 0.02),
+    "connections": Family(connections.crowd, (), 0.01),
     "hub": Family(_hub, (SourceError,), 0.04),
     "surveys": Family(_survey, (ValueError,), 0.02),
     "recipes": Family(_recipe, (ValueError,), 0.02),

@@ -8,6 +8,7 @@ import os
 import random
 import tempfile
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,10 +17,10 @@ from urllib.parse import quote
 import gradio as gr
 import httpx
 import safehttpx
-from gradio.routes import App
+from gradio.routes import API_PREFIX, App
 
 from app import limits
-from app.serving import addresses, functions
+from app.serving import addresses, functions, guard, uploads
 from tests import loops
 from tests.fuzz.mutate import ODDITIES, mutated, odd, words
 
@@ -47,7 +48,7 @@ class WentOutError(Exception):
 
 
 @cache
-def _server() -> Any:
+def server() -> Any:
     """A small page behind all that the real one is behind; nothing of it runs what is asked."""
     os.environ.setdefault("GRADIO_TEMP_DIR", tempfile.mkdtemp(prefix="fuzz-"))
     from app import start as entry  # it takes seconds
@@ -122,7 +123,7 @@ def _body(rng: random.Random) -> bytes:
 
 def _call(rng: random.Random) -> bytes:
     """The body of a call of a server function, mostly with something in it that should not be there."""
-    number = _server()[0].get_blocks().blocks
+    number = server()[0].get_blocks().blocks
     good = {
         "data": {"a": "1", "b": words(rng, FOREIGN)},
         "fn_name": rng.choice(("view", rng.choice(NAMES))),
@@ -157,6 +158,70 @@ def request(rng: random.Random) -> Any:
     return lambda: _answered([(scope, body)])
 
 
+def body(rng: random.Random) -> Any:
+    """A case: requests at once whose bodies come in pieces, are longer or shorter than they say, stop or are
+    broken off. Each is answered once at most, and nothing of them is held afterwards."""
+    form = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n%b\r\n--b--\r\n'
+    requests = []
+    for _ in range(rng.choice((1, 1, 8, 40))):
+        upload = rng.random() < 0.5
+        path = f"{API_PREFIX}/upload" if upload else rng.choice((functions.PATH, f"{API_PREFIX}/queue/join"))
+        whole = form % (b"x" * rng.choice((0, 9, 1 << 16))) if upload else _call(rng)
+        whole = mutated(rng, whole) if rng.random() < 0.2 else whole
+        kind = b"multipart/form-data; boundary=b" if upload else b"application/json"
+        claims = rng.choice((b"", b"%d" % len(whole), b"0", b"1048576", b"%d" % (1 << 40)))
+        headers = [(b"host", b"localhost"), (b"content-type", kind)]
+        scope = _scope("POST", path, "", headers + ([(b"content-length", claims)] if claims else []))
+        cuts = sorted(rng.randrange(len(whole) + 1) for _ in range(rng.randrange(6)))
+        pieces = [whole[a:b] for a, b in pairwise((0, *cuts, len(whole)))]
+        requests.append((scope, pieces, rng.choice(("ends", "ends", "stops", "breaks off"))))
+    return lambda: _held_nothing(requests)
+
+
+def _held_nothing(requests: list[tuple[dict[str, Any], list[bytes], str]]) -> None:
+    app, loop = server()
+
+    async def ask(scope: dict[str, Any], pieces: list[bytes], how: str) -> list[int]:
+        statuses: list[int] = []
+        parts = iter(pieces[: len(pieces) if how == "ends" else -1])
+
+        async def receive() -> Any:
+            if (part := next(parts, None)) is not None:
+                return {
+                    "type": "http.request",
+                    "body": part,
+                    "more_body": how != "ends" or part is not pieces[-1],
+                }
+            if how == "stops":
+                await asyncio.Event().wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        await app(scope, receive, send)
+        return statuses
+
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(*(ask(*one) for one in requests), return_exceptions=True)
+
+    with (
+        patch.object(limits, "_found", []),
+        patch.multiple(guard, BODY_SECONDS=0.01, STALLED_SECONDS=0.01, LINGER_SECONDS=0.01),
+    ):
+        answers = loops.run(loop.run_until_complete, asyncio.wait_for(all_of_them(), 10))
+    for (scope, pieces, how), statuses in zip(requests, answers, strict=True):
+        if isinstance(statuses, BaseException):
+            raise WentOutError(f"{scope['path']!r} {b''.join(pieces)[:200]!r}") from statuses
+        if len(statuses) > 1 or any(status >= 500 for status in statuses) or (how == "ends" and not statuses):
+            raise WentOutError(f"{scope['path']!r} {pieces[:2]!r}, which {how}: {statuses}")
+    held = guard._bodies | guard._uploading | guard._joining
+    left = [path.name for path in uploads.store().iterdir() if path.is_file()]
+    if held or left or uploads.open_uploads():
+        raise WentOutError(f"{held} is held, {left} is left")
+
+
 def _scope(method: str, path: str, query: str, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
     return {
         "type": "http",
@@ -176,7 +241,7 @@ def _scope(method: str, path: str, query: str, headers: list[tuple[bytes, bytes]
 
 def _answered(requests: list[tuple[dict[str, Any], bytes]], stays: bool = False) -> None:
     """Ask all at once; ``WentOutError`` for an answer that must not be."""
-    app, loop = _server()
+    app, loop = server()
     asked = []
 
     async def went_out(*address: Any, **__: Any) -> None:

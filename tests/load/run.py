@@ -154,7 +154,7 @@ async def _visits(
             size = most if seed % 16 == 15 else max(1 << 18, most // 32)
             own = {"x-forwarded-for": f"10.0.{seed // 250}.{seed % 250 + 1}"}
             async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, headers=own) as mine:
-                visitor = Visitor(Server(mine, page.numbers), seed, size)
+                visitor = Visitor(Server(mine, page.numbers, page.sections), seed, size)
                 async for answer in visitor.visit(start + seconds):
                     seen.answers.append(answer)
 

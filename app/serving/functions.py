@@ -32,7 +32,7 @@ from app.serving.cores import share_of_cores
 from app.serving.guard import TOO_MANY, TooMuchError
 from app.serving.measure import LOG, measured
 from app.serving.sessions import CurrentRequest, answering
-from app.serving.values import DEFECT, MOST_LINE, check_sizes, logged, shortened
+from app.serving.values import DEFECT, check_sizes, logged, shortened
 from app.serving.visitors import address_of
 from app.serving.work import LeftError, OvertakenError, awaited, check_of_this_run
 from explorer.progress import StoppedError, stoppable
@@ -100,7 +100,7 @@ def _query_of(data: Any) -> dict[str, str]:
         if not isinstance(value, str):
             raise _refusal(f"{shortened(name)} is a text, not {shortened(value)}", "values")
         try:
-            check_sizes(shortened(name), [name, value], MOST_LINE)
+            check_sizes(shortened(name), value)
         except ValueError as error:
             raise _refusal(str(error), "values") from error
     return query

@@ -402,7 +402,7 @@ async def _checked_json(scope: Scope, receive: Receive) -> tuple[Receive, Any]:
 
 
 def _values(body: bytes) -> Any:
-    """Parse a request's JSON. Files in it must not be URLs: Gradio would fetch them, however large."""
+    """Parse a request's JSON."""
     try:
         values = json.loads(body.decode() or "null", parse_constant=_number, parse_float=_number)
         if b"\\u" in body:  # half a character is none in any answer or file
@@ -416,15 +416,7 @@ def _values(body: bytes) -> Any:
         if isinstance(text, str) and not addresses.is_name(text):
             most = f"1 to {addresses.NAME_LENGTH} visible ASCII characters"
             raise TooMuchError(422, f"{name} has {most}", "body")
-    for path in _paths(values, DEPTH):
-        if not addresses.is_path(path):
-            raise TooMuchError(
-                422, "a file's path must not contain line breaks or other control characters", "body"
-            )
-        if path.lower().startswith(("http:", "https:", "ftp:", "data:")):
-            raise TooMuchError(
-                422, "a file must be uploaded, not named by its URL: post it to /upload first", "address"
-            )
+    _check_parts(values, DEPTH)
     return values
 
 
@@ -435,17 +427,21 @@ def _number(text: str) -> float:
     return number
 
 
-def _paths(value: Any, depth: int) -> Iterator[str]:
-    """Every text that stands under "path" in ``value``."""
+def _check_parts(value: Any, depth: int) -> None:
+    """Refuse values that are nested too deeply, and what Gradio takes for a file: it would open or fetch
+    it."""
     if depth == 0:
         raise TooMuchError(400, f"a request's values are nested at most {DEPTH} deep", "body")
     if isinstance(value, dict):
-        if isinstance(value.get("path"), str):
-            yield value["path"]
+        if "path" in value:
+            message = (
+                "a file is uploaded first (POST /upload); its path, which that answers, is sent as a text"
+            )
+            raise TooMuchError(422, message, "address")
         value = list(value.values())
     if isinstance(value, list):
         for item in value:
-            yield from _paths(item, depth - 1)
+            _check_parts(item, depth - 1)
 
 
 def _queue(scope: Scope) -> Queue:

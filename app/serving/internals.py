@@ -20,13 +20,12 @@ IMPORTS = {
     "gradio.blocks": {"Block"},
     "gradio.exceptions": {"Error"},
     "gradio.queueing": {"Event", "EventQueue", "ProcessTime", "Queue"},
-    "gradio.route_utils": {"NamedTemporaryFile"},
     "gradio.routes": {"API_PREFIX", "file_upload_statuses"},
     "gradio.server_messages": {"ProcessCompletedMessage"},
     "gradio.state_holder": {"SessionState", "StateHolder"},
     "gradio.themes.utils": {"fonts"},
     "gradio.utils": {"error_payload"},
-    "gradio": {"processing_utils"},
+    "gradio": {"route_utils"},
 }
 """Names that modules of the page import from Gradio, beside ``gradio`` itself."""
 OF_THE_PAGE = ("_queue", "app", "blocks", "default_config", "fns", "get_api_info", "temp_file_sets")

@@ -159,7 +159,7 @@ def _file_of_part(**options: Any) -> Any:
     return file
 
 
-route_utils.NamedTemporaryFile = _file_of_part  # type: ignore[attr-defined]
+route_utils.NamedTemporaryFile = _file_of_part  # type: ignore[assignment]
 _open: list[Upload] = []
 _LOCK, _COUNTING = threading.Lock(), threading.Lock()
 """For the counts; and held as long as the store is counted, by one at a time."""

@@ -4,6 +4,7 @@ the answer, without a server and a browser."""
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from starlette.requests import Request
 from app import limits, ui
 from app.limits import HOSTED
 from app.parts import section
+from app.serving import guard
+from app.serving.guard import TooMuchError
 from app.serving.sessions import Session
 from app.serving.values import DEFECT
 from explorer.progress import StoppedError
@@ -31,7 +34,6 @@ HOSTILE: tuple[Any, ...] = (
     "x" * 70_000,
     "9" * 60_000,
     "[" * 60_000,
-    "x\ud800y",
     [None],
     ["x"],
     ["int8_row", ["int8_row"]],
@@ -120,6 +122,10 @@ def ask(function: Any, values: list[Any], event: Any = None, on: gr.Blocks | Non
     ``gr.Error`` for a refusal. Every other exception is a defect, and so is a refusal that Gradio would print
     as a traceback.
     """
+    try:
+        guard._values(json.dumps([values, event]).encode())
+    except TooMuchError as refused:
+        raise gr.Error(refused.message, print_exception=False) from refused
     loops.run(_runner().run, _ask(on or page(), function, values, event))
 
 

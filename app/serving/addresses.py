@@ -80,7 +80,7 @@ ROUTES: tuple[Route, ...] = (
     *_both(f"{API_PREFIX}/call/v2/{{api_name}}", POST, True, "a request with named parameters"),
     Route(f"{API_PREFIX}/call/v2/{{api_name}}/{{event_id}}", GET, True, "its answers, as a stream"),
     *_both(f"{API_PREFIX}/component_server", POST, True, "a view of a section: ``functions``"),
-    *_both(f"{API_PREFIX}/run/{{api_name}}", POST, True, "handlers that do not wait: they only set values"),
+    *_both(f"{API_PREFIX}/run/{{api_name}}", POST, False, "handlers that do not wait: the page has none"),
     Route(f"{API_PREFIX}/cancel", POST, True, "Stop"),
     *_both(f"{API_PREFIX}/reset", POST, True, "does nothing; older clients ask it"),
     Route(f"{API_PREFIX}/heartbeat/{{session_hash}}", GET, True, "open as long as a page is"),

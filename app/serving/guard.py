@@ -143,8 +143,6 @@ class Guard:
                     SILENCE.broken(_queue(scope), session)
                     place.callback(take_turns, _queue(scope))  # by then its place is one of the queue's
                     place.enter_context(_place_in_share(scope))
-                elif "/run/" in scope["path"]:
-                    _named(scope, values)
                 await self.app(scope, checked, sent)
         except ClientDisconnect:
             return  # a body that was broken off: nobody reads an answer

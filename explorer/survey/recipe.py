@@ -16,7 +16,7 @@ from explorer.export.files import replacing
 from explorer.methods.recipe import Recipe
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import todays_text
-from explorer.survey.rows import MOST_LAYERS, RECIPE_KEY, bounded_text, checked, parsed_json
+from explorer.survey.rows import MOST_LAYERS, RECIPE_KEY, bounded_text, checked, one_line, parsed_json
 from explorer.survey.times import PredictedTime
 
 VERSION = 1
@@ -155,10 +155,11 @@ class ModelRecipe:
     def load(cls, path: str | Path) -> Self:
         """Read a recipe's file; ``ValueError`` for invalid content, ``OSError`` if it cannot be read."""
         path = Path(path)
-        try:
-            return cls.from_json(bounded_text(path, "recipe"))
-        except ValueError as error:  # not UTF-8 too
-            raise ValueError(f"{path.name}: {error}") from error
+        with one_line():
+            try:
+                return cls.from_json(bounded_text(path, "recipe"))
+            except ValueError as error:  # not UTF-8 too
+                raise ValueError(f"{path.name}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from explorer.progress import checkpoint
 from explorer.schemes.scheme import todays_text
 from explorer.sources.coded import stored_bits
 from explorer.survey.sensitivities import SENSITIVITIES
+from explorer.words import plain
 
 SURVEYS = ASSETS / "surveys"
 """Folder of the surveys that ship with the explorer."""
@@ -40,6 +42,8 @@ RECIPE_KEY = "explorer_recipe"
 """Key that marks a JSON file as a recipe; its value is the version."""
 FIRST = b'{"model":'
 """Beginning of a survey's file."""
+_MOST_WORDS = 600
+"""Characters of a refusal."""
 DIGITS = 7
 """Significant digits of measured numbers."""
 Parsed = TypeVar("Parsed")
@@ -195,7 +199,21 @@ def load_survey(path: str | Path) -> Survey:
     ``ValueError`` for another file, another version, and a broken line; a last line that was cut off is
     ignored, as that layer is surveyed again.
     """
-    path = Path(path)
+    with one_line():
+        return _loaded(Path(path))
+
+
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Put a ``ValueError`` about an untrusted file on one line of bounded length without control
+    characters."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(plain(str(error), _MOST_WORDS)) from error
+
+
+def _loaded(path: Path) -> Survey:
     lines = _lines(path)
     if not lines:
         raise ValueError(f"{path.name} is empty: no survey begins in it")

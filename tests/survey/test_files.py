@@ -109,6 +109,22 @@ def test_what_is_no_recipe_is_said(made_up: Survey, tmp_path: Path) -> None:
             ModelRecipe.load(tmp_path / "r.json")
 
 
+@pytest.mark.parametrize("name", ["\x1b[2J", "x" * 100_000, "a\nb"], ids=["escape", "long", "line"])
+def test_a_refusal_is_one_line_for_a_terminal(name: str, made_up: Survey, tmp_path: Path) -> None:
+    """Whatever the file has as its version, or as the name of a layer."""
+    head, *_, layer = map(json.loads, write(made_up, tmp_path / "s.jsonl"))
+    recipe = json.loads(recipe_of(made_up, frontier(made_up).at(4.5)).to_json())
+    wrong = {**layer, "name": name, "bits": {name: 1}}
+    texts = [(load_survey, json.dumps({**head, "version": name}), "")]
+    texts += [(load_survey, json.dumps(head), json.dumps(wrong))]
+    texts += [(ModelRecipe.load, json.dumps({**recipe, "layers": {name: "nope"}}), "")]
+    for load, *lines in texts:
+        (tmp_path / "f").write_text("\n".join((*lines, "")), encoding="utf-8")
+        with pytest.raises(ValueError, match="f") as refused:
+            load(tmp_path / "f")
+        assert str(refused.value).isprintable() and len(str(refused.value)) < 1000
+
+
 NAMES = [
     ("encoder.layer.3.attention.self.query", Role.LINEAR, "query", 3),
     ("encoder.layer.3.attention.output.dense", Role.LINEAR, "attention output", 3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import select
 import socket
@@ -36,9 +37,27 @@ MORE = (
 READ_SECONDS = 0.02
 
 
+class Failures(logging.Handler):
+    """The tracebacks that the server has logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record.getMessage())
+
+
+FAILURES = Failures()
+
+
 @cache
 def _running() -> tuple[Any, int]:
-    return served(server()[0])
+    """A server with the page's watch over its connections; and its port."""
+    running, port = served(server()[0])
+    connections.watch(running)
+    logging.getLogger("uvicorn.error").addHandler(FAILURES)
+    return running, port
 
 
 def crowd(rng: random.Random) -> Any:
@@ -74,5 +93,6 @@ def _crowded(sent: list[tuple[bytes, bool]]) -> None:
     status = httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code
     for one in stay:
         one.close()
-    if status != 200 or any(answer.startswith(b"HTTP/1.1 5") for answer in answers):
-        raise WentOutError(f"health: {status}; {[raw[:100] for raw, _ in sent]}: {answers}")
+    failures, FAILURES.found = FAILURES.found, []
+    if failures or status != 200 or any(answer.startswith(b"HTTP/1.1 5") for answer in answers):
+        raise WentOutError(f"health: {status}, {failures}; {[raw[:100] for raw, _ in sent]}: {answers}")

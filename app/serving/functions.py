@@ -214,7 +214,7 @@ async def answer(request: Request) -> Response:
     leaving = asyncio.create_task(_end_with_client(request, call))
     try:
         async with LINE.place(call):
-            with answering(CurrentRequest(named.session, call.check)):
+            with answering(CurrentRequest(named.session, call.check, call.address)):
                 found = await to_thread.run_sync(call.answer, limiter=_THREADS)
         return Response(found, media_type="application/json")
     except (LeftError, OvertakenError):

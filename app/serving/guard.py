@@ -464,7 +464,7 @@ def _named(scope: Scope, values: Any) -> Any:
         if type(number) is not int:  # True is an int, too
             raise TooMuchError(422, "fn_index is the number of a function of this page", "function")
         function = blocks.fns.get(number)
-    if function is None:
+    if function is None or function.fn is None:  # one of the browser's alone, too
         raise TooMuchError(404, "this page has no such function", "function")
     if by_name and isinstance(values, dict):
         _check_names(blocks, name, values)

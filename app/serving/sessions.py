@@ -27,11 +27,12 @@ def _goes_on() -> None:
 
 @dataclass(frozen=True)
 class CurrentRequest:
-    """The request that the current work answers: its session (None outside a server), and a function that
-    raises ``StoppedError`` once nobody waits for the answer."""
+    """The request that the current work answers: its session (None outside a server), a function that raises
+    ``StoppedError`` once nobody waits for the answer, and the visitor's address."""
 
     session: str | None = None
     ended: Callable[[], None] = _goes_on
+    address: str = ""
 
 
 _NOBODY = CurrentRequest()

@@ -18,6 +18,7 @@ import gradio as gr
 
 from app.serving.measure import REFUSED
 from app.serving.sessions import CurrentRequest, answering
+from app.serving.visitors import address_of
 from app.serving.work import while_heard
 
 LOG = logging.getLogger("explorer")
@@ -58,9 +59,11 @@ class CheckedBlocks(gr.Blocks):
                 check_sizes("the event", options["event_data"]._data)
         except ValueError as error:
             raise _refusal(function, str(error)) from error
-        ended = while_heard(self._queue, options.get("event_id"))
+        event = self._queue.event_ids_to_events.get(str(options.get("event_id")))
+        address = "" if event is None else address_of(event.request.scope)
+        ended = while_heard(self._queue, event)
         try:
-            with answering(CurrentRequest(options.get("session_hash"), ended)):
+            with answering(CurrentRequest(options.get("session_hash"), ended, address)):
                 return await super().process_api(block_fn, inputs, *others, **options)
         except gr.Error:
             raise
@@ -74,10 +77,9 @@ def check_values(function: Any, values: Sequence[Any]) -> None:
     ``BlockFunction``), each of its type. What has none may be null: its endpoint says whether it has to be
     there."""
     parts = function.inputs
-    # For a function that cancels others Gradio puts the session in place of the values.
-    if len(values) != len(parts) and not function.cancels:
+    if len(values) != len(parts):
         raise ValueError(f"{len(parts)} values are taken here, and {len(values)} were sent")
-    for part, value in zip(parts, values, strict=False):
+    for part, value in zip(parts, values, strict=True):
         kind, words = KINDS.get(part.api_info().get("type"), (object, ""))
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
             raise ValueError(f"{part.label} is {words}, not {shortened(value)}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
-from gradio.queueing import Queue
+from gradio.queueing import Event, Queue
 
 from app import limits
 from app.serving.cores import share_of_cores
@@ -116,11 +116,10 @@ def check_of_this_run(kind: str = "") -> Callable[[], None]:
     return check
 
 
-def while_heard(queue: Queue, event_id: str | None) -> Callable[[], None]:
+def while_heard(queue: Queue, event: Event | None) -> Callable[[], None]:
     """The function that raises ``LeftError`` once nobody waits for a queued request any more: its visitor has
     left, pressed Stop or never listened."""
     known = queue.event_ids_to_events
-    event = None if event_id is None else known.get(event_id)
 
     def ended() -> None:
         if event is not None and (not event.alive or event._id not in known or unheard(event)):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from app import limits
-from app.serving.sessions import current_session
+from app.serving.sessions import current_request
 from explorer.checkpoints.diff import Diff
 from explorer.methods.evaluate import Outcome
 from explorer.recordings.files import Recording
@@ -94,21 +94,24 @@ class VisitData:
     checks: dict[str, Check] = field(default_factory=dict)
 
 
-_visits: OrderedDict[str, VisitData] = OrderedDict()
+_visits: OrderedDict[str, tuple[str, VisitData]] = OrderedDict()
+"""By session, the address that it began from and its data; the one that was used last comes last."""
 _LOCK = threading.Lock()
 
 
 def visit() -> VisitData:
     """The visit of the current session, empty at first; outside a server one that is not kept.
 
-    At most ``Limits.sessions`` are kept: the one that was used longest ago is dropped, and begins anew.
+    At most ``Limits.sessions`` are kept. One that is dropped begins anew: that of the address with the most
+    visits that was used longest ago.
     """
-    session = current_session()
-    if session is None:
+    asked = current_request()
+    if asked.session is None:
         return VisitData()
     with _LOCK:
-        found = _visits.setdefault(session, VisitData())
-        _visits.move_to_end(session)
+        _, found = _visits.setdefault(asked.session, (asked.address, VisitData()))
+        _visits.move_to_end(asked.session)
         while len(_visits) > limits.current().sessions:
-            _visits.popitem(last=False)
+            ((most, _),) = Counter(address for address, _ in _visits.values()).most_common(1)
+            del _visits[next(session for session, (address, _) in _visits.items() if address == most)]
     return found

@@ -54,6 +54,7 @@ def client(
         file = gr.File()
         name.submit(lambda text: release.wait(60) and text, name, name, api_name="wait")
         file.upload(lambda path: str(path), file, name, api_name="take")
+        name.blur(None, js="() => 0")  # in the browser alone
         blocks.queue(**entry.queue_options())
     blocks.max_file_size = limits.current().upload_bytes  # as ``launch`` sets it
     made = App.create_app(blocks, app_kwargs=entry.launch_options()["app_kwargs"])

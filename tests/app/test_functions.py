@@ -165,6 +165,16 @@ def test_visitors_do_not_see_each_others_visit(monkeypatch: pytest.MonkeyPatch) 
     assert visit() is not visit() and list(visits._visits) == ["c", "b"]
 
 
+def test_one_address_takes_no_visit_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many pages it opens: the oldest visit goes of the address that has the most."""
+    monkeypatch.setattr(visits, "_visits", type(visits._visits)())
+    monkeypatch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, sessions=4))
+    for session, address in (("a", "x"), ("b", "y"), ("c", "y"), *((f"d{i}", "z") for i in range(9))):
+        with answering(CurrentRequest(session, address=address)):
+            visit()
+    assert list(visits._visits) == ["a", "c", "d7", "d8"]
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [({"host": "evil.example"}, 400), ({"origin": "http://evil.example"}, 403), ({"origin": "null"}, 403)],

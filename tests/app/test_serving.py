@@ -382,6 +382,7 @@ NAMES_NOTHING = [
     ("call/v2/wait", {"x": 1}, 422),
     ("call/v2/wait", {"text": "x", "more": "y" * 10_000}, 422),
     ("queue/join", {"fn_index": 99_999, "data": [], "session_hash": "s"}, 404),
+    ("queue/join", {"fn_index": 2, "data": [], "session_hash": "s"}, 404),
     ("queue/join", {"fn_index": "0", "data": ["x"], "session_hash": "s"}, 422),
     ("queue/join", {"fn_index": 0.0, "data": ["x"], "session_hash": "s"}, 422),
     ("queue/join", {"fn_index": True, "data": ["x"], "session_hash": "s"}, 422),

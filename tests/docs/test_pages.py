@@ -40,6 +40,19 @@ PAGES = [
 NOTEBOOK = ROOT / "examples" / "library.ipynb"
 
 
+def test_guarantees_name_tests_that_exist() -> None:
+    """A guarantee that no test shows is none."""
+    tests = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+    }
+    guarantees, _, _ = (ROOT / "SECURITY.md").read_text().partition("## What each limit")
+    named = {bullet: re.findall(r"`(test_\w+)`", bullet) for bullet in guarantees.split("\n* **")[1:]}
+    assert len(named) > 20 and all(named.values())
+    assert {name for names in named.values() for name in names} <= tests
+
+
 PROGRAMS = {"explorer": app, "lab": lab}
 
 

@@ -17,7 +17,6 @@ from gradio.routes import file_upload_statuses
 TESTED = "6.31.0"
 """The version that the page was tested with."""
 IMPORTS = {
-    "gradio.blocks": {"Block"},
     "gradio.exceptions": {"Error"},
     "gradio.queueing": {"Event", "EventQueue", "ProcessTime", "Queue"},
     "gradio.routes": {"API_PREFIX", "file_upload_statuses"},

@@ -1,11 +1,7 @@
 """Sessions: the one that the current work is for, and what Gradio keeps of each in memory.
 
-That is the values of ``gr.State`` and the components that an update has changed.
-
-Gradio's own ``SessionState`` keeps more: a copy of everything that was shown, for its own links, which
-this page does not need (its URL holds the view), and that copy again under a new number whenever a
-component gets a value after an update of its properties (``Blocks.postprocess_data`` in Gradio 6.31),
-which never ends.
+Gradio's own ``SessionState`` keeps a copy of everything that was shown, for its own links, which this page
+does not need: its URL holds the view.
 """
 
 from __future__ import annotations
@@ -17,7 +13,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from gradio.blocks import Block
 from gradio.state_holder import SessionState, StateHolder
 
 
@@ -61,19 +56,10 @@ def current_session() -> str | None:
 
 
 class Session(SessionState):
-    """A visit. A component that an update has made anew keeps its number, and nothing that is shown is
-    kept."""
+    """A visit, of which nothing that is shown is kept."""
 
     def __init__(self, blocks: Any) -> None:
         super().__init__(SimpleNamespace(default_config=blocks.default_config, blocks={}))  # type: ignore[arg-type]
-
-    def __setitem__(self, key: int, value: Any) -> None:
-        if isinstance(value, Block) and not self.blocks_config.blocks[key].stateful:
-            value._id = key
-            self.blocks_config.blocks[key] = value
-        else:
-            super().__setitem__(key, value)
-            self.config_values.pop(key, None)
 
     def _update_config(self, key: int) -> None:
         """Nothing: the copy is not kept."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from explorer.checkpoints.imatrix import read_imatrix
-from explorer.running.llama_logits import PACKAGE, functions_of
 from explorer.threads import usable_threads
+from lab.files.llama_logits import PACKAGE, functions_of
 
 LIBRARY = "EXPLORER_LLAMA_LIBRARY"
 FTYPES = {

@@ -42,7 +42,6 @@ from explorer.models.skeleton import WEIGHT as SUFFIX
 from explorer.models.texts import AnyTexts, Texts, texts_of, token_sequences
 from explorer.progress import checkpoint
 from explorer.recordings.quality import QualityRow
-from explorer.running.llama_logits import PACKAGE, LlamaNetwork
 from explorer.schemes import SCHEMES, Scheme
 from explorer.sources import open_source
 from explorer.sources.base import SourceError, TensorSource
@@ -54,6 +53,7 @@ from explorer.survey.loss import Loss, LossReference, reference_for
 from explorer.survey.rows import Layer
 from explorer.survey.run import SurveyJob, SurveyPlan, survey_layer, survey_model
 from explorer.version import __version__
+from lab.files.llama_logits import PACKAGE, LlamaNetwork
 from lab.files.llama_quantizer import FTYPES, quantize_by_llama, quantizer_refusal, quantizer_version
 from lab.files.peers import PEERS, peers_refusal, run_peer
 

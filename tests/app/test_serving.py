@@ -416,12 +416,6 @@ def test_what_has_waited_too_long_is_ended_in_words(
     assert not said.success and re.findall(r"\d+", said.output["error"]) == ["60", "2"]
 
 
-def _shown_and_filled(text: str) -> Iterator[Any]:
-    """An update of a property and then a value, as the sections of the page are shown."""
-    yield gr.update(visible=True)
-    yield f"{text * 1000} of {sessions.current_session()}"
-
-
 @pytest.fixture(scope="module")
 def real() -> Iterator[tuple[str, SimpleQueue[str], gr.Blocks]]:
     """A server on a port of its own with two endpoints that would never end, one a generator; and that their
@@ -450,7 +444,7 @@ def real() -> Iterator[tuple[str, SimpleQueue[str], gr.Blocks]]:
         name = gr.Textbox()
         for number, handler in enumerate((once, steps)):
             (name.submit if number else name.change)(handler, name, name, api_name=handler.__name__)
-        name.blur(_shown_and_filled, name, name, api_name="fill")
+        name.blur(lambda text: f"{text * 1000} of {sessions.current_session()}", name, name, api_name="fill")
     blocks.queue()
     options = {"lifespan": waiting.watched}
     _, url, _ = blocks.launch(

@@ -20,7 +20,6 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import save
 
-from app import api
 from app.serving.values import DEFECT
 from explorer import FORMATS, SCHEMES, Scheme, SourceError, open_source
 from explorer.formats.code import code_facts, flip_bit, parse_code
@@ -288,12 +287,6 @@ def _link(rng: random.Random) -> Case:
     return run
 
 
-def _payload(rng: random.Random) -> Case:
-    name = words(rng, tuple(FORMATS)) if rng.random() < 0.3 else rng.choice(list(FORMATS))
-    text, bit = words(rng, ("1.5", "0b01", "0xFF", "nan", "inf", "1e999")), rng.choice(ODDITIES)
-    return rng.choice((lambda: api.explain(name, text), lambda: api.flip(name, text, bit)))
-
-
 def _request(rng: random.Random) -> Case:
     function = rng.choice(asked.functions())
     values = asked.hostile_values(rng, function)
@@ -407,11 +400,9 @@ FAMILIES = {
     "schemes": Family(_scheme, (ValueError,), 0.1),
     "entries": Family(_entry, (), 0.05),
     "links": Family(_link, (), 0.04),
-    "payloads": Family(_payload, (gr.Error,), 0.02),
-    "requests": Family(_request, (gr.Error,), 0.02),
+    "requests": Family(_request, (gr.Error,), 0.04),
     "routes": Family(routes.request, (), 0.04),
-    "functions": Family(routes.flood, (), 0.02),
-    "bodies": Family(routes.body, (), 0.02),
+    "bodies": Family(routes.bodies, (), 0.04),
     "connections": Family(connections.crowd, (), 0.01),
     "hub": Family(_hub, (SourceError,), 0.04),
     "surveys": Family(_survey, (ValueError,), 0.02),

@@ -39,6 +39,7 @@ BODY = {
     "event_data": {"index": 1},
     "trigger_id": 1,
 }
+FORM = b"multipart/form-data; boundary=b"
 NAMES = ("view", "__class__", "postprocess", "get_config", "server_fns", "launch", "view.__globals__", "_id")
 """Functions and other attributes of a component."""
 
@@ -134,33 +135,18 @@ def _call(rng: random.Random) -> bytes:
     return mutated(rng, body) if rng.random() < 0.2 else body
 
 
-def flood(rng: random.Random) -> Any:
-    """A case: calls of server functions, at times many at once, each answered once and without a failure."""
-    kinds = [b"application/json"] * 5 + [b"multipart/form-data; boundary=b", b"text/plain", b""]
-    calls = [
-        (
-            _scope("POST", rng.choice((functions.PATH, f"{functions.PATH}/")), "",
-                   [(b"host", b"localhost"), (b"content-type", rng.choice(kinds))]),
-            _call(rng),
-        )
-        for _ in range(rng.choice((1, 1, 1, 30)))
-    ]  # fmt: skip
-    stays = rng.random() < 0.8
-    return lambda: _answered(calls, stays)
-
-
 def request(rng: random.Random) -> Any:
     """A case: one request, answered once, without a failure of the server, and by no other address."""
     path, body = _path(rng), _body(rng)
     method = rng.choice(METHODS[:3] if rng.random() < 0.8 else METHODS)
     query = rng.choice(("", f"session_hash={words(rng, FOREIGN)}", "upload_id=u", "x=%", "deep_link=a"))
     scope = _scope(method, path, query, _headers(rng))
-    return lambda: _answered([(scope, body)])
+    return lambda: _answered(scope, body)
 
 
-def body(rng: random.Random) -> Any:
-    """A case: requests at once whose bodies come in pieces, are longer or shorter than they say, stop or are
-    broken off. Each is answered once at most, and nothing of them is held afterwards."""
+def bodies(rng: random.Random) -> Any:
+    """A case: uploads and calls at once, whose bodies come in pieces, are longer or shorter than said, stop
+    or are broken off. Each is answered once at most, and nothing of them is held afterwards."""
     form = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n%b\r\n--b--\r\n'
     requests = []
     for _ in range(rng.choice((1, 1, 8, 40))):
@@ -168,53 +154,33 @@ def body(rng: random.Random) -> Any:
         path = f"{API_PREFIX}/upload" if upload else rng.choice((functions.PATH, f"{API_PREFIX}/queue/join"))
         whole = form % (b"x" * rng.choice((0, 9, 1 << 16))) if upload else _call(rng)
         whole = mutated(rng, whole) if rng.random() < 0.2 else whole
-        kind = b"multipart/form-data; boundary=b" if upload else b"application/json"
+        kinds = [b"application/json"] * 5 + [FORM, b"text/plain", b""]
+        kind = FORM if upload else rng.choice(kinds)
         claims = rng.choice((b"", b"%d" % len(whole), b"0", b"1048576", b"%d" % (1 << 40)))
         headers = [(b"host", b"localhost"), (b"content-type", kind)]
         scope = _scope("POST", path, "", headers + ([(b"content-length", claims)] if claims else []))
         cuts = sorted(rng.randrange(len(whole) + 1) for _ in range(rng.randrange(6)))
         pieces = [whole[a:b] for a, b in pairwise((0, *cuts, len(whole)))]
-        requests.append((scope, pieces, rng.choice(("ends", "ends", "stops", "breaks off"))))
+        requests.append((scope, pieces, rng.choice(("stays", "stays", "ends", "stops", "breaks off"))))
     return lambda: _held_nothing(requests)
 
 
 def _held_nothing(requests: list[tuple[dict[str, Any], list[bytes], str]]) -> None:
     app, loop = server()
 
-    async def ask(scope: dict[str, Any], pieces: list[bytes], how: str) -> list[int]:
-        statuses: list[int] = []
-        parts = iter(pieces[: len(pieces) if how == "ends" else -1])
-
-        async def receive() -> Any:
-            if (part := next(parts, None)) is not None:
-                return {
-                    "type": "http.request",
-                    "body": part,
-                    "more_body": how != "ends" or part is not pieces[-1],
-                }
-            if how == "stops":
-                await asyncio.Event().wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                statuses.append(message["status"])
-
-        await app(scope, receive, send)
-        return statuses
-
     async def all_of_them() -> list[Any]:
-        return await asyncio.gather(*(ask(*one) for one in requests), return_exceptions=True)
+        return await asyncio.gather(*(_asked(app, *one) for one in requests), return_exceptions=True)
 
     with (
         patch.object(limits, "_found", []),
         patch.multiple(guard, BODY_SECONDS=0.01, STALLED_SECONDS=0.01, LINGER_SECONDS=0.01),
     ):
         answers = loops.run(loop.run_until_complete, asyncio.wait_for(all_of_them(), 10))
-    for (scope, pieces, how), statuses in zip(requests, answers, strict=True):
-        if isinstance(statuses, BaseException):
-            raise WentOutError(f"{scope['path']!r} {b''.join(pieces)[:200]!r}") from statuses
-        if len(statuses) > 1 or any(status >= 500 for status in statuses) or (how == "ends" and not statuses):
+    for (scope, pieces, how), found in zip(requests, answers, strict=True):
+        if isinstance(found, BaseException):
+            raise WentOutError(f"{scope['path']!r} {b''.join(pieces)[:200]!r}") from found
+        statuses, _ = found
+        if (len(statuses) != 1 and (statuses or how == "stays")) or any(status >= 500 for status in statuses):
             raise WentOutError(f"{scope['path']!r} {pieces[:2]!r}, which {how}: {statuses}")
     held = guard._bodies | guard._uploading | guard._joining
     left = [path.name for path in uploads.store().iterdir() if path.is_file()]
@@ -239,8 +205,8 @@ def _scope(method: str, path: str, query: str, headers: list[tuple[bytes, bytes]
     }
 
 
-def _answered(requests: list[tuple[dict[str, Any], bytes]], stays: bool = False) -> None:
-    """Ask all at once; ``WentOutError`` for an answer that must not be."""
+def _answered(scope: dict[str, Any], body: bytes) -> None:
+    """Ask; ``WentOutError`` for an answer that must not be."""
     app, loop = server()
     asked = []
 
@@ -248,35 +214,36 @@ def _answered(requests: list[tuple[dict[str, Any], bytes]], stays: bool = False)
         asked.append(address)
         raise OSError("no network here")
 
-    async def ask() -> list[tuple[list[int], bytes]]:
-        return await asyncio.gather(*(_asked(app, scope, body, stays) for scope, body in requests))
-
     with (
         patch.object(httpx.AsyncClient, "send", went_out),
         patch.object(safehttpx, "async_validate_url", went_out),
         patch.object(limits, "_found", []),  # a case's proxy is of that case alone
     ):
-        answers = loops.run(loop.run_until_complete, asyncio.wait_for(ask(), 10))
+        asking = asyncio.wait_for(_asked(app, scope, [body]), 10)
+        statuses, answer = loops.run(loop.run_until_complete, asking)
     if asked:
         raise WentOutError(f"the server asked {asked[0]}")
-    for (scope, body), (statuses, answer) in zip(requests, answers, strict=True):
-        if len(statuses) > 1 or any(status >= 500 for status in statuses):
-            raise WentOutError(f"{scope['method']} {scope['path']!r} {body[:200]!r}: {statuses}")
-        if b"root:x:0" in answer or b"import annotations" in answer:
-            raise WentOutError(f"{scope['path']!r} gave a file away")
+    if len(statuses) > 1 or any(status >= 500 for status in statuses):
+        raise WentOutError(f"{scope['method']} {scope['path']!r} {body[:200]!r}: {statuses}")
+    if b"root:x:0" in answer or b"import annotations" in answer:
+        raise WentOutError(f"{scope['path']!r} gave a file away")
 
 
-async def _asked(app: Any, scope: dict[str, Any], body: bytes, stays: bool) -> tuple[list[int], bytes]:
-    """The statuses that were answered, and the bytes; the visitor ``stays``, or leaves once the body is
-    sent."""
-    parts = [{"type": "http.request", "body": body, "more_body": False}]
+async def _asked(
+    app: Any, scope: dict[str, Any], pieces: list[bytes], how: str = "ends"
+) -> tuple[list[int], bytes]:
+    """The statuses that were answered, and the bytes. The visitor stays or leaves once the body has ended, or
+    it stops or breaks off."""
     statuses: list[int] = []
     answer = bytearray()
+    parts = iter(pieces if how in ("ends", "stays") else pieces[:-1])
 
     async def receive() -> Any:
-        if stays and not parts:
+        if (part := next(parts, None)) is not None:
+            return {"type": "http.request", "body": part, "more_body": part is not pieces[-1]}
+        if how in ("stops", "stays"):
             await asyncio.Event().wait()
-        return parts.pop() if parts else {"type": "http.disconnect"}
+        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.start":

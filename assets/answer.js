@@ -8,7 +8,7 @@ Object.assign(explorer, {
     let tensor = '', record = '', shown = '';
     const fill = () => {
       const query = explorer.query(), of = keys => JSON.stringify(keys.map(key => query[key] || ''));
-      const anew = of(section.keys.filter(key => !['scheme', 'second', 'row', 'column', 'crop'].includes(key)));
+      const anew = of(section.keys.filter(key => !['scheme', 'second', 'row', 'column', 'frontier'].includes(key)));
       if (section.running ? anew === tensor : of(section.keys) === record) return;
       [tensor, record] = [anew, of(section.keys)];
       section.restart('filling');
@@ -127,7 +127,6 @@ Object.assign(explorer, {
     else if (at('sample')) explorer.choose({do: 'sample', name: at('sample').sample});
     else if (at('goal')) explorer.choose({do: 'goal', name: at('goal').goal});
     else if (at('codes')) explorer.choose({do: 'codes', codes: at('codes').codes});
-    else if (at('all')) explorer.showAll(at('all').all === 'true');
     else if (at('takes')) explorer.chooseTakes(at('takes').takes);
     else if (at('element')) explorer.inspect(...at('element').element.match(/\d+/g).map(Number));
     else if (at('remove')) explorer.takeOut(at('remove').remove);
@@ -154,8 +153,6 @@ Object.assign(explorer, {
     explorer.set({row: `${row}`, column: `${column}`});
     setTimeout(() => explorer.arrive('element'));
   },
-
-  showAll: everything => explorer.set({crop: everything ? 'all' : ''}, false),
 
   chooseTakes(side) {
     explorer.takes = side;

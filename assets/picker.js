@@ -157,6 +157,7 @@ explorer.picker = (element, props, watch, side, none) => {
 
   const take = text => {
     close();
+    if (innerWidth <= 640) explorer.closePanels();  // the sheet hides what was chosen for
     if (text === shown) return;
     explorer.choose(text || side === 'a' ? {do: 'scheme', side, text} : {do: 'clear'});
   };

@@ -122,6 +122,11 @@ class Section {
     this.refresh();
   }
 
+  /* All of it is a part that nobody has unfolded. */
+  get folded() {
+    return Boolean(this.element.querySelector(':scope > details:only-child:not([open])'));
+  }
+
   refresh() {
     return this.near && this.stale ? this.ask() : null;
   }
@@ -130,7 +135,7 @@ class Section {
      record, of which more is known. */
   async ask(same = false) {
     if (this.element.querySelector('.unbuilt')) return this.build();
-    if (this.element.querySelector(':scope > details:only-child:not([open])')) return;  // until it is unfolded
+    if (this.folded) return;
     this.stale = false;
     if (!this.server?.view) return this.setControls();
     clearTimeout(this.again);
@@ -147,6 +152,7 @@ class Section {
       const some = Object.keys(answer.slots || {}).length > 0;
       if (some) this.fill(answer.slots);
       this.drawn ||= some;
+      this.box.toggleAttribute('data-waits', Boolean(answer.waits) && !some);
       this.box.toggleAttribute('data-behind', this.drawn && !some);
       this.say(answer.waits || answer.refused, 'computing');
       if (answer.waits) this.element.dispatchEvent(new CustomEvent('waits'));
@@ -155,6 +161,7 @@ class Section {
       return;
     }
     this.box.removeAttribute('data-behind');
+    this.box.removeAttribute('data-waits');
     this.take(answer);
     this.drawn = true;
   }

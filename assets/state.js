@@ -98,7 +98,6 @@ Object.assign(explorer, {
       explorer.record = JSON.parse(detail.record);
       explorer.showSource(explorer.record.source);
       explorer.markPanels();
-      delete document.documentElement.dataset.linked;
       if (explorer.ready) return;
       explorer.ready = true;
       explorer.start();

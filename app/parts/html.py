@@ -497,11 +497,11 @@ def answer(said: Answer, why: str = "numbers") -> str:
     return render("answer", parts=said.parts, better=said.better, why=why)
 
 
-def figure_head(goal: Goal, everything: bool, about: str) -> str:
-    """The heading of the frontier, what part of it is shown, the goal's or ``everything``, and what its
-    points are ``about``."""
+def figure_head(goal: Goal, part: str) -> str:
+    """The heading of the frontier, with what ``part`` of it is shown: the goal's, "all", or a "table"."""
     low, high = goal.bits
-    return render("figure_head", crop=f"{low:.3g}–{high:.3g} bits", everything=everything, about=about)
+    parts = {"": f"{low:.3g}–{high:.3g} bits", "all": "all", "table": "table"}
+    return render("figure_head", parts=parts, shown="" if part == "part" else part)
 
 
 def footnote(words: str, link: str) -> str:

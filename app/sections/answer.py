@@ -66,27 +66,27 @@ _PICTURES = Memo[str](64)
 
 
 def answered(
-    chosen: Record, found: tuple[Matrix, Pairs], outputs: Sequence[float] = (), everything: bool = False
+    chosen: Record, found: tuple[Matrix, Pairs], outputs: Sequence[float] = (), part: str = "part"
 ) -> dict[str, str]:
     """The slots that depend on A, B, the goal and the list. ``outputs``: where a method
-    works for it, the SQNR of the layer's output by each; ``everything``: the figure is not cropped."""
+    works for it, the SQNR of the layer's output by each; ``part``: what is shown of the schemes."""
     matrix, pairs = found
     shape = (matrix.values.shape[0], matrix.values.shape[1])
     for (_, analysis), text in zip(pairs, chosen.schemes, strict=True):
         keep_whole(chosen, text, analysis.report)
     lost = any(analysis.report.max_error for _, analysis in pairs)
     better = grid_words(matrix.values) if lost else ""
-    return _answered(chosen, matrix.name, shape, {}, outputs, better, everything)
+    return _answered(chosen, matrix.name, shape, {}, outputs, better, part)
 
 
-def sampled(chosen: Record, seen: Estimated, everything: bool = False) -> dict[str, str]:
+def sampled(chosen: Record, seen: Estimated, part: str = "part") -> dict[str, str]:
     """The fields of ``answered`` by a sample."""
     for (_, side), text in zip(seen.sides, chosen.schemes, strict=True):
         if isinstance(side, Report):
             keep_whole(chosen, text, side)
     estimates = zip(chosen.schemes, seen.estimates, strict=True)
     by_text = {text: one for text, one in estimates if one is not None}
-    return _answered(chosen, seen.name, seen.shape, by_text, (), sample_words(seen.estimates), everything)
+    return _answered(chosen, seen.name, seen.shape, by_text, (), sample_words(seen.estimates), part)
 
 
 def _answered(
@@ -96,7 +96,7 @@ def _answered(
     estimates: Mapping[str, Estimate],
     outputs: Sequence[float],
     better: str,
-    everything: bool,
+    part: str,
 ) -> dict[str, str]:
     """The first screen of a tensor [rows, cols]. ``estimates``: of A and B, by text, while they are computed;
     ``better``: what is said below the sentence instead of a better scheme."""
@@ -108,11 +108,12 @@ def _answered(
     a, *others = (by_text[text] for text in dict.fromkeys(chosen.schemes))
     known = list(known_rows(chosen).values())
     said = answer(a, others[0] if others else None, known, goal, race, outputs)
-    drawn = _frontier(chosen, name, goal, rows, everything)
+    drawn = _frontier(chosen, name, goal, rows, part == "all")
     return {
         "goals": html.goals(list(GOALS.values()), goal),
         "said": html.answer(dataclasses.replace(said, better=better or said.better)),
-        "head": html.figure_head(goal, everything, drawn.words),
+        "head": html.figure_head(goal, part),
+        "of-rows": html.render("of_rows", about=drawn.words),
         "frontier": drawn.figure,
         "listed": html.shortlist(
             rows,
@@ -292,46 +293,41 @@ def prepare() -> None:
 
 # --- the section --------------------------------------------------------------------------------------------
 
-CROP = Select(
-    key="crop", label="Part that is shown", usual="goal", options={"goal": "the goal's", "all": "all"}
-)
-
-SHOWN_AS = Select(
+SHOWN = Select(
     key="frontier",
-    label="Shown as",
-    usual="figure",
-    options={"figure": "figure", "table": "table"},
-    chips=True,
+    label="What is shown of the schemes",
+    usual="part",
+    options={"part": "the goal's part", "all": "all", "table": "table"},
 )
 
 
 def view(query: Query) -> Shown:
     """Show the tensor, the goals, the sentence, the frontier and the shortlist, by all that is known now."""
-    chosen, everything = query.record, CROP.of(query) == "all"
+    chosen, part = query.record, SHOWN.of(query)
     try:
         seen = estimated(chosen)
         if seen is not None:
-            return {**sampled(chosen, seen, everything), **of_sampled_tensor(chosen, seen), "tick": "sample"}
+            return {**sampled(chosen, seen, part), **of_sampled_tensor(chosen, seen), "tick": "sample"}
         if not at_hand(chosen):
             raise NotComputedError(f"Reading {tensor_name(chosen)} …")
         found = analyses_of(chosen)
     except (ValueError, OSError) as error:
         return {
-            **dict.fromkeys(("head", "frontier", "listed", "elsewhere", "picture"), ""),
+            **dict.fromkeys(("head", "frontier", "of-rows", "listed", "elsewhere", "picture"), ""),
             "said": html.render("not_read", why=words_of(error)),
             "goals": html.goals(list(GOALS.values()), GOALS[DEFAULT]),
             "samples": _samples(chosen),
             "tick": COMPLETE,
         }
-    shown = answered(chosen, found, output_sqnr(chosen, found[1]), everything)
-    table = all_schemes_table(query) if SHOWN_AS.of(query) == "table" else ""
+    shown = answered(chosen, found, output_sqnr(chosen, found[1]), part)
+    table = all_schemes_table(query) if part == "table" else ""
     return {**shown, **of_tensor(chosen, found), "table": table, "tick": _tick_of(chosen)}
 
 
 SECTION = Section(
     name="frontier",
     follows=RECORD,
-    controls=(CROP, SHOWN_AS),
+    controls=(SHOWN,),
     view=view,
     runs={FILLING.rpartition(".")[2]: fill},
     script="explorer.answerSection",

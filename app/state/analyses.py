@@ -74,12 +74,12 @@ def at_hand(chosen: Selection) -> bool:
         return is_read(chosen)
     if any(recipe.method for recipe in chosen.recipes):
         return False
-    if is_read(chosen):
+    if chosen.source == "builtin" or is_read(chosen):
         values = matrix_of(chosen).values
         return values.device.type != "cpu" or values.numel() <= QUICK
     if chosen.source == "file":
         return file_source(chosen.file).info(chosen.file_tensor).elements <= QUICK
-    return chosen.source == "builtin"
+    return False
 
 
 def sides_of(pairs: Sequence[tuple[Recipe, Analysis]]) -> list[Side]:

@@ -123,7 +123,7 @@ def _finding_sizes(chosen: Selection) -> Callable[[Pieces, Units], Sizes]:
 
 def _pieces(chosen: Selection) -> tuple[Pieces, tuple[int, int], str, str, str] | None:
     """Pieces of the selected tensor, its matrix's shape, its name, description and dtype."""
-    if is_read(chosen):
+    if chosen.source == "builtin" or is_read(chosen):
         matrix = matrix_of(chosen)
         x = matrix.values
         if x.device.type != "cpu" or not x.is_contiguous():

@@ -30,7 +30,7 @@ from explorer.figures.style import (
     translucent,
 )
 
-HEIGHT = 330
+HEIGHT = 306
 LEFT, RIGHT, ABOVE, BELOW = 40, 16, 26, 42
 FONT_SIZE = 12
 TINY, SMALL, MARKER, RING = 5, 6, 11, 19

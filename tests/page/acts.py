@@ -33,7 +33,7 @@ BUSY = """() => [
   ...explorer.choosing || explorer.acts?.length ? ['an act'] : [],
   ...window.asking ? ['a request'] : [],
   ...[...explorer.sections.values()]
-    .filter(one => (one.running && one.running.name !== 'filling') || (one.near && one.stale))
+    .filter(one => (one.running && one.running.name !== 'filling') || (one.near && one.stale && !one.folded))
     .map(one => 'the section ' + one.name),
   ...explorer.leave ? ['the way to a section'] : [],
   ...[...document.querySelectorAll('.figure')].filter(plot => plot.isPainted && plot.offsetWidth
@@ -132,14 +132,18 @@ def look_at(target: Locator) -> None:
 
 
 def drawn(page: Page, name: str) -> None:
-    """Wait until a figure of what is chosen is painted: its section follows when it is seen."""
+    """Wait until a figure of what is chosen is painted: a section is built, and follows, when it is seen."""
+    for section in page.locator(".section:visible").all():
+        if page.locator(f"#{name}").count():
+            break
+        look_at(section)
     look_at(page.locator(f"#{name}"))
     expect(page.locator(f"#{name} .main-svg").first).to_be_visible()
 
 
 def open_panel(page: Page, name: str) -> None:
     """Open one of the bar's panels: "tensor", "a" or "b"."""
-    page.locator(f"#chips [data-panel={name}]").click()
+    page.locator(f"#chips [data-panel={name}]:visible").click()
     expect(page.locator(f"#panel-{name} select").first).to_be_visible()
 
 

@@ -23,7 +23,6 @@ from app.serving import work
 from app.serving.sessions import CurrentRequest, answering
 from app.state import analyses, known, rows
 from app.state.analyses import analyses_of
-from app.state.memo import Memo
 from app.state.record import Record, goal_now, next_record
 from app.state.selection import Selection, matrix_of
 from explorer import SCHEMES

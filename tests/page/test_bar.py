@@ -34,7 +34,6 @@ def chip(page: Page, side: str, scheme: str) -> None:
     expect(page.locator(f"#chip-{side}")).to_have_text(SCHEMES[scheme].label)
 
 
-@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_keys_alone(page: Page, url: str) -> None:
     """A panel opens with its lists closed, as no list hides the controls below; a key opens the first one,
@@ -103,7 +102,6 @@ def high(button: Locator, least: float = 44) -> dict[str, float]:
     return dict(size)
 
 
-@pytest.mark.thorough
 def test_a_phone_has_every_act(phone: Page, url: str) -> None:
     """Swap, Remove B, Copy link and the keys are two touches away, and large enough for a finger; the list of
     sections scrolls to what is marked; nothing is cut for the longest names; a sheet that covers what a

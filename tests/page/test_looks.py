@@ -110,7 +110,6 @@ def test_dark(page: Page, url: str) -> None:
     assert not moving
 
 
-@pytest.mark.thorough
 @pytest.mark.shared_page
 def test_paper_cuts_nothing(page: Page, url: str) -> None:
     """On a sheet of A4 figures are at most as wide as it, and no other place is printed; then all is as it
@@ -132,7 +131,6 @@ def test_paper_cuts_nothing(page: Page, url: str) -> None:
     assert page.evaluate("document.querySelector('#error-map .figure').style.zoom") == ""
 
 
-@pytest.mark.thorough
 def test_a_figure_of_the_dark_page_is_saved_for_a_paper(page: Page, url: str) -> None:
     """A light SVG of the chosen width, with its font, title and caption, and none of the page's buttons; the
     page itself prints light, too."""

@@ -121,7 +121,6 @@ def test_a_budget_is_dragged_and_typed(page: Page, url: str) -> None:
     expect(page.locator("#place-model")).to_be_visible()
 
 
-@pytest.mark.thorough
 def test_a_recipe_to_a_checkpoint(page: Page, url: str, minilm: Path) -> None:
     """With the model's folder the recipe of a budget becomes a checkpoint that is downloaded."""
     open_page(page, url, "tab=model")

@@ -289,6 +289,7 @@ class Section {
   }
 
   changed(target) {
+    const dragged = this.dragging;
     this.dragging = false;
     if ('upload' in target.dataset) return this.sendFile(target);
     const {act} = target.dataset;  // a control that does an act instead of setting a key
@@ -305,7 +306,7 @@ class Section {
       target.reportValidity();
       return;
     }
-    explorer.set({[key]: value === of.dataset.usual ? '' : value});
+    explorer.set({[key]: value === of.dataset.usual ? '' : value}, !dragged);
   }
 
   clicked(event) {

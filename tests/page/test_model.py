@@ -174,15 +174,16 @@ def test_a_recorded_run_is_shown_without_a_model(page: Page, url: str) -> None:
 def test_a_chosen_storage_of_the_cache_is_drawn_and_said(page: Page, url: str) -> None:
     """Opened by the mouse; then the model: Mistral-7B has a window, Llama-2-7B none. Both are in the address,
     and Back leads to what was chosen before; a count that is none is refused."""
-    open_page(page, url, "tab=model&section=sizes")
-    plot, sentence = page.locator("#cache-size"), page.locator("[data-slot=said] p")
+    open_page(page, url, "tab=model&section=sizes&sized=Llama-2-7B")
+    drawn(page, "cache-size")
+    plot, sentence = page.locator("#cache-size"), page.locator("#section-sizes [data-slot=said] p")
     stored = plot.locator(".legendtext").nth(1)
     expect(stored).to_contain_text("FP8")
     page.get_by_label("Keys and values stored as").select_option("NVFP4")
     expect(stored).to_have_text("NVFP4")
     for fact in ("17.2 GB", "4.83 GB"):
         expect(sentence).to_contain_text(fact)
-    model = page.locator("#section-sizes").get_by_label("Model", exact=True)
+    model = page.locator("#section-sizes [data-key=sized]")
     model.select_option("Mistral-7B 0.1")
     expect(sentence).to_contain_text("4,096 tokens")
     expect(plot.locator(".xtick text", has_text="16,384")).to_have_count(1)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from app.state.record import Record
 from explorer import SCHEMES
 from explorer.sources.samples import SAMPLES
 from tests.covering import THOROUGH
@@ -42,7 +43,7 @@ def named(page: Page) -> dict[str, str]:
     record = page.evaluate("explorer.record")
     for side, key in (("a", "scheme"), ("b", "second")):
         name = record[key]
-        assert asked[key] == name
+        assert asked.get(key, getattr(Record.fresh(), key)) == name
         assert page.locator(f"#chip-{side}").inner_text() == SCHEMES[name].label
         assert page.locator(f"#shortlist tr.is-{side}").get_attribute("data-scheme") == name
     assert asked.get("source", "builtin") == record["source"]
@@ -54,7 +55,8 @@ def named(page: Page) -> dict[str, str]:
 
 
 def _type_scheme(page: Page, text: str) -> None:
-    open_panel(page, "a")
+    if not page.locator("#pick-a").is_visible():
+        open_panel(page, "a")
     page.locator("#pick-a").click()
     page.keyboard.type(text)
     page.keyboard.press("Enter")
@@ -114,6 +116,8 @@ def test_all_that_names_the_state_agrees(
         open_page(page, url, "scheme=int4_row&second=mxfp4")
         visit(page, BEGIN)
         before = named(page)
+        if way == "picker":
+            open_panel(page, "a")  # while the server answers
         with FAILURES[failure](page):
             WAYS[way](page, tmp_path)
             if failure != "overtaken":
@@ -160,6 +164,7 @@ def test_what_is_refused_changes_nothing(page: Page, url: str) -> None:
 
 
 @THOROUGH
+@pytest.mark.expects_errors("AbortError|Connection errored out")  # of the run that the reload ends
 def test_a_link_to_ones_own_file_says_so_in_the_page(page: Page, url: str, tmp_path: Path) -> None:
     """The reason stays until it is dismissed: a message that goes is missed. Dropped in again, the file is
     shown, a reload keeps it, and Back leads to it from another tensor."""

@@ -25,7 +25,10 @@ HEAD_SECONDS = 20.0
 EVERY_SECONDS = 1.0
 DESCRIPTORS = 1 << 16
 """Open files and connections that this process asks the system for."""
-BY_STRANGERS = ("socket.accept() out of system resource", "Invalid HTTP request received.")
+BY_STRANGERS = (
+    "socket.accept() out of system resource", "Invalid HTTP request received.",
+    "Unsupported upgrade request.", "No supported WebSocket library detected.",
+)  # fmt: skip
 """Messages of asyncio, where no descriptor is left, and of uvicorn."""
 
 

@@ -45,6 +45,8 @@ STREAMS = ("/heartbeat/", "/queue/data", "/upload_progress", "/call/")
 """Parts of the addresses that are answered by streams of events."""
 _streams: Counter[str] = Counter()
 """Open streams, by address."""
+VALUES = 50_000
+"""Values in a request, and commas in its texts; the page's own have some hundred."""
 DEPTH = 60
 """Levels of lists and objects in a request; the page's own have five."""
 
@@ -187,6 +189,8 @@ def _unreadable(scope: Scope) -> TooMuchError | None:
     names = [headers.get("host", ""), *headers.get("x-forwarded-host", "").split(",")]
     if any(name.strip() and _HOST.fullmatch(name.strip()) is None for name in names):
         return TooMuchError(400, "a host is a name or an address, and perhaps a port", "host")
+    if "transfer-encoding" in headers:
+        return TooMuchError(411, "a request says the length of its body", "body")
     if len(scope.get("query_string", b"")) > QUERY_BYTES:
         return TooMuchError(414, f"a query has at most {QUERY_BYTES:,} bytes", "query")
     return None
@@ -401,6 +405,8 @@ async def _checked_json(scope: Scope, receive: Receive) -> tuple[Receive, Any]:
 
 def _values(body: bytes) -> Any:
     """Parse a request's JSON."""
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > VALUES:
+        raise TooMuchError(413, f"a request has at most {VALUES:,} values", "body")
     try:
         values = json.loads(body.decode() or "null", parse_constant=_number, parse_float=_number)
         if b"\\u" in body:  # half a character is none in any answer or file

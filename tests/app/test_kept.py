@@ -267,7 +267,7 @@ def test_who_only_announces_holds_little(client: TestClient, monkeypatch: pytest
 def test_an_upload_that_stalls_is_ended(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds room and a place of its visitor's, for as long as its connection stays open."""
     monkeypatch.setattr(guard, "STALLED_SECONDS", 0.2)
-    assert loops.run(asyncio.run, an_upload(client, 3000, True, who="192.0.2.1", stalls=True)) == 408
+    assert loops.run(asyncio.run, an_upload(client, 3000, who="192.0.2.1", stalls=True)) == 408
     assert not uploads.open_uploads()
 
 
@@ -297,21 +297,18 @@ def test_small_files_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert uploads.stored_bytes() == 10 * uploads.LEAST_BYTES
 
 
-@pytest.mark.parametrize("announced", [True, False])
-def test_uploads_at_once_share_the_store(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, announced: bool
-) -> None:
+def test_uploads_at_once_share_the_store(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound that is looked at when an upload begins holds for one at a time: thirty of 7 MB began below
     20 MB and kept 91 MB."""
     monkeypatch.setattr(uploads, "LEAST_BYTES", 1)
     monkeypatch.setattr(uploads._Count, "took", 0.0)
     small = dataclasses.replace(limits.HOSTED, store_bytes=200_000)
     monkeypatch.setattr(limits, "current", lambda: small)
-    sent = [an_upload(client, 30_000, announced, who=f"192.0.2.{number}") for number in range(20)]
+    sent = [an_upload(client, 30_000, who=f"192.0.2.{number}") for number in range(20)]
     answers = loops.run(asyncio.run, gathered(sent))
     assert uploads.stored_bytes() <= small.store_bytes
     assert answers.count(503) >= 10
-    assert answers.count(200) >= 3 or not announced, "those whose room was kept are taken"
+    assert answers.count(200) >= 3, "those whose room was kept are taken"
     assert not uploads.open_uploads(), "no promise outlives its upload"
 
 
@@ -319,23 +316,20 @@ def test_an_address_has_few_uploads_open(client: TestClient, monkeypatch: pytest
     """Else one visitor holds all the room of the store by uploads that never end."""
     monkeypatch.setattr(limits, "current", lambda: limits.HOSTED)
     most = limits.HOSTED.uploads
-    sent = [an_upload(client, 3000, True, who="192.0.2.1", number=n) for n in range(most + 3)]
-    answers = loops.run(asyncio.run, gathered([*sent, an_upload(client, 3000, True, who="192.0.2.2")]))
+    sent = [an_upload(client, 3000, who="192.0.2.1", number=n) for n in range(most + 3)]
+    answers = loops.run(asyncio.run, gathered([*sent, an_upload(client, 3000, who="192.0.2.2")]))
     assert answers == [200] * most + [429] * 3 + [200]
     assert not uploads.open_uploads()
 
 
-def an_upload(
-    client: TestClient, size: int, announced: bool, who: str, number: int = 0, stalls: bool = False
-) -> Any:
+def an_upload(client: TestClient, size: int, who: str, number: int = 0, stalls: bool = False) -> Any:
     """A coroutine: an upload whose bytes come in pieces, others between them; answers with its status."""
     head = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.csv"\r\n\r\n'
     text = f"{who} {number} ".encode()
     content = (text * (size // len(text) + 1))[:size]
     pieces = [head, *(content[i : i + 1000] for i in range(0, size, 1000)), b"\r\n--b--\r\n"]
     headers = {"content-type": "multipart/form-data; boundary=b", "x-forwarded-for": who}
-    if announced:
-        headers["content-length"] = str(sum(map(len, pieces)))
+    headers["content-length"] = str(sum(map(len, pieces)))
 
     async def body() -> Any:
         for piece in pieces:

@@ -1,7 +1,9 @@
-"""Compile a .cu file of ``kernels/`` with nvcc and keep the cubin with ptxas's report.
+"""Compile a .cu file of ``kernels/`` and keep the cubin with ptxas's report.
 
-A cubin's name is a hash of everything that shapes it: sources, macros, options, architecture, nvcc's version.
-Any number of processes may compile at once.
+``pycuda.compiler.compile`` runs nvcc where pycuda imports, which needs a driver; elsewhere nvcc's command is
+run here. Both give the same bytes. pycuda's cache is off: ours is read without nvcc, too. A cubin's name is a
+hash of everything that shapes it: sources, macros, options, architecture, nvcc's version. Any number of
+processes may compile at once.
 """
 
 from __future__ import annotations
@@ -13,10 +15,14 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from explorer.paths import KERNELS
 
@@ -98,7 +104,7 @@ def compile_cubin(build: Build, arch: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             cubin, log = Path(scratch) / "kernel.cubin", Path(scratch) / "log"
-            log.write_text(_run_nvcc(nvcc, build, arch, cubin))
+            log.write_text(_compiled(nvcc, build, arch, cubin))
             (Path(scratch) / "sum").write_text(_sum(cubin))
             log.replace(path.with_suffix(".log"))
             (Path(scratch) / "sum").replace(path.with_suffix(".sum"))
@@ -186,13 +192,83 @@ def _cached_version() -> str:
     return next((path.read_text() for path in recorded if path.exists()), version)
 
 
-def _run_nvcc(nvcc: str, build: Build, arch: str, cubin: Path) -> str:
-    """Write ``cubin`` and return ptxas's report."""
+def _compiled(nvcc: str, build: Build, arch: str, cubin: Path) -> str:
+    """Write ``cubin`` and return ptxas's report; ``KernelError`` with nvcc's words."""
     # nvcc splits the values of its options at commas unless they are escaped.
-    macros = [f"-D{name}={value}".replace(",", "\\,") for name, value in build.macros]
-    source = str(KERNELS / build.file)
-    command = [nvcc, "-cubin", f"-arch={arch}", *OPTIONS, *macros, "-o", str(cubin), source]
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode:
-        raise KernelError(f"nvcc could not compile {build.file} for {arch}:\n{run.stderr.strip()[:4000]}")
-    return run.stderr
+    options = [*OPTIONS, *(f"-D{name}={value}".replace(",", "\\,") for name, value in build.macros)]
+    if pycuda_compiler() is None:
+        command = [nvcc, "-cubin", f"-arch={arch}", *options, "-o", str(cubin), str(KERNELS / build.file)]
+        run = subprocess.run(command, capture_output=True, text=True)
+        failed, said = run.returncode, run.stderr
+    else:
+        failed, said = _by_pycuda(nvcc, build.file, arch, options, cubin)
+    if failed:
+        raise KernelError(f"nvcc could not compile {build.file} for {arch}:\n{said.strip()[:4000]}")
+    return said
+
+
+@functools.cache
+def pycuda_compiler() -> Any | None:
+    """``pycuda.compiler``; None where pycuda is not installed or finds no driver."""
+    try:
+        import pycuda.compiler
+        import pycuda.driver
+    except ImportError:
+        return None
+    return pycuda.compiler
+
+
+def _by_pycuda(nvcc: str, file: str, arch: str, options: list[str], cubin: Path) -> tuple[bool, str]:
+    """Write ``cubin``. Returns whether nvcc failed, and what it said."""
+    import pycuda.driver
+
+    folders, source = [str(KERNELS)], f'#include "{file}"\n'
+    compiler = pycuda_compiler()
+    assert compiler is not None
+    with _WARNED.here() as said:
+        try:
+            code = compiler.compile(
+                source, nvcc, options, no_extern_c=True, arch=arch, cache_dir=False, include_dirs=folders
+            )
+        except pycuda.driver.CompileError as error:
+            return True, str(error.stderr)
+    cubin.write_bytes(code)
+    return False, "\n".join(said)
+
+
+class _Warned:
+    """pycuda warns of all that nvcc says, ptxas's report too. Threads hear what they themselves are told:
+    ``warnings`` records for the whole process."""
+
+    def __init__(self) -> None:
+        self._lock, self._heard = threading.Lock(), dict[int, list[str]]()
+        self._recording: Any = None
+
+    @contextmanager
+    def here(self) -> Iterator[list[str]]:
+        """Yield the list of what this thread is warned of in the block."""
+        me, heard = threading.get_ident(), list[str]()
+        with self._lock:
+            if not self._heard:
+                self._recording = warnings.catch_warnings()
+                self._recording.__enter__()
+                warnings.simplefilter("always")
+                self._others, warnings.showwarning = warnings.showwarning, self._show
+            self._heard[me] = heard
+        try:
+            yield heard
+        finally:
+            with self._lock:
+                del self._heard[me]
+                if not self._heard:
+                    self._recording.__exit__(None, None, None)
+
+    def _show(self, message: Warning | str, *where: Any, **options: Any) -> None:
+        heard = self._heard.get(threading.get_ident())
+        if heard is None:
+            self._others(message, *where, **options)
+        else:
+            heard.append(str(message))
+
+
+_WARNED = _Warned()

@@ -1,10 +1,10 @@
 """The CUDA driver by ctypes: load cubins, encode tensor maps, launch kernels.
 
-Every kernel is launched here, by ``cuLaunchKernelEx`` with a pointer to each argument: pycuda has no launch
-attributes (clusters, programmatic dependent launch), passes no arguments of 128 bytes, and gives no handle of
-the functions that it loads. The driver copies arguments when it is called, also while a CUDA graph is
-captured, so their memory is needed until the call returns and no longer. Calls act on the current context
-(``runtime.context``).
+Every kernel is launched here, by ``cuLaunchKernelEx`` with a pointer to each argument, on torch's current
+stream. pycuda launches on its own streams and the default one, without attributes (clusters, programmatic
+dependent launch), passes no arguments of 128 bytes, and gives no handle of what it loads. The driver copies
+arguments when it is called, also while a CUDA graph is captured, so their memory is needed until the call
+returns and no longer. Calls act on the current context (``runtime.context``).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import explorer.gpu.compile
 from explorer import SCHEMES
 from explorer.core.builds import all_builds
 from explorer.core.lowering import config_of, layout_of, with_kernels
@@ -121,6 +122,24 @@ def test_a_compile_error_shows_nvccs_words(monkeypatch: pytest.MonkeyPatch, tmp_
     build = config_of(SCHEMES["bf16"]).build("dequantize.cu", torch.float32)
     with pytest.raises(runtime.KernelError, match="EXPLORER_KERNEL_CACHE"):
         runtime.compile_cubin(build, "sm_90a")
+
+
+@pytest.mark.gpu
+def test_pycuda_compiles_the_same_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As nvcc's command, with ptxas's report of each build where several compile at once, and nvcc's words of
+    an error. pycuda imports where there is a driver."""
+    compiler = pytest.importorskip("pycuda.compiler", exc_type=ImportError)
+    bad = Build("encode.cu", (("CODEC", "Nonsense<1,2>"),))
+    builds, found = [config_of(SCHEMES["nvfp4"]).build("dequantize.cu", dtype) for dtype in ELEMENTS], []
+    for used in (compiler, None):
+        monkeypatch.setenv("EXPLORER_KERNEL_CACHE", str(tmp_path / str(len(found))))
+        monkeypatch.setattr(explorer.gpu.compile, "pycuda_compiler", lambda used=used: used)
+        list(runtime.compile_jobs([(build, "sm_90a") for build in builds], 3))
+        cubins = [runtime.compile_cubin(build, "sm_90a").read_bytes() for build in builds]
+        found.append((cubins, [runtime.resources(build, "sm_90a") for build in builds]))
+        with pytest.raises(runtime.KernelError, match=r"(?s)encode\.cu for sm_90a:\n.*error"):
+            runtime.compile_cubin(bad, "sm_90a")
+    assert found[0] == found[1] and all(len(used) == 3 for used in found[0][1])
 
 
 def test_the_cache_is_keyed_by_source_and_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

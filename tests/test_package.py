@@ -254,6 +254,10 @@ WITHOUT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("quantize x.npy --scheme nvfp4", (*HEAVY, *HUB)),
     ("quantize x.npy --scheme nope", ("explorer.sources", *HEAVY, *HUB)),
     ("compare x.npy --schemes nvfp4,int8_row", (*HEAVY, *HUB)),
+    (
+        f"recipe {ROOT}/assets/surveys/all-MiniLM-L6-v2.jsonl --bits 5",
+        ("scipy.stats", *(set(HEAVY) - {"scipy"}), *HUB),
+    ),
 )
 
 

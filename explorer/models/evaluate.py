@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from explorer.methods import RTN, names_in
@@ -235,4 +234,6 @@ def _rank_correlation(a: Tensor, b: Tensor) -> float:
     """Spearman's correlation, with mean ranks for ties; 0 if one side is constant and has no ranks."""
     if bool((a == a[:1]).all()) or bool((b == b[:1]).all()):
         return 0.0
+    from scipy.stats import spearmanr  # slow to import
+
     return float(spearmanr(a.numpy(), b.numpy()).statistic)

@@ -11,7 +11,6 @@ from explorer.checkpoints.inputs import label_of_inputs
 from explorer.checkpoints.model import ModelFolder
 from explorer.checkpoints.target import Export, Plan, Shape, own_bits
 from explorer.checkpoints.targets import EXPORTS, export_of
-from explorer.checkpoints.tiny import check_reader
 from explorer.methods.recipe import Recipe
 from explorer.models.files import folder_of
 from explorer.schemes import SCHEMES, Scheme
@@ -131,6 +130,8 @@ def unplaced(target: str, survey: Survey) -> dict[str, str]:
     export, folder = export_of(target), model_folder(survey.head.model, survey.head.revision)
     if folder is None:
         return {}
+    from explorer.checkpoints.tiny import check_reader  # slow to import
+
     check_reader(target, folder)
     schemes = [Scheme.parse(text) for text in survey.head.schemes]
     found = {}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from explorer.checkpoints.inputs import is_fixed
 from explorer.checkpoints.target import Shape
-from explorer.checkpoints.write import export_of
+from explorer.checkpoints.targets import export_of
 from explorer.core.importances import takes_importance
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model

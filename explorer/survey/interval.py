@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from scipy.stats import t as students
+from scipy.special import stdtrit
 
 from explorer.survey.rows import Layer, Survey
 from explorer.survey.sensitivities import SENSITIVITIES
@@ -34,7 +34,7 @@ Interval = tuple[float, float]
 def standard_errors(count: int) -> float:
     """Half-width of the 95 % interval of a mean of ``count`` independent numbers (two or more), in standard
     errors, by Student's t: 1.97 for 240 numbers, 3.18 for 4."""
-    return float(students.ppf((1 + COVERED) / 2, count - 1))
+    return float(stdtrit(count - 1, (1 + COVERED) / 2))
 
 
 def fold_count(texts: int) -> int:

@@ -106,7 +106,7 @@ CACHE = Select(
     options={NONE: "as they are", **{plan: label for label, plan in USUAL.items()}},
 )  # fmt: skip
 KEEP = TextInput(
-    key="keep", label="Layers left as they are", most=MOST_PATTERNS, hint="encoder.layer.0.*, *.output.dense"
+    key="keep", label="Layers left as they are", most=MOST_PATTERNS, hint="e.g. encoder.layer.0.*"
 )
 BATCH = Select(key="batch", label="Tokens of a step", usual="1", options={str(n): str(n) for n in BATCHES})
 CONTROLS = (BY, BUDGET, TARGET, CODES, CODED_INPUTS, CACHE, KEEP, BATCH)

@@ -41,7 +41,7 @@ from explorer.sources.models import folder_stamp
 
 ONE = TextInput(key="one", label="Original: folder or Hub id", hint="the model in the bar", most=1000)
 OTHER = TextInput(
-    key="other", label="Quantized: folder, .gguf file or Hub id", hint="owner/name-AWQ", most=1000
+    key="other", label="Quantized: folder, .gguf file or Hub id", hint="e.g. owner/name-AWQ", most=1000
 )
 ORDER = Select(
     key="order",

@@ -60,7 +60,7 @@ MACHINE = TextInput(key="machine", label="Times", usual=NEAREST, most=100)
 SHAPE = TextInput(
     key="shape",
     label="or another: M×N×K, or a number of tokens",
-    hint="64x8192x8192",
+    hint="e.g. 64x8192x8192",
     about="X has M tokens and K inputs, W has N outputs and K inputs",
     most=40,
 )

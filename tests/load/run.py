@@ -146,15 +146,16 @@ async def _visits(
         await _up(client, server)
         page = Server(client)
         await page.learn()
+        # Small files are the rule, large ones the exception. What each is to be answered is computed before.
+        sizes = [most if seed % 16 == 15 else max(1 << 18, most // 32) for seed in range(visitors)]
+        crowd = [Visitor(page, seed, size) for seed, size in enumerate(sizes)]
         start = time.monotonic()
 
-        async def one(seed: int) -> None:
-            # Small files are the rule, large ones the exception. Each visitor comes from an address of its
-            # own, as through a proxy.
-            size = most if seed % 16 == 15 else max(1 << 18, most // 32)
+        async def one(seed: int, visitor: Visitor) -> None:
+            """Let a visitor in from an address of its own, as through a proxy."""
             own = {"x-forwarded-for": f"10.0.{seed // 250}.{seed % 250 + 1}"}
             async with httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits, headers=own) as mine:
-                visitor = Visitor(Server(mine, page.numbers, page.sections), seed, size)
+                visitor.server = Server(mine, page.numbers, page.sections)
                 async for answer in visitor.visit(start + seconds):
                     seen.answers.append(answer)
 
@@ -174,7 +175,7 @@ async def _visits(
                 await asyncio.sleep(5)
 
         watching = asyncio.create_task(watch())
-        await asyncio.gather(*(one(seed) for seed in range(visitors)))
+        await asyncio.gather(*(one(seed, visitor) for seed, visitor in enumerate(crowd)))
         watching.cancel()
 
 

@@ -185,7 +185,7 @@ def test_the_frontier_is_kept_for_its_tensor(tmp_path: Path, monkeypatch: pytest
     late = shown(**pair)
     assert late["tick"] == answer.COMPLETE
     assert "…" in early["listed"] and "…" not in late["listed"]
-    assert f"{len(SCHEMES) + 1} schemes" in late["head"], "the caption counts what the figure has"
+    assert f"{len(SCHEMES) + 1} schemes" in late["of-rows"], "the caption counts what the figure has"
     for slots in (late, shown(**own_file, second="nvfp4")):
         assert {"A", "B"} <= {trace.get("name") for trace in traces(slots["frontier"])}
 

@@ -62,8 +62,8 @@ def test_every_scheme_is_estimated_before_the_tensor_is_read(large: Record) -> N
     shown = answer.sampled(large, seen)
     table = unescape(shown["listed"])
     assert "…" not in table.replace("≥ ", "") and table.count("≈") == 5 and table.count("<small>±") == 5
-    assert f"{len(seen.rows)} schemes, {len(seen.rows)} of them on a sample of" in shown["head"]
-    assert "± " in shown["head"] and "≈ " in shown["said"]
+    assert f"{len(seen.rows)} schemes, {len(seen.rows)} of them on a sample of" in shown["of-rows"]
+    assert "± " in shown["of-rows"] and "≈ " in shown["said"]
 
 
 @pytest.mark.parametrize("most", [1 << 24, 1 << 10])

@@ -26,12 +26,14 @@ from explorer.bench.cpu_gemm import (
     plan_on_cpu,
     time_on_cpu,
 )
-from explorer.bench.gemm import time_gemm
-from explorer.bench.timing import measure_limits
+from explorer.bench.gemm import builds_at, time_gemm
+from explorer.bench.timing import limit_builds, measure_limits
 from explorer.core.backend import kernel_capability, work_device
 from explorer.cpu.kernels import usable_threads
 from explorer.cpu.products import CPU_PRODUCTS, FIRST, in_order, products_for
 from explorer.cpu.sentences import sentences
+from explorer.gpu.compile import compile_all
+from explorer.gpu.runtime import arch_of
 from explorer.products.auto import tuned_elsewhere, variants_for
 from explorer.products.gemms import GEMMS
 from explorer.recordings.gemm import GemmTiming, Shape
@@ -159,16 +161,23 @@ def _on_cpu(names: Sequence[str], shapes: Sequence[Shape]) -> Iterator[Step]:
 
 def _on_gpu(names: Sequence[str], shapes: Sequence[Shape], every_kernel: bool) -> Iterator[Step]:
     end, device = time.monotonic() + limits.current().run_seconds, work_device()
+    capability = torch.cuda.get_device_capability(device)
+    jobs = [
+        (gemm, variants_for(gemm, shape, capability, "all" if every_kernel else "auto"), shape)
+        for shape in shapes
+        for gemm in map(GEMMS.__getitem__, names)
+    ]
+    # All at once: one after another they would take nvcc half a minute at the first time.
+    builds = dict.fromkeys([*limit_builds(device), *(build for job in jobs for build in builds_at(*job))])
+    for count, _ in enumerate(compile_all([*builds], [arch_of(device)]), 1):
+        yield f"{count} of {len(builds)} kernels compiled", None
     yield "Measuring the chip's limits …", None
     with gpu_lock():
         machine = this_machine(device, limits=_chip_limits(device))
-    capability = torch.cuda.get_device_capability(device)
-    jobs = [(GEMMS[name], shape) for shape in shapes for name in names]
     timings: list[GemmTiming] = []
-    for index, (gemm, shape) in enumerate(jobs):
+    for index, (gemm, variants, shape) in enumerate(jobs):
         done = f"{index} of {len(jobs)} products"
         yield f"{done} · now {gemm.label} at {text_of(shape)}", None
-        variants = variants_for(gemm, shape, capability, "all" if every_kernel else "auto")
         for timing in locked_steps(time_gemm(gemm, variants, shape, device, machine.limits)):
             timings.append(timing)
             said = f"{done} · {timing.label}, {words.kernel_name(timing.variant)}"

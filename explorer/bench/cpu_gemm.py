@@ -62,6 +62,8 @@ sides of 1,536."""
 _PROBES, SHORT_S = (7, 3), 0.02
 """Number of calls that choose the number of threads, of short and of longer calls; and the longest short
 call."""
+FAR, NEAR = 2.0, 1.5
+"""Times the best time beyond which fewer threads are not tried, and up to which a number is tried again."""
 _REFUSED = (RuntimeError, ValueError, AttributeError, ImportError, OSError)
 """Errors by which libraries refuse a shape, a CPU or a version; the message replaces the time."""
 _LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
@@ -182,13 +184,23 @@ def fastest_threads(bind: Callable[[int], Call], flush: Callable[[], None]) -> _
     """Find the number of threads with the least median time of a product.
 
     Each number is tried a few times, in turns and with a copy between, so that a short burst of other work
-    does not hit one number alone. If all take longer than ``LONG_S``, each is called once.
+    does not hit one number alone. Calls longer than ``SHORT_S`` are tried from the most threads down to a
+    number that takes twice the best time, and again by the numbers near it; those longer than ``LONG_S``
+    once.
     """
-    contestants = [_Contestant(bind(threads), threads) for threads in thread_counts()]
-    first = {contestant: contestant.seconds() for contestant in contestants}
-    if min(first.values()) > LONG_S:
+    first: dict[_Contestant, float] = {}
+    for threads in reversed(thread_counts()):
+        contestant = _Contestant(bind(threads), threads)
+        first[contestant] = contestant.seconds()
+        if not first.keys() - {contestant} and first[contestant] <= LONG_S:
+            first[contestant] = contestant.seconds()  # without what a library prepares at its first call
+        if first[contestant] > max(SHORT_S, FAR * min(first.values())):
+            break
+    best = min(first.values())
+    contestants = [c for c, seconds in first.items() if seconds <= max(SHORT_S, NEAR * best)]
+    if best > LONG_S or len(contestants) == 1:
         return min(contestants, key=first.__getitem__)
-    rounds = _PROBES[max(first.values()) > SHORT_S]
+    rounds = _PROBES[max(map(first.__getitem__, contestants)) > SHORT_S]
     times: dict[_Contestant, list[float]] = {contestant: [] for contestant in contestants}
     for _ in range(rounds):
         for contestant in contestants:

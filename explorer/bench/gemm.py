@@ -33,7 +33,9 @@ from explorer.bench.timing import (
     time_replay,
 )
 from explorer.core.backend import require_gpu
-from explorer.core.lowering import config_of, layout_of
+from explorer.core.lowering import config_of, has_kernels, layout_of
+from explorer.gpu.compile import Build
+from explorer.gpu.quantize import builds as quantize_builds
 from explorer.gpu.quantize import quantize as quantize_kernel
 from explorer.products.gemms import Gemm
 from explorer.products.grouped import Case, Grouped, GroupedOperands
@@ -49,6 +51,8 @@ SLOW_S = 0.02
 cache."""
 IDLE_CYCLES = 1_000_000
 MOST_SETS = 48
+TOKENS = "TOKENS"
+"""The macro of builds for a number of tokens."""
 WARM_UP = 2
 
 
@@ -102,6 +106,24 @@ def time_gemm(
             del ours
         del bench
         gc.collect()
+
+
+def builds_at(gemm: Gemm, variants: Sequence[Variant], shape: Shape) -> list[Build]:
+    """List the compilations of ``time_gemm``: of a kernel built for numbers of tokens, those for M."""
+    m, n, k = shape
+    sides = [(scheme, layout_of(side, scheme)) for scheme, side in ((gemm.x, (m, k)), (gemm.w, (n, k)))]
+    quantizers = (
+        quantize_builds(config_of(s), layout, dtype)
+        for s, layout in sides
+        for dtype in (torch.float32, torch.bfloat16)  # as it is quantized first, and as X is when served
+        if has_kernels(s)
+    )
+    found = dict.fromkeys(build for builds in quantizers for build in builds)
+    for variant in variants:
+        tokens = {b: int(dict(b.macros).get(TOKENS, 0)) for b in variant.builds(gemm.x, gemm.w, gemm.out)}
+        fitting = min((t for t in tokens.values() if t >= m), default=max(tokens.values()))
+        found |= dict.fromkeys(b for b, t in tokens.items() if t in (0, fitting))
+    return list(found)
 
 
 def _prepare(

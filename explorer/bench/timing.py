@@ -17,7 +17,11 @@ import torch
 from torch import Tensor
 
 from explorer.core.backend import free_bytes, synchronize
+from explorer.gpu import peak
+from explorer.gpu.compile import Build, compile_all
 from explorer.gpu.peak import tensor_peak, word_peak
+from explorer.gpu.runtime import arch_of
+from explorer.progress import checkpoint
 from explorer.recordings.machine import MachineLimits
 from explorer.recordings.times import DeviceState, TimeSpread
 
@@ -159,8 +163,17 @@ def copy_speed(inputs: Sequence[Tensor]) -> float:
     return 2 * inputs[0].nbytes / min(elementwise, plain)
 
 
+def limit_builds(device: torch.device, kinds: Iterable[str] = TENSOR_CORE_KINDS) -> list[Build]:
+    """List the compilations of ``measure_limits``."""
+    hopper = torch.cuda.get_device_capability(device) == HOPPER
+    return peak.builds(kinds if hopper else (), WORD_KINDS)
+
+
 def measure_limits(device: torch.device, kinds: Iterable[str] = TENSOR_CORE_KINDS) -> MachineLimits:
     """Measure the copy of 1 GiB and, on Hopper, each tensor-core type; dp4a and popc everywhere."""
+    kinds = tuple(kinds)
+    for _ in compile_all(limit_builds(device, kinds), [arch_of(device)]):
+        checkpoint()
     size = min(COPIED_ELEMENTS, free_bytes(device) // 16)
     copy = copy_speed([torch.randn(size, device=device) for _ in range(2)])
     rates = {}

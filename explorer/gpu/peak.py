@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -25,10 +25,16 @@ _DTYPES = {
 }
 
 
+def builds(kinds: Iterable[str], names: Iterable[str]) -> list[Build]:
+    """The builds of ``tensor_peak`` for ``kinds`` and of ``word_peak`` for ``names``."""
+    tensor_cores = [Build("peak_tensor_core.cu", macros(TYPE=OperandType(kind))) for kind in kinds]
+    return tensor_cores + [Build("peak_simt32.cu", macros(OP=WordOp(name))) for name in names]
+
+
 def tensor_peak(kind: str, device: torch.device) -> tuple[Callable[[], None], float]:
     """Return a call that keeps every tensor core of a Hopper chip busy with an ``OperandType``, and its
     number of operations."""
-    build = Build("peak_tensor_core.cu", macros(TYPE=OperandType(kind)))
+    [build] = builds((kind,), ())
     blocks = multiprocessors(device)
     noise, out = _noise(kind, device), torch.empty(blocks * 256, device=device)
 
@@ -50,8 +56,7 @@ def _noise(kind: str, device: torch.device) -> Tensor:
 def word_peak(name: str, device: torch.device) -> tuple[Callable[[], None], float]:
     """Return a call that runs a ``WordOp`` ("dp4a" or "popc") on every core, and its number of operations
     (two per element: multiply and add)."""
-    op = WordOp(name)
-    build = Build("peak_simt32.cu", macros(OP=op))
+    op, [build] = WordOp(name), builds((), (name,))
     blocks = multiprocessors(device) * 8
     noise = torch.randint(-(2**31), 2**31 - 1, (1024,), device=device).to(torch.int32)
     out = torch.empty(blocks * 256, dtype=torch.int32, device=device)

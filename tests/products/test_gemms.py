@@ -7,6 +7,7 @@ offered on.
 
 from __future__ import annotations
 
+import itertools
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from explorer import SCHEMES, ScaleRule, Scheme, quantize
+from explorer.bench.gemm import builds_at
 from explorer.formats import float_format
 from explorer.gpu import runtime
 from explorer.gpu.compile import included_files
@@ -244,6 +246,18 @@ def test_the_table_is_compiled_ahead_of_time() -> None:
         assert {"gemm_mma.cu", "gemm_dequant_in_registers.cu"} <= files
         assert ("gemm_wgmma.cu" in files) == (chip == (9, 0))
         assert ("gemm_block_scaled.cu" in files) == (chip == (12, 0))
+
+
+def test_what_a_timing_compiles_is_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the kernel for few tokens the build for so many; if one is missing, a visitor waits twice."""
+    monkeypatch.setattr(swap_ab, "multiprocessors", lambda device: 132)
+    gemm, device = GEMMS["w4a16_group128"], torch.device("cuda", 0)
+    [variant] = [v for v in gemm.variants if v.name == "swap A/B"]
+    tiles = layouts.tiles_of(gemm.w, OperandType.BF16)
+    for m, n in itertools.product((1, 16, 33, 64, 300, 4096), (1024, 8192)):
+        builds = builds_at(gemm, [variant], (m, n, 4096))
+        assert tiles.build(swap_ab.division_of(m, n, 32, tiles, device), gemm.out) in builds
+        assert {"repack.cu", "quantize_groups.cu"} < {build.file for build in builds} and len(builds) < 12
 
 
 def test_what_never_ran_says_so() -> None:

@@ -13,6 +13,7 @@ from tests.fuzz.run import run
 CASES = {"files": 150, "headers": 150, "schemes": 100, "entries": 100, "links": 60, "places": 60}
 
 
+@pytest.mark.usefixtures("one_thread")  # a second one spins on cores that others use, until the bound
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_few_cases_of_each_family(family: str) -> None:
     """What one of them finds is printed with its seed: ``python -m tests.fuzz --case NAME`` repeats it."""

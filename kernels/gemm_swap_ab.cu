@@ -21,14 +21,18 @@
 //                   two, which with one in the epilogue's brings a code's bits to its value
 //   SCALES=BLOCK    FP8 with x_scale [k_tiles, M] and w_scale [N/128, k_tiles], rows padded to fours
 //
+// With STEP it is a product of a network's step (step.cuh): norm, residual and gate are joined to it, and
+// its last loads are followed by those of the next product's W into L2. All tokens are of one tile.
+//
 // -D: X_TYPE (tensor_core.cuh), WBITS, CODEC, TWO_BIT (fragments.cuh), TOKENS (8 to 256), BLOCKS, WAYS,
 // SCALES, GROUP (elements of K under a scale, at most 128), SCALE_TYPE, ZEROS, STAGES, CTAS (on a
-// multiprocessor), SYNCHRONOUS, HALVES (of a repacked tile, a stage each), STREAMED, OUT. Technique: operands
+// multiprocessor), SYNCHRONOUS, HALVES (of a repacked tile, a stage each), STREAMED, OUT, STEP. Technique: operands
 // swapped for few tokens as in DeepGEMM and Humming; decoding in registers: Marlin, arXiv 2408.11743.
 #include "dependent.cuh"
 #include "epilogue.cuh"
 #include "fragments.cuh"
 #include "mma.cuh"
+#include "step.cuh"
 #include "wgmma.cuh"
 
 enum class Scales { ROW, SUM, WEIGHT, BLOCK };
@@ -63,6 +67,9 @@ constexpr int kUnits = 8 * BLOCKS;        // eight rows of W: eight outputs of a
 constexpr int kStored = STREAMED && kConsumers / kUnits < TOKENS ? kConsumers / kUnits : TOKENS;
 constexpr int kTokensBeside = 4;  // token tiles that are visited together, while a part of W is in L2
 
+constexpr int kRstdBytes = STEP ? TOKENS * 4 : 0;
+[[maybe_unused]] constexpr int kNorming = 96;  // the producer's other threads: each adds a token's squares
+static_assert(!STEP || std::is_same_v<Total, float>, "what is joined to a product is added in float32");
 static_assert(kScales != Scales::BLOCK || WAYS == 1, "a stage holds the scales of one K-tile");
 static_assert(HALVES == 1 || (WAYS == 1 && kScales != Scales::SUM),
               "a stage's half and groups are by its index");
@@ -167,7 +174,7 @@ __device__ __forceinline__ void take_flag(int* flag) {
 extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     gemm_swap_ab(const __grid_constant__ CUtensorMap map_x, W_PARAMETER, const float* x_scale,
                  const float* w_scale, int k_tiles, int x_rows, void* partial, int* flags,
-                 EPILOGUE_PARAMETERS) {
+                 EPILOGUE_PARAMETERS STEP_PARAMETER) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ uint8_t raw[];
     uint32_t base = (shared_address(raw) + 1023u) & ~1023u;
@@ -175,7 +182,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     constexpr int kW = STAGES * kStageX, kBlocks = kW + STAGES * kStageW,
                   kFull = kBlocks + STAGES * kBlockScales;
     constexpr int kTable = kFull + STAGES * 16;  // of a codebook
-    constexpr int kSums = STREAMED ? kTable + (kDecode ? Decoder::table_bytes : 0) : 0;
+    constexpr int kRstd = kTable + (kDecode ? Decoder::table_bytes : 0);
+    constexpr int kSums = STREAMED ? kRstd + kRstdBytes : 0;
     uint32_t full = base + kFull, empty = full + STAGES * 8;
     uint32_t rank = 0, ranks = 1;
     if constexpr (!STREAMED) {
@@ -265,7 +273,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
         // before it writes.
         int filled = min(part.last - part.first, STAGES);
         for (int i = 0; i < filled; ++i) fill_w(i, part.first + i);
+#if STEP
+        step.turn.wait();  // the others come after it: they wait for this thread
+#else
         dependency_wait();
+#endif
         let_dependents_launch();
         for (int i = 0; i < filled; ++i) fill_x(i, part.first + i);
     } else if constexpr (kDecode && Decoder::tabled) {
@@ -274,6 +286,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
     }
     __syncthreads();
     Epilogue e = EPILOGUE;
+    [[maybe_unused]] float* rstds = reinterpret_cast<float*>(memory + kRstd);
 
     // Registers move to the consumers: of 168 · 384, 232 · 256 + 40 · 128; of 80 · 384, 104 · 256 + 32 · 128.
     if (threadIdx.x >= kConsumers) {
@@ -290,7 +303,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                     if (++stage == STAGES) stage = 0, phase ^= 1;
                 }
             } while (next_part() && (tile = part.first, true));
+#if STEP
+            prefetch_share(step.next, step.next_bytes);
+            prefetch_share(step.later, step.later_bytes);
+#endif
         }
+#if STEP
+        if (threadIdx.x >= kConsumers + 128 - kNorming) {
+            for (int token = threadIdx.x - (kConsumers + 128 - kNorming); token < min(m, TOKENS);
+                 token += kNorming)
+                rstds[token] = step.rstd(token);
+            named_barrier_arrive(2, kConsumers + kNorming);
+        }
+#endif
         if constexpr (!STREAMED) {
             __syncwarp();
             cluster_barrier();  // as the others do: in this branch, so that theirs keep their registers
@@ -334,6 +359,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
             uint32_t slab = base + s * kStageX + way * kTileX + step / kStepsInSlab * kSlab;
             ldmatrix_x4(b, slab + token * 128 + ((chunk ^ token % 8) << 4));
         };
+        [[maybe_unused]] bool normed = false;
         do {
             const int first = part.first, last = part.last;
 #pragma unroll
@@ -536,7 +562,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
             // Release now, if they multiplied after the last release.
             if constexpr (STREAMED && !kOnSums && !SYNCHRONOUS) release();
             auto& sums = choose<kOnSums>(total, acc);
-            dependency_wait();  // before anything is written
+            if (!STEP) dependency_wait();  // before anything is written
             if constexpr (STREAMED) {
                 auto of_cta = [&](int cta) {
                     return static_cast<Total*>(partial) + size_t(cta) * (TOKENS / 2 * kConsumers) +
@@ -568,6 +594,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
             float scales[8];
             e.load_column_scales(min(column, (e.n - 1) / 8 * 8), scales);
             Total* mine = reinterpret_cast<Total*>(memory + kSums) + way * kStored * kRowPad;
+#if STEP
+            StepStore<kUnits> store(step, e, column, first_row / (64 * BLOCKS), row_blocks);
+            if (!normed) named_barrier_sync(2, kConsumers + kNorming), normed = true;
+#endif
 #pragma unroll
             for (int stored = 0; stored < TOKENS; stored += kStored) {
                 // Every load has arrived and was multiplied, in all warpgroups, and the ring's memory takes
@@ -578,6 +608,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                     int token = i / 4 * 8 + 2 * t + (i & 1) - stored, row = block * 64 + q + (i & 2) * 4;
                     mine[token * kRowPad + row] = sums[i];
                 }
+#if STEP
+                store.load(stored + (int(rank) * kConsumers + int(threadIdx.x)) / kUnits);
+#endif
                 if constexpr (STREAMED)
                     named_barrier_sync(1, kConsumers);
                 else
@@ -585,7 +618,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                 for (int i = int(rank) * kConsumers + threadIdx.x; i < kStored * kUnits;
                      i += int(ranks) * kConsumers) {
                     int token = first_token + stored + i / kUnits;
-                    if (token < own_token || token >= e.m || column >= e.n) continue;
+                    if (!STEP && (token < own_token || token >= e.m || column >= e.n)) continue;
                     uint32_t at = base + kSums + ((i / kUnits) * kRowPad + i % kUnits * 8) * 4;
                     Total v[8] = {};
                     for (uint32_t from = 0; from < ranks; ++from) {
@@ -595,6 +628,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                             add(v, load_sums(there, from), 0), add(v, load_sums(there + 16, from), 4);
                         }
                     }
+#if STEP
+                    store(v, rstds[token], scales, token);
+                    store.load(token + int(ranks) * kConsumers / kUnits);
+                    continue;
+#endif
                     finish(e, v, token, column);
                     union Eight {
                         Result value[8];
@@ -614,6 +652,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                 }
             }
         } while (next_part());
+#if STEP
+        __threadfence();
+        named_barrier_sync(1, kConsumers);
+        if (threadIdx.x == 0) step.turn.done();
+        dependency_wait();  // it has ended long ago; this kernel's end is then the end of both
+#endif
         if constexpr (!STREAMED) cluster_barrier();  // until the others have read this CTA's sums
     }
 #endif

@@ -290,7 +290,7 @@ def compile(
     jobs = []
     for name in arches:
         chip = runtime.capability_of(name)
-        attention = attend_builds() if chip >= (8, 0) else []
+        attention = attend_builds(chip[0] == 9) if chip >= (8, 0) else []
         every = dict.fromkeys([*all_builds(), *gemm_builds(chip), *grouped_builds(chip), *attention])
         jobs += [(build, name) for build in every]
     records = [

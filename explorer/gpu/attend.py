@@ -1,13 +1,16 @@
-"""The launcher of attend.cu: attention of one token per text over a cache with fixed capacity."""
+"""The launchers of attend.cu and attend_step.cu: attention of one token per text over a cache with fixed
+capacity."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from explorer.gpu.compile import Build
+from explorer.gpu.ready import Ready
 from explorer.gpu.runtime import launch, multiprocessors
 from explorer.gpu.zero_words import zero_words
 
@@ -21,9 +24,15 @@ def attend_build(size: int, together: int) -> Build:
     return Build("attend.cu", (("HEAD", str(size)), ("GROUP", str(together))))
 
 
-def attend_builds() -> list[Build]:
-    """All builds that a call may choose."""
-    return [attend_build(size, together) for size in SIZES for together in range(1, MOST_TOGETHER + 1)]
+def attend_builds(hopper: bool = False) -> list[Build]:
+    """All builds that a call may choose; ``hopper``: those of a step too."""
+    every = [attend_build(size, together) for size in SIZES for together in range(1, MOST_TOGETHER + 1)]
+    return every + [step_build(build, each) for build in every if hopper for each in (8, 16)]
+
+
+def step_build(build: Build, each: int) -> Build:
+    """The build of attend_step.cu for the heads of a build of attend.cu, ``each`` elements a lane."""
+    return Build("attend_step.cu", (*build.macros, ("EACH", str(each))))
 
 
 def together_of(heads: int, groups: int) -> int:
@@ -77,3 +86,38 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, before: Tensor, scale: float
         early=True,
     )
     return out
+
+
+MOST_SPLITS, STEP_THREADS = 8, 256
+"""CTAs of a cluster in attend_step.cu, at most, and threads of each."""
+
+
+class StepAttention:
+    """attend_step.cu for one number of texts, ready to launch with addresses."""
+
+    def __init__(
+        self, texts: int, heads: int, groups: int, size: int, room: int, scale: float, device: torch.device
+    ) -> None:
+        together = together_of(heads, groups)
+        parts = heads // groups // together
+        splits = MOST_SPLITS
+        while splits > 1 and splits * texts * groups * parts > 2 * multiprocessors(device):
+            splits //= 2
+        self.ctas = splits * groups * parts * texts
+        self._numbers = (groups, parts, room, scale * math.log2(math.e))
+        self._launch = Ready(
+            step_build(attend_build(size, together), 16 if splits == 1 else 8),
+            "attend_step",
+            device,
+            "PPPPPPPPPiiiff(PPi)",
+            (splits, groups * parts, texts),
+            STEP_THREADS,
+            cluster=splits,
+            early=True,
+        )
+
+    def start(self, addresses: Sequence[int], epsilon: float, turn: Sequence[int] = (0, 0, 0)) -> None:
+        """Launch with the addresses of qkv, cosines, sines, both norms (0: none), keys, values, the number of
+        earlier tokens and the output, laid out as attend_step.cu says; ``epsilon`` of the norms; ``turn``:
+        the members of ``Turn`` (kernels/dependent.cuh)."""
+        self._launch.start((*addresses, *self._numbers, epsilon, *turn))

@@ -30,7 +30,7 @@ from explorer.formats import FloatFormat, IntegerFormat
 from explorer.formats.packing import pack, packed_row_bytes
 from explorer.gpu import gemm as kernel
 from explorer.gpu.gemm import OperandType, ScaleK, ScalePlace, Tiles, padded_columns, unpack_codes
-from explorer.gpu.gemm.swap_ab import SwapAB
+from explorer.gpu.gemm.swap_ab import RUN, SwapAB, alternating_tiles
 from explorer.gpu.runtime import is_capturing, on_device_of
 from explorer.products import layouts
 from explorer.products.auto import variants_for
@@ -117,6 +117,11 @@ def _filled(bias: Tensor | None) -> Tensor | None:
     return torch.nn.functional.pad(bias.float(), (0, -bias.numel() % 8))
 
 
+def alternating(vectors: Sequence[Tensor]) -> Tensor:
+    """Join two vectors over rows in turns of ``RUN``."""
+    return torch.stack([vector.view(-1, RUN) for vector in vectors], 1).flatten()
+
+
 def _of_columns(vector: Tensor | None, n: int) -> Tensor | None:
     """Take the first ``n`` values of a vector over columns; a single value, shared by all, is unchanged."""
     return vector if vector is None or vector.numel() == 1 else vector[:n]
@@ -200,6 +205,16 @@ class TilesForm(_HopperForm):
     def unload(self, held: Sequence[Tensor], scales: Scales) -> QuantizedTensor:
         codes = unpack_codes(held[0], self.tiles, *self.shape)
         return QuantizedTensor(pack(codes, self.w.format), scales, self.w, self.shape)
+
+    def join(
+        self, held: Sequence[Sequence[Tensor]], forms: Sequence[WeightForm], alternate: bool = False
+    ) -> list[Tensor]:
+        """As any form; ``alternate``: the rows of two W of one shape in turns of ``RUN``."""
+        joined = super().join(held, forms)
+        if alternate:
+            tiles, *vectors = ([*tensor.chunk(2)] for tensor in joined)
+            joined = [alternating_tiles(tiles, self.tiles), *map(alternating, vectors)]
+        return joined
 
     def multiply(self, x: Tensor, held: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         column, bias = held[1] if len(held) > 1 else None, _filled(bias)

@@ -1,4 +1,5 @@
-"""Layers with the same input, multiplied as one: query, key and value; gate and up.
+"""Layers with the same input, multiplied as one: query, key and value; gate and up. Rows of gate and up
+alternate in runs of 32 where the product's kernel can join them (``TilesForm.join``).
 
 For one token a small product mostly waits for its launch and its last multiprocessor, so that one product of
 all rows is faster than three. Codes and scales stay what they are; a scale of a whole tensor is repeated for
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 
 from explorer.core.backend import synchronize
 from explorer.core.replace import replace_layers
+from explorer.gpu.gemm.swap_ab import RUN
 from explorer.models.kinds import fused_groups
 from explorer.products.layer import QuantizedLinear
 from explorer.products.linear import apply_linear
-from explorer.products.weights import WeightForm, form_called, joined_form
+from explorer.products.weights import TilesForm, WeightForm, alternating, form_called, joined_form
 
 
 class _Computed:
@@ -44,9 +46,9 @@ class JoinedLayers(nn.Module):
     """Product of several layers with one input. The first layer that is called computes the outputs of
     all."""
 
-    def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
+    def __init__(self, linear: nn.Module, sizes: Sequence[int], alternate: bool = False) -> None:
         super().__init__()
-        self.linear, self.sizes = linear, list(sizes)
+        self.linear, self.sizes, self.alternate = linear, list(sizes), alternate
         self._here = _ComputedHere()
         self._traced = _Computed()
 
@@ -56,7 +58,12 @@ class JoinedLayers(nn.Module):
         computed = self._traced if torch.compiler.is_compiling() else self._here.now
         if computed.input is not x or index not in computed.left:
             computed.input = x
-            computed.left = dict(enumerate(self.linear(x).split(self.sizes, dim=-1)))
+            y = self.linear(x)
+            if self.alternate:
+                parts = [part.flatten(-2) for part in y.unflatten(-1, (-1, 2, RUN)).unbind(-2)]
+            else:
+                parts = y.split(self.sizes, dim=-1)
+            computed.left = dict(enumerate(parts))
         found = computed.left.pop(index)
         if not computed.left:
             computed.input = None
@@ -89,19 +96,28 @@ def fuse(network: nn.Module) -> int:
 
 def _put_together(network: nn.Module, group: Sequence[str]) -> bool:
     layers: list[Any] = [network.get_submodule(name) for name in group]
-    made = _joined(layers)
+    alternate = _alternates(group, layers)
+    made = _joined(layers, alternate)
     if made is None:
         return False
-    together = JoinedLayers(made, [layer.out_features for layer in layers])
+    together = JoinedLayers(made, [layer.out_features for layer in layers], alternate)
     replace_layers(network, group, lambda name, _: JoinedLayer(together, group.index(name)))
     return True
 
 
-def _joined(layers: Sequence[Any]) -> nn.Module | None:
+def _alternates(group: Sequence[str], layers: Sequence[Any]) -> bool:
+    """True for gate and up in a form whose rows alternate."""
+    names = [name.rpartition(".")[2] for name in group]
+    forms = [getattr(layer, "form", None) for layer in layers]
+    return names == ["gate_proj", "up_proj"] and all(isinstance(form, TilesForm) for form in forms)
+
+
+def _joined(layers: Sequence[Any], alternate: bool) -> nn.Module | None:
     """One layer with the rows of all; None if its result would differ."""
     if len({layer.bias is None for layer in layers}) > 1:
         return None
-    bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
+    biases = [] if layers[0].bias is None else [layer.bias.detach() for layer in layers]
+    bias = alternating(biases) if biases and alternate else torch.cat(biases) if biases else None
     if all(type(layer) is nn.Linear for layer in layers):
         weight = torch.cat([layer.weight.detach() for layer in layers])
         joined = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
@@ -114,7 +130,8 @@ def _joined(layers: Sequence[Any]) -> nn.Module | None:
     form = joined_form([layer.form for layer in layers])
     if form is None:
         return None
-    held = form.join([layer.held for layer in layers], [layer.form for layer in layers])
+    every = [layer.held for layer in layers], [layer.form for layer in layers]
+    held = form.join(*every, alternate) if isinstance(form, TilesForm) else form.join(*every)
     synchronize(held[0].device)  # products are launched early: W is in memory before the first
     return JoinedCodes(form, held, bias)
 
@@ -131,9 +148,19 @@ class JoinedCodes(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     @property
+    def form(self) -> WeightForm:
+        """Layout of W in memory."""
+        return form_called(self._form)
+
+    @property
+    def held(self) -> list[Tensor]:
+        """Tensors of W as calls read them."""
+        return [getattr(self, f"held_{index}") for index in range(self._count)]
+
+    @property
     def kernel(self) -> str:
         """The kernel, in words."""
-        return form_called(self._form).kernels()
+        return self.form.kernels()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert or move the layer; a change of dtype affects the bias alone."""
@@ -147,5 +174,4 @@ class JoinedCodes(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        held = [getattr(self, f"held_{index}") for index in range(self._count)]
-        return apply_linear(x, held, self.bias, self._form)
+        return apply_linear(x, self.held, self.bias, self._form)

@@ -21,9 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from explorer.core.backend import CPU, synchronize
+from explorer.gpu.gemm.swap_ab import MOST_OF_STEP
 from explorer.gpu.runtime import on_device_of
 from explorer.gpu.zero_words import reserve
 from explorer.running.attention import COUNTER
+from explorer.running.joined_step import JoinedStep, against_joining
 
 LEAST_ROOM = 256
 """Smallest room of a cache, in tokens; others are this times a power of two. Blocks are compiled for each
@@ -195,11 +197,17 @@ class GraphedNetwork:
     """Network that runs ``batch`` texts of equal length side by side; ``room``: tokens of each with its
     prompt.
 
-    ``prefill`` begins new texts, ``step`` continues them. It may be used by one thread at a time.
+    ``prefill`` begins new texts, ``step`` continues them. It may be used by one thread at a time. ``joined``:
+    a step is a ``JoinedStep`` where there is no reason against it.
     """
 
     def __init__(
-        self, network: nn.Module, room: int, batch: int = 1, compiled: CompiledBlocks | None = None
+        self,
+        network: nn.Module,
+        room: int,
+        batch: int = 1,
+        compiled: CompiledBlocks | None = None,
+        joined: bool = True,
     ) -> None:
         from transformers import StaticCache
 
@@ -213,6 +221,8 @@ class GraphedNetwork:
         self._ids = torch.zeros((batch, 1), dtype=torch.long, device=self.device)
         self._logits: Tensor | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
+        self.joined = joined and batch <= MOST_OF_STEP and not against_joining(network)
+        self._joined_step: JoinedStep | None = None
 
     def prefill(self, ids: Tensor) -> Tensor:
         """Begin new texts with ``ids`` [batch, tokens]; logits [batch, vocabulary] of the next token.
@@ -255,6 +265,14 @@ class GraphedNetwork:
     @on_device_of("ids")
     def run(self, ids: Tensor) -> Tensor:
         """Append ``ids`` [batch, tokens] without a graph; logits [batch, vocabulary] of the next token."""
+        if self.joined and ids.shape[1] == 1 and self._cache.layers[0].is_initialized:
+            if self._joined_step is None:
+                cache = [(layer.keys, layer.values) for layer in self._cache.layers]
+                self._joined_step = JoinedStep(self._network, cache, self._used, self.batch)
+            joined = self._joined_step(ids)
+            self._used.add_(1)
+            self.used += 1
+            return joined
         with torch.no_grad(), self._compiled.using(self._cache, self._parts):
             output = self._network(input_ids=ids, past_key_values=self._cache, use_cache=True, **self._last)
             self._used.add_(ids.shape[1])
@@ -299,8 +317,9 @@ class GraphedPool:
     """Graphed networks of one network. Each text has one to itself while it is written; later texts reuse
     it."""
 
-    def __init__(self, network: nn.Module, **compiler: Any) -> None:
-        self.compiled = CompiledBlocks(network, **compiler)
+    def __init__(self, network: nn.Module, joined: bool = True, **compiler: Any) -> None:
+        """``joined`` as in ``GraphedNetwork``; ``compiler``: options of torch.compile."""
+        self.compiled, self._joined = CompiledBlocks(network, **compiler), joined
         self._free: list[GraphedNetwork] = []
         self._lock = threading.Lock()
 
@@ -315,7 +334,7 @@ class GraphedPool:
                 self._free.clear()  # the larger one takes the place of smaller ones
         if held is None:
             doublings = max(math.ceil(math.log2(room / LEAST_ROOM)), 0)
-            held = GraphedNetwork(network, LEAST_ROOM << doublings, 1, self.compiled)
+            held = GraphedNetwork(network, LEAST_ROOM << doublings, 1, self.compiled, self._joined)
             held.warm()
         decoder = GraphDecoder(held)
         weakref.finalize(decoder, self._free.append, held)

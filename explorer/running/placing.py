@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from explorer.running.attention import choose as choose_attention
 from explorer.running.attention import choose_back
 from explorer.running.fused import fuse
 from explorer.running.graphed import LEAST_ROOM, GraphDecoder, GraphedNetwork, GraphedPool, last_logits
+from explorer.running.joined_step import against_joining
 from explorer.survey.check import assemble_recipe, inputs_of
 from explorer.survey.recipe import ModelRecipe
 
@@ -155,13 +157,16 @@ def serve_compiled(network: nn.Module, products: str, room: int, **compiler: Any
         want = _tried(CachedDecoder(network))
         fuse(network)
         choose_attention(network)
-        pool = GraphedPool(network, **compiler)
         most = positions(network)
-        why = _against(lambda: pool.decoder(network, room if most is None else min(room, most)), want)
-        if not why:
-            words = f"{products}; steps compiled, in a CUDA graph"
-            return Placed(network, words, pool.decoder, pool.compiled.lock)
-        pool.compiled.remove()
+        room = room if most is None else min(room, most)
+        for joined in (True, False) if not against_joining(network) else (False,):
+            pool = GraphedPool(network, joined, **compiler)
+            why = _against(partial(pool.decoder, network, room), want)
+            if not why:
+                how = "five launches a block" if joined else "compiled"
+                words = f"{products}; steps {how}, in a CUDA graph"
+                return Placed(network, words, pool.decoder, pool.compiled.lock)
+            pool.compiled.remove()
         choose_back(network)
     return Placed(network, f"{products}; steps launched one by one ({why})", CachedDecoder)
 

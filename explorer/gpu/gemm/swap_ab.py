@@ -22,12 +22,22 @@ from explorer.gpu.zero_words import zero_words
 
 TILE_ROWS, TILE_K, TILE_BYTES = 64, 128, 128
 """Rows and elements of K of a repacked tile; bytes of K in a row of a tile in shared memory."""
-TOKENS = (8, 16, 32, 64, 128, 256)
+FEWEST = 8
+TOKENS = (FEWEST, 16, 32, 64, 128, 256)
 """Tokens of a CTA."""
 MOST_SHARED = MOST_SHARED_BYTES - 1024
 """Bytes of shared memory available to a CTA, less the most that alignment may cost."""
 MOST_RANKS = 2
 """The most CTAs in a cluster: larger ones cost more than they gain (kernels/gemm_swap_ab.cu)."""
+
+RUN = TILE_ROWS // 2
+"""Rows of gate and of up that alternate, so that a tile has both."""
+STEP_RANKS = 4
+"""The most CTAs in a cluster of a step's product."""
+MOST_OF_STEP = 128
+"""The most tokens of a step's product."""
+STEP_TYPES = "(PPPPPPiffiiiPPi)"
+"""The members of ``StepTerms`` in kernels/step.cuh."""
 
 SIXTEEN_BITS = (OperandType.BF16, OperandType.F16)
 
@@ -147,6 +157,7 @@ class Division:
                   registers takes as long for 8 tokens as for 64
     streamed      a CTA multiplies one tile after another (``ranks`` is 1)
     split         streamed CTAs take equal parts of K of all tiles
+    step          a step's norm, residual and gate are joined to the product (kernels/step.cuh)
     """
 
     tokens: int
@@ -157,6 +168,7 @@ class Division:
     synchronous: bool = False
     streamed: bool = False
     split: bool = False
+    step: bool = False
 
     def stage_bytes(self, tiles: Tiles) -> int:
         """Bytes of one stage of the ring."""
@@ -184,7 +196,13 @@ class Division:
 
     def _room(self, tiles: Tiles) -> int:
         room = MOST_SHARED // self.ctas - 1024 * (self.ctas - 1) - 1024 - self.table_bytes(tiles)
+        room -= self.norm_bytes
         return room - self.sums_bytes if self.streamed else room
+
+    @property
+    def norm_bytes(self) -> int:
+        """Bytes of the tokens' norms in shared memory."""
+        return 4 * self.tokens if self.step else 0
 
     @property
     def consumers(self) -> int:
@@ -202,6 +220,7 @@ class Division:
         """Bytes for alignment and the ring with its barriers; the sums overlay it, or follow it if
         streamed."""
         ring = self.stages(tiles) * (self.stage_bytes(tiles) + 16) + self.table_bytes(tiles)
+        ring += self.norm_bytes
         return 1024 + (ring + self.sums_bytes if self.streamed else max(ring, self.sums_bytes))
 
 
@@ -225,6 +244,7 @@ def _build(tiles: Tiles, division: Division, dtype: torch.dtype) -> Build:
         HALVES=division.halves(tiles),
         STREAMED=division.streamed,
         OUT=dtype,
+        STEP=division.step,
     )
     return Build("gemm_swap_ab.cu", options)
 
@@ -257,6 +277,19 @@ def repack(
     return out
 
 
+def alternating_tiles(pair: Sequence[Tensor], tiles: Tiles) -> Tensor:
+    """Join the tiles of ``repack`` of two W of one shape, N a multiple of 64: rows of W in turns of
+    ``RUN``."""
+    blocks, k_tiles, _ = pair[0].shape
+    both = torch.stack([*pair])
+    scale_bytes = TILE_ROWS * tiles.groups * {"float": 4}.get(tiles.scale, 2)
+    parts, joined = (tiles.code_bytes, scale_bytes, tiles.tile_bytes - tiles.code_bytes - scale_bytes), []
+    for part, pieces in zip(both.split(parts, dim=-1), (tiles.bits, 1, 1), strict=True):
+        halves = part.unflatten(-1, (pieces, 2, -1)) if part.shape[-1] else part.unflatten(-1, (1, 2, 0))
+        joined.append(halves.permute(1, 4, 2, 3, 0, 5).reshape(2 * blocks, k_tiles, part.shape[-1]))
+    return torch.cat(joined, dim=-1)
+
+
 def unpack_values(w: Tensor, tiles: Tiles, n: int, k: int) -> Tensor:
     """Restore tiles of ``repack`` as bfloat16 [n, K zero-filled to a multiple of 8]: (value - zero point)
     times the scales in the tiles. Other scales of rows are left to an epilogue."""
@@ -280,10 +313,13 @@ def _unpacked(w: Tensor, tiles: Tiles, n: int, k: int, dtype: torch.dtype) -> Te
 def swap_ab_builds(tiles: Tiles, dtype: torch.dtype) -> list[Build]:
     """All builds that a call may choose."""
     builds = [tiles.repack_build(), tiles.unpack_build(True), tiles.unpack_build(False)] if tiles.bits else []
-    for forms in (_forms(tokens, tiles) for tokens in tokens_for(tiles)):
-        builds += [tiles.build(dataclasses.replace(form, streamed=True), dtype) for form in forms]
-        if _shares_k(forms[0], tiles):
-            builds.append(tiles.build(forms[0], dtype))
+    for tokens in tokens_for(tiles):
+        forms = _forms(tokens, tiles)
+        every = [dataclasses.replace(form, streamed=True) for form in forms]
+        every += forms[:1] if _shares_k(forms[0], tiles) else []
+        if tiles.bits and tiles.x_type is OperandType.BF16 and dtype == torch.bfloat16:
+            every += [dataclasses.replace(form, step=True) for form in _step_forms(tokens, every)]
+        builds += [tiles.build(form, dtype) for form in every]
     return builds
 
 
@@ -342,6 +378,30 @@ def division_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device
             split = (waves * alone + splitting) * WORTH_SPLITTING
             times[dataclasses.replace(form, streamed=True, split=True)] = split
     return min(times, key=lambda division: times[division])
+
+
+def _step_forms(tokens: int, usual: Sequence[Division]) -> list[Division]:
+    """The forms that ``step_division_of`` may choose, from those of ``division_of``."""
+    if tokens > MOST_OF_STEP or not usual[0].synchronous:
+        return [form for form in usual if tokens <= MOST_OF_STEP]
+    many = Division(tokens, 1, 2, usual[0].ctas, synchronous=True, streamed=tokens == FEWEST)
+    return [many, Division(tokens, 1, 4 if tokens == FEWEST else 2, 1, synchronous=True)]
+
+
+def step_division_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device) -> Division:
+    """Divide a step's product, which begins before the last one has ended: of up to 16 tokens so that each
+    multiprocessor gets one CTA, wherever there is room first."""
+    usual, count = division_of(m, n, k_tiles, tiles, device), multiprocessors(device)
+    outputs = math.ceil(n / TILE_ROWS)
+    if not usual.synchronous:
+        return usual
+    many, one = _step_forms(usual.tokens, [usual])
+    if outputs > count:
+        return many
+    ranks = 1
+    while 2 * ranks * outputs <= count and 2 * ranks * one.ways <= k_tiles and ranks < STEP_RANKS:
+        ranks *= 2
+    return dataclasses.replace(one, ranks=ranks)
 
 
 def gemm_swap_ab(
@@ -410,12 +470,17 @@ class SwapAB:
         device: torch.device,
         early: bool,
         division: Division | None = None,
+        step: bool = False,
     ) -> None:
-        """``row_bytes`` of X, a multiple of 16; ``dtype`` of Y."""
+        """``row_bytes`` of X, a multiple of 16; ``dtype`` of Y. ``step``: for ``start`` with ``StepTerms``,
+        all tokens in one tile; ``slots`` are then the squares that it stores for a token."""
         k_tiles = math.ceil(row_bytes / (tiles.x_tile_bytes if tiles.bits else TILE_BYTES))
-        division = division or division_of(m, n, k_tiles, tiles, device)
+        division = division or (step_division_of if step else division_of)(m, n, k_tiles, tiles, device)
+        division = dataclasses.replace(division, step=step)
+        if step and m > MOST_OF_STEP:
+            raise ValueError(f"a step's product has at most {MOST_OF_STEP} tokens, not {m}")
         blocks, tokens = math.ceil(n / (TILE_ROWS * division.blocks)), math.ceil(m / division.tokens)
-        self._k_tiles = k_tiles * division.halves(tiles)
+        self._k_tiles, self.n, self.slots = k_tiles * division.halves(tiles), n, blocks
         self._ctas = self._sums = 0
         grid = (blocks * division.ranks, tokens)
         if division.streamed:
@@ -424,6 +489,7 @@ class SwapAB:
             grid = (min(ctas, outputs * fills if division.split else outputs), 1)
             if division.split:
                 self._ctas, self._sums = ctas, ctas * division.tokens // 2 * division.consumers
+        self.ctas = grid[0] * grid[1]
         self._device, self._index = device, device.index or 0
         self._x_rows = min(m, division.tokens)
         self._x_map = (m, row_bytes, self._x_rows)
@@ -432,7 +498,7 @@ class SwapAB:
             tiles.build(division, dtype),
             "gemm_swap_ab",
             device,
-            ("MPPPiiPP" if tiles.bits else "MMPPiiPP") + EPILOGUE_TYPES,
+            ("MPPPiiPP" if tiles.bits else "MMPPiiPP") + EPILOGUE_TYPES + (STEP_TYPES if step else ""),
             grid,
             division.consumers + 128,
             division.shared_bytes(tiles),
@@ -440,9 +506,18 @@ class SwapAB:
             early=early,
         )
 
-    def start(self, x: int, w: int, epilogue: Sequence[int], x_scale: int = 0, w_scale: int = 0) -> None:
-        """Launch with the addresses of X, W and their scales, padded as by ``gemm_swap_ab`` (0: none), and
-        ``Epilogue.addresses``."""
+    def start(
+        self,
+        x: int,
+        w: int,
+        epilogue: Sequence[int],
+        x_scale: int = 0,
+        w_scale: int = 0,
+        *,
+        step: Sequence[float] = (),
+    ) -> None:
+        """Launch with the addresses of X, W and their scales, padded as by ``gemm_swap_ab`` (0: none),
+        ``Epilogue.addresses``, and the members of ``StepTerms`` (kernels/step.cuh)."""
         of_w = w if self._w_map is None else encoded_map(self._index, w, *self._w_map)
         partial = flags = 0
         if self._ctas:
@@ -450,7 +525,7 @@ class SwapAB:
             partial, flags = sums.data_ptr(), counted.data_ptr()
         of_x = encoded_map(self._index, x, *self._x_map)
         self._launch.start(
-            (of_x, of_w, x_scale, w_scale, self._k_tiles, self._x_rows, partial, flags, *epilogue)
+            (of_x, of_w, x_scale, w_scale, self._k_tiles, self._x_rows, partial, flags, *epilogue, *step)
         )
 
 

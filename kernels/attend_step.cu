@@ -8,46 +8,34 @@
 // Dao et al. 2023), which are added in a fixed order, at last through distributed shared memory: the same
 // inputs give the same bits.
 //
-// -D: HEAD (elements of a head: 64 or 128), GROUP (query heads that share a cluster's keys, at most 4), EACH
-// (elements of a lane: 8, of which two CTAs fit beside a product's; 16, which add with fewer instructions).
+// -D: HEAD (elements of a head: 64 or 128), GROUP (query heads that share a cluster's keys, at most 4).
 #include <cuda_bf16.h>
 
 #include <cstdint>
 
 #include "dependent.cuh"
 
-constexpr int kElements = EACH, kLanes = HEAD / kElements, kThreads = 256, kWarps = kThreads / 32;
+constexpr int kElements = 8, kLanes = HEAD / kElements, kThreads = 256, kWarps = kThreads / 32;
 constexpr int kTeams = kThreads / kLanes, kAtOnce = 2, kStep = kTeams * kAtOnce, kMostRanks = 8;
-static_assert(kLanes == 4 || kLanes == 8 || kLanes == 16, "the teams of a warp are whole");
+static_assert(HEAD == 64 || HEAD == 128, "the teams of a warp are whole");
 
-// A lane's bfloat16. Loads bypass L1, which may hold what lay there before the last kernels wrote.
+// Eight bfloat16. Loads bypass L1, which may hold what lay there before the last kernels wrote.
 struct Row {
-    uint32_t word[kElements / 2];
+    uint4 words;
 
-    __device__ __forceinline__ Row() : word() {}
-    __device__ __forceinline__ explicit Row(const __nv_bfloat16* at) {
-#pragma unroll
-        for (int i = 0; i < kElements / 8; ++i) {
-            uint4 four = __ldcg(reinterpret_cast<const uint4*>(at) + i);
-            word[4 * i] = four.x, word[4 * i + 1] = four.y, word[4 * i + 2] = four.z, word[4 * i + 3] = four.w;
-        }
-    }
+    __device__ __forceinline__ Row() : words() {}
+    __device__ __forceinline__ explicit Row(const __nv_bfloat16* at)
+        : words(__ldcg(reinterpret_cast<const uint4*>(at))) {}
     __device__ __forceinline__ explicit Row(const float (&values)[kElements]) {
+        __nv_bfloat162 pairs[4];
 #pragma unroll
-        for (int j = 0; j < kElements / 2; ++j) {
-            __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * j], values[2 * j + 1]);
-            word[j] = *reinterpret_cast<const uint32_t*>(&pair);
-        }
-    }
-    __device__ __forceinline__ void store(__nv_bfloat16* to) const {
-#pragma unroll
-        for (int i = 0; i < kElements / 8; ++i)
-            reinterpret_cast<uint4*>(to)[i] =
-                make_uint4(word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]);
+        for (int j = 0; j < 4; ++j) pairs[j] = __floats2bfloat162_rn(values[2 * j], values[2 * j + 1]);
+        words = *reinterpret_cast<const uint4*>(pairs);
     }
     __device__ __forceinline__ void as_floats(float (&values)[kElements]) const {
+        const uint32_t word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-        for (int j = 0; j < kElements / 2; ++j) {
+        for (int j = 0; j < 4; ++j) {
             values[2 * j] = __uint_as_float(word[j] << 16);
             values[2 * j + 1] = __uint_as_float(word[j] & 0xffff0000u);
         }
@@ -77,7 +65,7 @@ __device__ __forceinline__ float load_shared(const float& own, int rank) {
     return v;
 }
 
-// Sums over the keys so far of GROUP query heads, a lane's elements.
+// Sums over the keys so far of GROUP query heads, eight elements a lane.
 struct Sums {
     float sums[GROUP][kElements], most[GROUP], total[GROUP];
 
@@ -85,7 +73,7 @@ struct Sums {
     template <int N>
     __device__ __forceinline__ void add(const float (&query)[GROUP][kElements], const Row (&k)[N],
                                         const Row (&v)[N], int at, int end) {
-        uint32_t team = ((1u << kLanes) - 1) << (threadIdx.x % 32 / kLanes * kLanes);
+        uint32_t team = (kLanes == 16 ? 0xffffu : 0xffu) << (threadIdx.x % 32 / kLanes * kLanes);
         float scores[GROUP][N];
 #pragma unroll
         for (int j = 0; j < N; ++j) {
@@ -137,11 +125,11 @@ struct Sums {
 // query_norm and key_norm [HEAD] or null; keys and values [texts, groups, room, HEAD]; before: tokens before
 // this one. scale: of the scores, times log2(e). out [texts, heads, HEAD]. grid (splits, groups · parts,
 // texts), splits in a cluster.
-extern "C" __global__ void __launch_bounds__(kThreads, EACH == 8 ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
     attend_step(const __nv_bfloat16* qkv, const __nv_bfloat16* cosines, const __nv_bfloat16* sines,
                 const __nv_bfloat16* query_norm, const __nv_bfloat16* key_norm, __nv_bfloat16* keys,
                 __nv_bfloat16* values, const int64_t* before, __nv_bfloat16* out, int groups, int parts,
-                int room, float scale, float epsilon, const __grid_constant__ Turn turn) {
+                int room, float scale, float epsilon) {
     int split = blockIdx.x, splits = gridDim.x, used = min(int(__ldcg(before)), room - 1);
     int heads = groups * parts * GROUP, head = blockIdx.y * GROUP, group = blockIdx.y / parts;
     int each = (used + splits - 1) / splits, first = min(split * each, used), end = min(first + each, used);
@@ -162,8 +150,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, EACH == 8 ? 2 : 1)
     load(first + team, k[0], v[0]);
     load(first + team + kStep, k[1], v[1]);
     Row of_cosine(cosines + size_t(used) * HEAD + element), of_sine(sines + size_t(used) * HEAD + element);
-    if (threadIdx.x == 0) turn.wait();
-    __syncthreads();
+    dependency_wait();
     let_dependents_launch();
 
     // A head's elements by its norm and its rotation; by whole warps.
@@ -186,8 +173,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, EACH == 8 ? 2 : 1)
             row = Row(own), row.as_floats(own);
             row = Row(own), row.as_floats(own);
         }
+        uint32_t* word = &row.words.x;
 #pragma unroll
-        for (int i = 0; i < kElements / 2; ++i) row.word[i] = __shfl_xor_sync(~0u, row.word[i], kLanes / 2);
+        for (int i = 0; i < 4; ++i) word[i] = __shfl_xor_sync(~0u, word[i], kLanes / 2);
         row.as_floats(other);
         float cosine[kElements], sine[kElements], sign = lane < kLanes / 2 ? -1.0f : 1.0f;
         of_cosine.as_floats(cosine), of_sine.as_floats(sine);
@@ -216,8 +204,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, EACH == 8 ? 2 : 1)
         if (team == 0) {
             here.add(query, new_k, new_v, 0, 1);
             if (blockIdx.y % parts == 0) {
-                new_k[0].store(keys + place(used));
-                new_v[0].store(values + place(used));
+                *reinterpret_cast<uint4*>(keys + place(used)) = new_k[0].words;
+                *reinterpret_cast<uint4*>(values + place(used)) = new_v[0].words;
             }
         }
     }
@@ -291,11 +279,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, EACH == 8 ? 2 : 1)
         }
         out[(size_t(blockIdx.z) * heads + head) * HEAD + i] = __float2bfloat16(sum / total);
     }
-    __threadfence();
-    if (splits > 1)
-        cluster_barrier();  // until the others have read this CTA's sums
-    else
-        __syncthreads();
-    if (threadIdx.x == 0) turn.done();
-    dependency_wait();  // it has ended long ago; this kernel's end is then the end of both
+    if (splits > 1) cluster_barrier();  // until the others have read this CTA's sums
 }

@@ -8,16 +8,10 @@
 
 constexpr int kThreads = 256;
 
-// ids [texts]; embeddings [tokens, k], norm [k], k a multiple of 8; state and x [texts, k]; squares [texts];
-// counters [count] of the kernels that follow, which are zeroed.
+// ids [texts]; embeddings [tokens, k], norm [k], k a multiple of 8; state and x [texts, k]; squares [texts].
 extern "C" __global__ void __launch_bounds__(kThreads)
     begin_step(const int64_t* ids, const __nv_bfloat16* embeddings, const __nv_bfloat16* norm,
-               __nv_bfloat16* state, __nv_bfloat16* x, float* squares, uint32_t* counters, int k, int count) {
-    if (blockIdx.x == 0) {
-        for (int i = threadIdx.x; i < count; i += kThreads) __stcg(counters + i, 0u);
-        __threadfence();
-        __syncthreads();
-    }
+               __nv_bfloat16* state, __nv_bfloat16* x, float* squares, int k) {
     let_dependents_launch();
     const __nv_bfloat16* from = embeddings + size_t(ids[blockIdx.x]) * k;
     float square = 0.0f;

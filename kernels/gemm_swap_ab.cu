@@ -26,8 +26,8 @@
 //
 // -D: X_TYPE (tensor_core.cuh), WBITS, CODEC, TWO_BIT (fragments.cuh), TOKENS (8 to 256), BLOCKS, WAYS,
 // SCALES, GROUP (elements of K under a scale, at most 128), SCALE_TYPE, ZEROS, STAGES, CTAS (on a
-// multiprocessor), SYNCHRONOUS, HALVES (of a repacked tile, a stage each), STREAMED, OUT, STEP. Technique: operands
-// swapped for few tokens as in DeepGEMM and Humming; decoding in registers: Marlin, arXiv 2408.11743.
+// multiprocessor), SYNCHRONOUS, HALVES (of a repacked tile, a stage each), STREAMED, OUT, STEP. Technique:
+// operands swapped for few tokens as in DeepGEMM and Humming; decoding in registers: Marlin, arXiv 2408.11743.
 #include "dependent.cuh"
 #include "epilogue.cuh"
 #include "fragments.cuh"
@@ -273,11 +273,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
         // before it writes.
         int filled = min(part.last - part.first, STAGES);
         for (int i = 0; i < filled; ++i) fill_w(i, part.first + i);
-#if STEP
-        step.turn.wait();  // the others come after it: they wait for this thread
-#else
         dependency_wait();
-#endif
         let_dependents_launch();
         for (int i = 0; i < filled; ++i) fill_x(i, part.first + i);
     } else if constexpr (kDecode && Decoder::tabled) {
@@ -310,6 +306,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
         }
 #if STEP
         if (threadIdx.x >= kConsumers + 128 - kNorming) {
+            dependency_wait();
             for (int token = threadIdx.x - (kConsumers + 128 - kNorming); token < min(m, TOKENS);
                  token += kNorming)
                 rstds[token] = step.rstd(token);
@@ -562,7 +559,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
             // Release now, if they multiplied after the last release.
             if constexpr (STREAMED && !kOnSums && !SYNCHRONOUS) release();
             auto& sums = choose<kOnSums>(total, acc);
-            if (!STEP) dependency_wait();  // before anything is written
+            dependency_wait();  // before anything is written
             if constexpr (STREAMED) {
                 auto of_cta = [&](int cta) {
                     return static_cast<Total*>(partial) + size_t(cta) * (TOKENS / 2 * kConsumers) +
@@ -652,12 +649,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
                 }
             }
         } while (next_part());
-#if STEP
-        __threadfence();
-        named_barrier_sync(1, kConsumers);
-        if (threadIdx.x == 0) step.turn.done();
-        dependency_wait();  // it has ended long ago; this kernel's end is then the end of both
-#endif
         if constexpr (!STREAMED) cluster_barrier();  // until the others have read this CTA's sums
     }
 #endif

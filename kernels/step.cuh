@@ -5,9 +5,9 @@
 //   after    the residual: h += Y; X of the next product is h · g, and h's squares are summed for it; or
 //            the gate: SiLU(Y of the gate) · (Y of up), whose rows alternate in runs of 32
 //
-// All of it is float32 until h, X or Y are stored. Loads of what kernels just before this one wrote bypass L1.
+// All of it is float32 until h, X or Y are stored. Loads of what kernels just before this one wrote bypass
+// L1.
 #pragma once
-#include "dependent.cuh"
 #include "epilogue.cuh"
 
 #if STEP
@@ -25,7 +25,6 @@ struct StepTerms {
     int slots;
     float share, epsilon;  // 1 / K; of the norm before
     int gate, next_bytes, later_bytes;
-    Turn turn;
 
     // 1 / rms of a token's h, by few registers.
     __device__ __forceinline__ float rstd(int token) const {

@@ -27,12 +27,7 @@ def attend_build(size: int, together: int) -> Build:
 def attend_builds(hopper: bool = False) -> list[Build]:
     """All builds that a call may choose; ``hopper``: those of a step too."""
     every = [attend_build(size, together) for size in SIZES for together in range(1, MOST_TOGETHER + 1)]
-    return every + [step_build(build, each) for build in every if hopper for each in (8, 16)]
-
-
-def step_build(build: Build, each: int) -> Build:
-    """The build of attend_step.cu for the heads of a build of attend.cu, ``each`` elements a lane."""
-    return Build("attend_step.cu", (*build.macros, ("EACH", str(each))))
+    return every + [Build("attend_step.cu", build.macros) for build in every if hopper]
 
 
 def together_of(heads: int, groups: int) -> int:
@@ -103,21 +98,19 @@ class StepAttention:
         splits = MOST_SPLITS
         while splits > 1 and splits * texts * groups * parts > 2 * multiprocessors(device):
             splits //= 2
-        self.ctas = splits * groups * parts * texts
         self._numbers = (groups, parts, room, scale * math.log2(math.e))
         self._launch = Ready(
-            step_build(attend_build(size, together), 16 if splits == 1 else 8),
+            Build("attend_step.cu", attend_build(size, together).macros),
             "attend_step",
             device,
-            "PPPPPPPPPiiiff(PPi)",
+            "PPPPPPPPPiiiff",
             (splits, groups * parts, texts),
             STEP_THREADS,
             cluster=splits,
             early=True,
         )
 
-    def start(self, addresses: Sequence[int], epsilon: float, turn: Sequence[int] = (0, 0, 0)) -> None:
+    def start(self, addresses: Sequence[int], epsilon: float) -> None:
         """Launch with the addresses of qkv, cosines, sines, both norms (0: none), keys, values, the number of
-        earlier tokens and the output, laid out as attend_step.cu says; ``epsilon`` of the norms; ``turn``:
-        the members of ``Turn`` (kernels/dependent.cuh)."""
-        self._launch.start((*addresses, *self._numbers, epsilon, *turn))
+        earlier tokens and the output, laid out as attend_step.cu says; ``epsilon`` of the norms."""
+        self._launch.start((*addresses, *self._numbers, epsilon))

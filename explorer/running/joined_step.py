@@ -26,9 +26,6 @@ from explorer.running.fused import JoinedCodes, JoinedLayer
 
 AHEAD = 4 << 20
 """Bytes of the next products' W that a product brings into L2 after its own: a part of an H100's 50 MB."""
-COUNTED, COUNTER_WORDS = False, 8
-"""True if a kernel waits for the last CTAs of the one before it by their count, not for its end; words that a
-counter takes of memory."""
 STILL = ("default", "linear", "llama3", "yarn")
 """Kinds of rotation whose angle depends on the position alone."""
 CHILDREN: dict[str, tuple[set[str], set[str]]] = {
@@ -128,9 +125,7 @@ class JoinedStep:
         turns = model.rotary_emb(self._embedding[:1, None], places)
         self._turns = [turn[0].to(torch.bfloat16).contiguous() for turn in turns]
         self._state, self._x = self._empty(k), self._empty(k)
-        self._begin = Ready(
-            Build("begin_step.cu", ()), "begin_step", self._device, "PPPPPPPii", (batch,), 256
-        )
+        self._begin = Ready(Build("begin_step.cu", ()), "begin_step", self._device, "PPPPPPi", (batch,), 256)
         self._attention: list[tuple[StepAttention, Any, Tensor, Tensor]] = []
         self._products: list[_Product] = []
         norms = [block.input_layernorm for block in model.layers] + [model.norm]
@@ -156,8 +151,6 @@ class JoinedStep:
         if self._has_head:
             logits = self._empty(network.lm_head.out_features)
             self._add(network.lm_head, self._x, logits, epsilon=_epsilon(model.norm))
-        kernels = len(self._products) + len(self._attention)
-        self._counters = torch.zeros(kernels * COUNTER_WORDS, dtype=torch.int32, device=self._device)
         slots = max(1, *(one.launch.slots for one in self._products))
         self._squares = torch.empty(batch * slots, device=self._device)
 
@@ -175,18 +168,9 @@ class JoinedStep:
     def __call__(self, ids: Tensor) -> Tensor:
         """Append ``ids`` int64 [batch, 1] to the texts; logits [batch, vocabulary], which the next step
         overwrites. ``used`` is left as it is."""
-        embedded = (
-            ids.contiguous(),
-            self._embedding,
-            self._first,
-            self._state,
-            self._x,
-            self._squares,
-            self._counters,
-        )
-        self._begin.start((*_addresses(embedded), self._x.shape[1], self._counters.numel()))
+        embedded = (ids.contiguous(), self._embedding, self._first, self._state, self._x, self._squares)
+        self._begin.start((*_addresses(embedded), self._x.shape[1]))
         slots, attention = 1, iter(zip(self._attention, self._cache, strict=True))
-        self._turns_taken, self._last_ctas = 0, 0
         for index, product in enumerate(self._products):
             if index % 4 == 1:
                 self._attend(*next(attention))
@@ -211,7 +195,7 @@ class JoinedStep:
             slots if product.epsilon is not None else 0,
             1 / product.x.shape[1],
             product.epsilon or 0.0,
-            *(int(product.gate), size, later_size, *self._turn(product.launch.ctas)),
+            *(int(product.gate), size, later_size),
         )
         product.launch.start(product.x.data_ptr(), product.held[0].data_ptr(), epilogue, step=step)
 
@@ -220,14 +204,7 @@ class JoinedStep:
         norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         weights = [None if norm is None else norm.weight for norm in norms]
         every = (rows, *self._turns, *weights, *cache, self._used, attended)
-        epsilon = 0.0 if norms[0] is None else _epsilon(norms[0])
-        launch.start(_addresses(every), epsilon, self._turn(launch.ctas))
-
-    def _turn(self, ctas: int) -> tuple[int, int, int]:
-        """The members of ``Turn`` of the next kernel, which has so many CTAs."""
-        before, own = self._last_ctas, self._counters.data_ptr() + 4 * COUNTER_WORDS * self._turns_taken
-        self._turns_taken, self._last_ctas = self._turns_taken + 1, ctas
-        return (own - 4 * COUNTER_WORDS if before else 0, own, before) if COUNTED else (0, 0, 0)
+        launch.start(_addresses(every), 0.0 if norms[0] is None else _epsilon(norms[0]))
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:

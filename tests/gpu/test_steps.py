@@ -224,7 +224,7 @@ def networks() -> list[Any]:
 
 @pytest.mark.parametrize("which", range(3))
 @pytest.mark.parametrize("scheme", ["int4_group128", "nvfp4+int8_row", "int8_row+int8_row"])
-@pytest.mark.parametrize("batch", [1, 16, 64])
+@pytest.mark.parametrize("batch", [1, 5, 16])
 def test_a_step_of_five_launches_a_block_is_the_step(which: int, scheme: str, batch: int) -> None:
     """With and without codes in the head: against the network's own logits; the same bits each time, in a
     graph and without one."""
@@ -253,7 +253,7 @@ def test_a_step_of_five_launches_a_block_is_the_step(which: int, scheme: str, ba
 @pytest.mark.parametrize(
     ("scheme", "n", "k"), [("int4_group128", 1024, 4096), ("nvfp4", 512, 1024), ("int8_row", 256, 768)]
 )
-@pytest.mark.parametrize("m", [1, 8, 33, 64, 128])
+@pytest.mark.parametrize("m", [1, 8, 9, 16])
 def test_what_is_joined_to_a_product_is_float64s(kind: str, scheme: str, n: int, k: int, m: int) -> None:
     draws = torch.Generator(device="cuda").manual_seed(m)
     state, after, x, gain, w = (

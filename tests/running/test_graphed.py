@@ -31,6 +31,7 @@ from transformers import (
 from explorer.running import attention
 from explorer.running.fused import JoinedLayer, fuse
 from explorer.running.graphed import GraphedNetwork, GraphedPool, blocks_of
+from explorer.running.joined_step import against_joining
 from explorer.running.placing import CachedDecoder, against_graphs, serve_compiled
 from tests.covering import sampled
 
@@ -213,3 +214,12 @@ def test_a_copy_is_compiled_and_a_block_is_pickled(plain: nn.Module) -> None:
     block.__dict__["forward"] = lambda *_: None
     with pytest.raises(ValueError, match="replaced before"):
         GraphedPool(network)
+
+
+def test_a_step_is_joined_only_where_all_its_products_decode_codes(plain: nn.Module) -> None:
+    """Else blocks are compiled; on a GPU tests/gpu/test_steps.py has the steps themselves."""
+    network = copy.deepcopy(plain)
+    assert fuse(network) and "not multiplied as one" in against_joining(network)
+    assert not GraphedNetwork(network, 8).joined
+    others = AutoModelForCausalLM.from_config(GPT2Config(n_embd=8, n_head=1, n_layer=1, vocab_size=8))
+    assert against_joining(others) == "it is not built as Llama is"

@@ -22,8 +22,7 @@ from explorer.gpu.zero_words import zero_words
 
 TILE_ROWS, TILE_K, TILE_BYTES = 64, 128, 128
 """Rows and elements of K of a repacked tile; bytes of K in a row of a tile in shared memory."""
-FEWEST = 8
-TOKENS = (FEWEST, 16, 32, 64, 128, 256)
+TOKENS = (8, 16, 32, 64, 128, 256)
 """Tokens of a CTA."""
 MOST_SHARED = MOST_SHARED_BYTES - 1024
 """Bytes of shared memory available to a CTA, less the most that alignment may cost."""
@@ -32,11 +31,9 @@ MOST_RANKS = 2
 
 RUN = TILE_ROWS // 2
 """Rows of gate and of up that alternate, so that a tile has both."""
-STEP_RANKS = 4
-"""The most CTAs in a cluster of a step's product."""
-MOST_OF_STEP = 128
-"""The most tokens of a step's product."""
-STEP_TYPES = "(PPPPPPiffiiiPPi)"
+MOST_OF_STEP = 16
+"""The most tokens of a step's product: for more, kernels that are not joined are as fast or faster."""
+STEP_TYPES = "(PPPPPPiffiii)"
 """The members of ``StepTerms`` in kernels/step.cuh."""
 
 SIXTEEN_BITS = (OperandType.BF16, OperandType.F16)
@@ -317,8 +314,9 @@ def swap_ab_builds(tiles: Tiles, dtype: torch.dtype) -> list[Build]:
         forms = _forms(tokens, tiles)
         every = [dataclasses.replace(form, streamed=True) for form in forms]
         every += forms[:1] if _shares_k(forms[0], tiles) else []
-        if tiles.bits and tiles.x_type is OperandType.BF16 and dtype == torch.bfloat16:
-            every += [dataclasses.replace(form, step=True) for form in _step_forms(tokens, every)]
+        if tokens <= MOST_OF_STEP and tiles.bits and tiles.x_type is OperandType.BF16:
+            many, few = (dataclasses.replace(form, step=True) for form in _step_forms(tokens, tiles))
+            every += [many, few, dataclasses.replace(many, streamed=False)] if dtype == torch.bfloat16 else []
         builds += [tiles.build(form, dtype) for form in every]
     return builds
 
@@ -380,28 +378,26 @@ def division_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device
     return min(times, key=lambda division: times[division])
 
 
-def _step_forms(tokens: int, usual: Sequence[Division]) -> list[Division]:
-    """The forms that ``step_division_of`` may choose, from those of ``division_of``."""
-    if tokens > MOST_OF_STEP or not usual[0].synchronous:
-        return [form for form in usual if tokens <= MOST_OF_STEP]
-    many = Division(tokens, 1, 2, usual[0].ctas, synchronous=True, streamed=tokens == FEWEST)
-    return [many, Division(tokens, 1, 4 if tokens == FEWEST else 2, 1, synchronous=True)]
+def _step_forms(tokens: int, tiles: Tiles) -> tuple[Division, Division]:
+    """The forms of a step's product: for more tiles than multiprocessors, and for fewer, whose CTAs are alone
+    on theirs: those that begin early would gather where there is room first."""
+    usual, few = _forms(tokens, tiles)[0], tokens == TOKENS[0]
+    return dataclasses.replace(usual, streamed=few), dataclasses.replace(usual, ways=4 if few else 2, ctas=1)
 
 
 def step_division_of(m: int, n: int, k_tiles: int, tiles: Tiles, device: torch.device) -> Division:
-    """Divide a step's product, which begins before the last one has ended: of up to 16 tokens so that each
-    multiprocessor gets one CTA, wherever there is room first."""
-    usual, count = division_of(m, n, k_tiles, tiles, device), multiprocessors(device)
-    outputs = math.ceil(n / TILE_ROWS)
-    if not usual.synchronous:
-        return usual
-    many, one = _step_forms(usual.tokens, [usual])
+    """Divide a step's product of at most ``MOST_OF_STEP`` tokens; ``ValueError`` for more."""
+    if m > MOST_OF_STEP:
+        raise ValueError(f"a step's product has at most {MOST_OF_STEP} tokens, not {m}")
+    many, few = _step_forms(next(t for t in TOKENS if m <= t), tiles)
+    outputs, count = math.ceil(n / TILE_ROWS), multiprocessors(device)
     if outputs > count:
         return many
-    ranks = 1
-    while 2 * ranks * outputs <= count and 2 * ranks * one.ways <= k_tiles and ranks < STEP_RANKS:
-        ranks *= 2
-    return dataclasses.replace(one, ranks=ranks)
+    if k_tiles < MOST_RANKS * few.ways:
+        return few
+    if MOST_RANKS * outputs <= count:
+        return dataclasses.replace(few, ranks=MOST_RANKS)
+    return few if many.ctas == 1 else dataclasses.replace(many, streamed=False, ranks=MOST_RANKS)
 
 
 def gemm_swap_ab(
@@ -475,10 +471,9 @@ class SwapAB:
         """``row_bytes`` of X, a multiple of 16; ``dtype`` of Y. ``step``: for ``start`` with ``StepTerms``,
         all tokens in one tile; ``slots`` are then the squares that it stores for a token."""
         k_tiles = math.ceil(row_bytes / (tiles.x_tile_bytes if tiles.bits else TILE_BYTES))
-        division = division or (step_division_of if step else division_of)(m, n, k_tiles, tiles, device)
-        division = dataclasses.replace(division, step=step)
-        if step and m > MOST_OF_STEP:
-            raise ValueError(f"a step's product has at most {MOST_OF_STEP} tokens, not {m}")
+        if step:
+            division = dataclasses.replace(step_division_of(m, n, k_tiles, tiles, device), step=True)
+        division = division or division_of(m, n, k_tiles, tiles, device)
         blocks, tokens = math.ceil(n / (TILE_ROWS * division.blocks)), math.ceil(m / division.tokens)
         self._k_tiles, self.n, self.slots = k_tiles * division.halves(tiles), n, blocks
         self._ctas = self._sums = 0
@@ -489,7 +484,6 @@ class SwapAB:
             grid = (min(ctas, outputs * fills if division.split else outputs), 1)
             if division.split:
                 self._ctas, self._sums = ctas, ctas * division.tokens // 2 * division.consumers
-        self.ctas = grid[0] * grid[1]
         self._device, self._index = device, device.index or 0
         self._x_rows = min(m, division.tokens)
         self._x_map = (m, row_bytes, self._x_rows)

@@ -39,7 +39,7 @@ class Cuda(Reference):
 
     @runtime.on_device_of("x")
     def quantize(self, x: Tensor, scheme: Scheme, check: bool = True) -> tuple[Tensor, Scales, Tensor | None]:
-        capturing, kept = runtime.is_capturing(x.device), lowered(scheme)
+        capturing, kept = runtime.is_capturing(x.device), lowered(scheme)  # asked once: each time takes µs
         if kept is None:
             if capturing:
                 raise ValueError(
@@ -48,11 +48,11 @@ class Cuda(Reference):
                 )
             return super().quantize(x, scheme, check)
         if capturing or not check:
-            packed, scales, output = _by_plan(x, kept)
+            packed, scales, output = _by_plan(x, kept, None, capturing)
             return packed, scales, output.bad
         flag = flag_of_thread()
         try:
-            packed, scales, _ = _by_plan(x, kept, flag.address)
+            packed, scales, _ = _by_plan(x, kept, flag.address, False)
             runtime.wait(x.get_device())
         except BaseException:
             abandon_flag()
@@ -146,11 +146,11 @@ def quantize_on_device(
     """
     kept = lowered(scheme)
     if scales is None and kept is not None:
-        return _by_plan(x, kept)
+        return _by_plan(x, kept, None, runtime.is_capturing(x.device))
     x = _readable(x, scheme)
     if scales is None:
         output = quantize_kernel(x, _config(scheme), _layout(x, scheme), scheme.seed or 0)
-        scales = scales_from(output, scheme)
+        scales = scales_from(output, scheme, runtime.is_capturing(x.device))
     else:
         per_cell, zeros = scales.scale.contiguous().view(-1), scales.zero_points
         config, layout = _config(scheme), _layout(x, scheme)
@@ -158,12 +158,13 @@ def quantize_on_device(
     return output.packed, _fitted(scales, output, scheme), output
 
 
-def _by_plan(x: Tensor, kept: Lowered, flag: int | None = None) -> tuple[Tensor, Scales, Output]:
-    """Quantize on torch's current device by kernels that find the scales. If ``flag`` is not 0, it is the
-    address that reports non-finite values in place of ``Output.bad``."""
+def _by_plan(x: Tensor, kept: Lowered, flag: int | None, capturing: bool) -> tuple[Tensor, Scales, Output]:
+    """Quantize on torch's current device by kernels that find the scales. ``flag``: the address that reports
+    non-finite values in place of ``Output.bad``."""
     x = _readable(x, kept.scheme)
-    output = kept.plan(x).start(x, flag)
-    return output.packed, _fitted(scales_from(output, kept.scheme), output, kept.scheme), output
+    output = kept.plan(x).start(x, flag, capturing=capturing)
+    scales = scales_from(output, kept.scheme, capturing)
+    return output.packed, scales if output.sums is None else _fitted(scales, output, kept.scheme), output
 
 
 def _readable(x: Tensor, scheme: Scheme) -> Tensor:

@@ -129,21 +129,25 @@ def layout_of(shape: tuple[int, int], scheme: Scheme) -> Layout:
 
 class CodedScales(Scales):
     """Scales as kernels wrote them. ``stored`` is converted from ``raw`` at its first use: kernels read
-    ``raw``, and float32 takes up to four times its memory."""
+    ``raw``, and float32 takes up to four times its memory. ``tensor_scale`` is then taken from ``_amax``."""
 
     _format: FloatFormat
+    _amax: Tensor
 
     @classmethod
     def of_codes(
-        cls, raw: Tensor, fmt: FloatFormat, zero_points: Tensor | None, tensor_scale: Tensor | None
+        cls, raw: Tensor, fmt: FloatFormat, zero_points: Tensor | None, amax: Tensor | None
     ) -> CodedScales:
-        """Scales whose codes in ``fmt`` are ``raw``."""
-        self = object.__new__(cls)  # without ``stored``, which __getattr__ then makes
-        vars(self).update(raw=raw, zero_points=zero_points, tensor_scale=tensor_scale, _format=fmt)
+        """Scales whose codes in ``fmt`` are ``raw``; ``amax`` as in ``Output``."""
+        self = object.__new__(cls)  # without what __getattr__ then makes
+        vars(self).update(raw=raw, zero_points=zero_points, _format=fmt)
+        vars(self).update({"tensor_scale": None} if amax is None else {"_amax": amax})
         return self
 
     def __getattr__(self, name: str) -> Tensor:
-        """Compute ``stored`` when it is first asked for."""
+        """Compute ``stored`` or ``tensor_scale`` when it is first asked for."""
+        if name == "tensor_scale":
+            return vars(self).setdefault(name, self._amax.select(0, 2))
         if name != "stored":
             raise AttributeError(f"scales have no {name!r}")
         assert self.raw is not None
@@ -157,19 +161,19 @@ class CodedScales(Scales):
         return Scales, tuple(getattr(self, row.name) for row in fields(Scales))
 
 
-def scales_from(out: Output, scheme: Scheme) -> Scales:
+def scales_from(out: Output, scheme: Scheme, capturing: bool) -> Scales:
     """Wrap the kernels' stored scales, which are codes of their format."""
     if scheme.scale is None:
         return Scales(torch.ones_like(out.scales, dtype=torch.float32), None, None)
+    raw, fmt, amax = out.scales, scheme.scale.format, out.amax
+    if not (capturing or raw.dtype == torch.float32) and (amax is None or out.launches):
+        return CodedScales.of_codes(raw, fmt, out.zeros, amax)
     tensor_scale = None
-    if out.amax is not None:  # of an empty matrix no kernel has made it
-        tensor_scale = out.amax.select(0, 2) if out.launches else tensor_scale_for(out.amax[:2], scheme)
-    raw, fmt = out.scales, scheme.scale.format
-    if raw.dtype == torch.float32:
-        return Scales(raw, out.zeros, tensor_scale, raw=raw)
-    if runtime.is_capturing(raw.device):  # each replay converts its own
-        return Scales(fmt.from_stored(raw), out.zeros, tensor_scale, raw=raw)
-    return CodedScales.of_codes(raw, fmt, out.zeros, tensor_scale)
+    if amax is not None:  # of an empty matrix no kernel has made it
+        tensor_scale = amax.select(0, 2) if out.launches else tensor_scale_for(amax[:2], scheme)
+    # Where a graph captures, each replay converts its own.
+    stored = raw if raw.dtype == torch.float32 else fmt.from_stored(raw)
+    return Scales(stored, out.zeros, tensor_scale, raw=raw)
 
 
 def raw_scales(scales: Scales, scheme: Scheme) -> Tensor:

@@ -9,14 +9,15 @@ returns and no longer. Calls act on the current context (``runtime.context``).
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import re
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from explorer.gpu.compile import KernelError
 
@@ -135,10 +136,11 @@ def encode_map(libcuda: Any, address: int, rows: int, width: int, box_rows: int)
 
 @dataclass(frozen=True)
 class Arguments:
-    """The memory layout of arguments. ``packer`` packs all values at once; each parameter has its offset and
-    size, and the members of a struct are one parameter."""
+    """The memory layout of arguments. ``packer`` packs all values at once, each at its place; each parameter
+    has its offset and size, and the members of a struct are one parameter."""
 
     packer: struct.Struct
+    places: tuple[int, ...]
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
@@ -150,7 +152,7 @@ def arguments_of(types: str) -> Arguments:
     known = "".join(LETTERS)
     if not re.fullmatch(rf"([{known}]|\([{known}]+\))*", types):
         raise ValueError(f"expected letters of {known}, those of a struct in parentheses, got {types!r}")
-    form, end, offsets, sizes = "=", 0, [], []
+    form, end, places, offsets, sizes = "=", 0, list[int](), list[int](), list[int]()
     for parameter in re.findall(r"\([^)]*\)|.", types):
         members = parameter.strip("()")
         widest = max(LETTERS[letter][1] for letter in members)
@@ -160,11 +162,12 @@ def arguments_of(types: str) -> Arguments:
             letter_in_struct, size = LETTERS[letter]
             at = _aligned(end, size)
             form, end = form + "x" * (at - end) + letter_in_struct, at + size
+            places.append(at)
         tail = _aligned(end, widest)
         form, end = form + "x" * (tail - end), tail
         offsets.append(start)
         sizes.append(end - start)
-    return Arguments(struct.Struct(form), tuple(offsets), tuple(sizes))
+    return Arguments(struct.Struct(form), tuple(places), tuple(offsets), tuple(sizes))
 
 
 def _aligned(at: int, multiple: int) -> int:
@@ -193,10 +196,13 @@ class Kernel:
         if failed or not function.value:
             raise KernelError(f"{name} is not in its module: {error_text(libcuda, failed)}")
         self._function = function.value
-        layout = arguments_of(types)
-        self._check_parameters(layout)
-        self._packer = layout.packer
-        self._memory = ctypes.create_string_buffer(layout.packer.size + MAP_BYTES)
+        self._layout = arguments_of(types)
+        self._check_parameters(self._layout)
+        self._allocate()
+
+    def _allocate(self) -> None:
+        layout = self._layout
+        self._memory = ctypes.create_string_buffer(_aligned(layout.packer.size, 8) + MAP_BYTES)
         base = ctypes.addressof(self._memory)
         self._at = _aligned(base, MAP_BYTES) - base
         addresses = (base + self._at + offset for offset in layout.offsets)
@@ -249,35 +255,75 @@ class Kernel:
         along x in a cluster, for a kernel that does not declare them itself. ``early``: programmatic
         dependent launch. ``KernelError`` if values do not match the types, or the driver refuses.
         """
-        config = self._config
+        how = (grid, block, stream, shared, cluster, early)
         with self._lock:
-            try:
-                try:
-                    self._packer.pack_into(self._memory, self._at, *values)
-                except OverflowError:  # struct's word for a float that float32 rounds to an infinity
-                    self._packer.pack_into(self._memory, self._at, *_as_float32(self._types, values))
-            except (struct.error, OverflowError) as error:
-                raise KernelError(f"{self.name} takes {self._types!r}, got {values}: {error}") from error
-            if shared > self._shared:
-                self._allow_shared(shared)
-            how = (grid, block, stream, shared, cluster, early)
-            if how != self._last:  # to write what stands there already takes as long as the launch
-                self._last = ()
-                config.gridDimX, config.gridDimY, config.gridDimZ = grid
-                config.blockDimX, config.sharedMemBytes, config.hStream = block, shared, stream
-                config.numAttrs = early + (cluster > 1)
-                if config.numAttrs:
-                    self._attributes[1].value[0] = cluster
-                    config.attrs = ctypes.addressof(self._attributes[0 if early else 1])
-                self._last = how
+            self._write(values, how)
             failed = self._libcuda.cuLaunchKernelEx(
                 self._config_address, self._function, self._parameters_address, None
             )
         if failed:
-            raise KernelError(
-                f"{self.name} could not be launched with {tuple(grid)} blocks of {block} threads in clusters "
-                f"of {cluster} and {shared} bytes of shared memory: {error_text(self._libcuda, failed)}"
-            )
+            self._refused(failed, how)
+
+    def _write(self, values: Sequence[Any], how: tuple[Any, ...]) -> None:
+        """Write arguments and configuration into the memory that the driver is given."""
+        config, packer = self._config, self._layout.packer
+        grid, block, stream, shared, cluster, early = how
+        try:
+            try:
+                packer.pack_into(self._memory, self._at, *values)
+            except OverflowError:  # struct's word for a float that float32 rounds to an infinity
+                packer.pack_into(self._memory, self._at, *_as_float32(self._types, values))
+        except (struct.error, OverflowError) as error:
+            raise KernelError(f"{self.name} takes {self._types!r}, got {values}: {error}") from error
+        if shared > self._shared:
+            self._allow_shared(shared)
+        if how != self._last:  # to write what stands there already takes as long as the launch
+            self._last = ()
+            config.gridDimX, config.gridDimY, config.gridDimZ = grid
+            config.blockDimX, config.sharedMemBytes, config.hStream = block, shared, stream
+            config.numAttrs = early + (cluster > 1)
+            if config.numAttrs:
+                self._attributes[1].value[0] = cluster
+                config.attrs = ctypes.addressof(self._attributes[0 if early else 1])
+            self._last = how
+
+    def _refused(self, failed: int, how: tuple[Any, ...]) -> NoReturn:
+        grid, block, _, shared, cluster, _ = how
+        raise KernelError(
+            f"{self.name} could not be launched with {tuple(grid)} blocks of {block} threads in clusters "
+            f"of {cluster} and {shared} bytes of shared memory: {error_text(self._libcuda, failed)}"
+        )
+
+    def prepared(
+        self,
+        values: Sequence[Any],
+        places: Sequence[tuple[int, int]],
+        grid: Sequence[int],
+        block: int,
+        early: bool,
+    ) -> Callable[[Sequence[int], int], None]:
+        """Return a launch (addresses of a call, stream) that writes these alone into memory of its own:
+        ``places`` pairs the index of a pointer among ``values`` with that of its address."""
+        own, how, lock = copy.copy(self), (grid, block, 0, 0, 1, early), threading.Lock()
+        own._allocate()
+        own._write(values, how)
+        config, stop = own._config, own._at + _aligned(self._layout.packer.size, 8)
+        words = memoryview(own._memory).cast("B")[own._at : stop].cast("Q")
+        at_words = tuple((self._layout.places[at] // 8, which) for at, which in places)
+        call = functools.partial(
+            self._libcuda.cuLaunchKernelEx, own._config_address, own._function, own._parameters_address, None
+        )
+
+        def start(given: Sequence[int], stream: int) -> None:
+            with lock:
+                for at, which in at_words:
+                    words[at] = given[which]
+                config.hStream = stream
+                failed = call()
+            if failed:
+                own._refused(failed, how)
+
+        return start
 
     def _allow_shared(self, shared: int) -> None:
         failed = self._libcuda.cuFuncSetAttribute(

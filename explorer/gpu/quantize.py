@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import enum
 import math
+import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from explorer.gpu import runtime
 from explorer.gpu.config import (
     BLOCKS,
     ELEMENTS,
@@ -27,9 +31,9 @@ from explorer.gpu.config import (
     walk_columns,
 )
 from explorer.gpu.dequantize import dequantize
-from explorer.gpu.ready import Ready, Template, start_all
+from explorer.gpu.ready import Prepared, Ready, start_all
 from explorer.gpu.runtime import Build, cache_bytes
-from explorer.gpu.zero_words import zero_words
+from explorer.gpu.zero_words import zero_word, zero_words
 
 __all__ = [
     "ELEMENTS",
@@ -60,6 +64,8 @@ KEPT_SHARE = 0.75
 """The share of the L2 cache that a range pass fills with the tensor's end, where the codes' pass begins."""
 RANGED_AT_ONCE = 4
 """Thread blocks of ``column_range`` that a multiprocessor runs at once."""
+MOST_CELLS = 1 << 16
+"""Blocks of the scheme up to which ranges and steps lie in memory that is kept."""
 TILE_THREADS = 128
 """Threads of a thread block that holds a small block of the scheme; for larger blocks each thread keeps
 several runs."""
@@ -81,7 +87,18 @@ class Slot(enum.IntEnum):
     NOTHING = 10
 
 
-@dataclass(frozen=True, eq=False)
+@lru_cache(64)
+def _kept_words(device: torch.device, stream: int) -> Tensor:
+    """Memory between the launches of a call: int32, four words of ``GATHERED`` and two for each range, which
+    kernels leave as zeros, and one for each step. Calls on one stream follow one another and share it."""
+    return torch.zeros(4 + 3 * MOST_CELLS, dtype=torch.int32, device=device)
+
+
+_IN_ORDER = threading.Lock()
+"""Held while the launches of a call are queued that find what they share in kept memory."""
+
+
+@dataclass(eq=False, slots=True)
 class Output:
     """The result of quantization.
 
@@ -168,7 +185,7 @@ class LaunchPlan:
         self.elements = layout.rows * layout.columns
         self.run = config.run(dtype, self.elements)
         self._planned: list[Launch] = []
-        self._templates: tuple[Template, ...] | None = None
+        self._prepared: tuple[Prepared, ...] | None = None
         if self.elements:
             self._choose()
         self.launches = tuple(self._planned)
@@ -178,6 +195,8 @@ class LaunchPlan:
         self._makes_zeros = config.asymmetric and not given
         self._makes_amax = config.two_level and not given
         self._has_tensor_range = any(launch.kernel == "tensor_range" for launch in self.launches)
+        self._cells = layout.cells if self._ranges_first else 0
+        self._shares = self._has_tensor_range or self._cells > 0
 
     def start(
         self,
@@ -185,11 +204,15 @@ class LaunchPlan:
         flag: int | None = None,
         steps: Tensor | None = None,
         zeros: Tensor | None = None,
+        capturing: bool | None = None,
     ) -> Output:
         """Quantize ``x``, contiguous and as planned, on torch's current stream of its device.
 
-        ``flag`` is the address of an int32 that a kernel sets in place of ``Output.bad``.
+        ``flag`` is the address of an int32 that a kernel sets in place of ``Output.bad``. ``capturing``: a
+        graph captures the stream (None: not known).
         """
+        if capturing is None:
+            capturing = runtime.is_capturing(x.device)
         packed = x.new_empty(self._packed_shape, dtype=torch.uint8)
         scales = x.new_empty(self._grid, dtype=self.config.scale_dtype)
         if self._makes_zeros:
@@ -198,41 +221,62 @@ class LaunchPlan:
         make = x.new_empty if self._has_tensor_range else x.new_zeros
         amax = make(4, dtype=torch.float32) if self._makes_amax else None
         sums = make(2, dtype=torch.float64) if self.config.refit else None
-        gathered = zero_words(x.device, 4) if self._has_tensor_range else None
-        bad = zero_words(x.device, 1) if flag is None else None
-        ranges = None
-        if self._ranges_first:
-            steps = x.new_empty(self.layout.cells, dtype=torch.float32)
-            ranges = self._range_memory(x) if self.layout.cells > 1 else None
+        bad = None
+        if flag is None:
+            bad = zero_words(x.device, 1) if capturing else zero_word(x.device)
         if self.launches:
             addresses = [
                 0 if part is None else part.data_ptr()
-                for part in (x, packed, scales, zeros, amax, bad, ranges, steps, sums, gathered, None)
+                for part in (x, packed, scales, zeros, amax, bad, None, steps, sums, None, None)
             ]
             if flag is not None:
                 addresses[Slot.BAD] = flag
-            start_all(self._index, self._templates or self._prepare(), addresses)
+            ready = self._prepared or self._prepare()
+            if self._shares:
+                self._start_sharing(x, ready, addresses, capturing)
+            else:
+                start_all(self._index, ready, addresses)
         return Output(packed, scales, zeros, amax, bad, sums, self.launches)
 
-    def _prepare(self) -> tuple[Template, ...]:
-        """Load the kernels of the launches and fill in the known numbers."""
-        self._templates = tuple(self._template(launch) for launch in self.launches)
-        return self._templates
+    def _start_sharing(
+        self, x: Tensor, ready: tuple[Prepared, ...], addresses: list[int], capturing: bool
+    ) -> None:
+        """Start launches that share ranges and steps, in memory of the stream; in a graph in its own."""
+        cells, kept, held = self._cells, 0, list[Any]()  # held until the launches are queued
+        if not capturing:
+            kept = _kept_words(x.device, runtime.stream_of(self._index)).data_ptr()
+        if self._has_tensor_range:
+            if capturing:
+                held.append(zero_words(x.device, 4))
+            addresses[Slot.GATHERED] = kept or held[-1].data_ptr()
+        if cells and kept and cells <= MOST_CELLS:
+            addresses[Slot.STEPS] = kept + 4 * (4 + 2 * MOST_CELLS)
+        elif cells:
+            held.append(x.new_empty(cells, dtype=torch.float32))
+            addresses[Slot.STEPS] = held[-1].data_ptr()
+        if cells > 1 and kept and cells <= MOST_CELLS and self._columns_fit:
+            addresses[Slot.RANGES] = kept + 16
+        elif cells > 1:
+            held.append(self._range_memory(x))
+            addresses[Slot.RANGES] = held[-1].data_ptr()
+        try:
+            with _IN_ORDER if kept else nullcontext():
+                start_all(self._index, ready, addresses)
+        except BaseException:  # a kernel that leaves zeros may be missing
+            _kept_words.cache_clear()
+            raise
 
-    def _template(self, launch: Launch) -> Template:
-        arguments = launch.arguments
-        return Template(
-            Ready(
-                launch.build,
-                launch.kernel,
-                torch.device("cuda", self._index),
-                launch.types,
-                launch.grid,
-                launch.threads,
-                early=True,
-            ),
+    def _prepare(self) -> tuple[Prepared, ...]:
+        """Load the kernels of the launches and fill in the known numbers."""
+        self._prepared = tuple(self._launch(launch) for launch in self.launches)
+        return self._prepared
+
+    def _launch(self, launch: Launch) -> Prepared:
+        device, arguments = torch.device("cuda", self._index), launch.arguments
+        what = (launch.build, launch.kernel, device, launch.types, launch.grid, launch.threads)
+        return Ready(*what, early=True).prepared(
             [0 if isinstance(a, Slot) else a for a in arguments],
-            tuple((at, int(a)) for at, a in enumerate(arguments) if isinstance(a, Slot)),
+            [(at, int(a)) for at, a in enumerate(arguments) if isinstance(a, Slot)],
         )
 
     def _range_memory(self, x: Tensor) -> Tensor:
@@ -275,7 +319,7 @@ class LaunchPlan:
         one_row = self.layout.height == 1 and self.layout.columns % width == 0
         return self._whole_runs and power_of_two and one_row
 
-    @property
+    @cached_property
     def _columns_fit(self) -> bool:
         """True if blocks are columns with maxima as ranges."""
         several = self.layout.height >= self.layout.rows and self.layout.cells > 1

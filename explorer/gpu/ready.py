@@ -6,8 +6,7 @@ quantization that runs thousands of times a second skips both here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -44,36 +43,31 @@ class Ready:
         """Launch on torch's current stream with numbers, addresses, and 128 bytes for a tensor map."""
         pushed = runtime.entered(self._index)
         try:
-            self.launch(values, runtime.stream_of(self._index))
+            self._kernel.launch(
+                *(values, self._grid, self._block, runtime.stream_of(self._index)),
+                *(self._shared, self._cluster, self._early),
+            )
         finally:
             if pushed is not None:
                 pushed.pop()
 
-    def launch(self, values: Sequence[Any], stream: int) -> None:
-        """Launch on a stream of the device whose context is already current."""
-        self._kernel.launch(values, self._grid, self._block, stream, self._shared, self._cluster, self._early)
+    def prepared(self, values: Sequence[Any], places: Sequence[tuple[int, int]]) -> Prepared:
+        """Return the launch, of no shared memory and no cluster, with ``values`` but for the addresses of a
+        call: ``places`` pairs the position of each among them with its index in the call's."""
+        return self._kernel.prepared(values, places, self._grid, self._block, self._early)
 
 
-@dataclass(frozen=True, eq=False)
-class Template:
-    """Launch without the addresses of a call's memory: ``places`` pairs the position of each in ``values``
-    with its index among them."""
-
-    ready: Ready
-    values: list[Any]
-    places: tuple[tuple[int, int], ...]
+Prepared = Callable[[Sequence[int], int], None]
+"""Launches with the addresses of a call's memory on a stream of the device whose context is current."""
 
 
-def start_all(index: int, templates: Iterable[Template], addresses: Sequence[int]) -> None:
+def start_all(index: int, launches: Iterable[Prepared], addresses: Sequence[int]) -> None:
     """Start launches in order on torch's current stream of a device; ``KernelError`` if one is refused."""
     pushed = runtime.entered(index)
     try:
         stream = runtime.stream_of(index)
-        for one in templates:
-            values = one.values.copy()
-            for at, which in one.places:
-                values[at] = addresses[which]
-            one.ready.launch(values, stream)
+        for launch in launches:
+            launch(addresses, stream)
     finally:
         if pushed is not None:
             pushed.pop()

@@ -12,6 +12,9 @@ from explorer.gpu.runtime import is_capturing
 AT_ONCE = 1 << 20
 """Words that one launch fills with zeros."""
 
+CUT_AT_ONCE = 256
+"""Words that are cut from the memory together."""
+
 _LOCK = threading.Lock()
 _LEFT: dict[int, tuple[Tensor, int]] = {}
 """Words of each device, and the number given away."""
@@ -39,6 +42,21 @@ def zero_words(device: torch.device, count: int) -> Tensor:
         if capturing:
             _CAPTURED.append(words)
     return words
+
+
+_WORDS: dict[torch.device, list[Tensor]] = {}
+"""Single words of each device that are still to be given away."""
+
+
+def zero_word(device: torch.device) -> Tensor:
+    """Return int32 [1], a zero as by ``zero_words``, outside a graph: words are cut from the memory many at a
+    time, since to cut one takes half as long as a launch."""
+    words = _WORDS.setdefault(device, [])
+    while True:
+        try:
+            return words.pop()
+        except IndexError:
+            words += zero_words(device, 4 * CUT_AT_ONCE).view(-1, 4)[:, :1].unbind()
 
 
 def reserve(device: torch.device, count: int = AT_ONCE // 2) -> None:

@@ -63,7 +63,7 @@ class WeightForm(ABC):
     x: Scheme | None
     shape: tuple[int, int]
 
-    @property
+    @functools.cached_property
     def text(self) -> str:
         """The name that ``form_called`` reads."""
         n, k = self.shape

@@ -210,7 +210,7 @@ def test_what_the_kernels_flag_is_said_by_the_host(monkeypatch: pytest.MonkeyPat
     flag = SimpleNamespace(address=5, lower=lambda: True)
     monkeypatch.setattr(cuda, "flag_of_thread", lambda: flag)
     output = output_of(X, SCHEMES["int8_row"])
-    monkeypatch.setattr(Lowered, "plan", lambda *_: SimpleNamespace(start=lambda x, flag: output))
+    monkeypatch.setattr(Lowered, "plan", lambda *_: SimpleNamespace(start=lambda x, flag, capturing: output))
     for x, words in ((NAN, "NaN"), (X, "others now")):
         with pytest.raises(ValueError, match=words):
             Cuda().quantize(x, SCHEMES["int8_row"])
@@ -224,7 +224,7 @@ def test_a_flag_that_was_not_waited_for_is_left(monkeypatch: pytest.MonkeyPatch)
     left = list[int]()
     monkeypatch.setattr(cuda, "abandon_flag", lambda: left.append(1))
     output = output_of(X, SCHEMES["int8_row"])
-    monkeypatch.setattr(Lowered, "plan", lambda *_: SimpleNamespace(start=lambda x, flag: output))
+    monkeypatch.setattr(Lowered, "plan", lambda *_: SimpleNamespace(start=lambda x, flag, capturing: output))
     for error in (KeyboardInterrupt, RuntimeError):
 
         def wait(_: int, error: type[BaseException] = error) -> None:
@@ -283,7 +283,7 @@ def test_a_fitted_scale_is_made_of_the_kernels_sums(monkeypatch: pytest.MonkeyPa
     values = scheme.format.decode(first.codes).double()
     sums = torch.stack([(X.double() * values).sum(), values.square().sum()])
     output = output_of(X, first.scheme, sums)
-    monkeypatch.setattr(Lowered, "plan", lambda *_: SimpleNamespace(start=lambda x, flag: output))
+    monkeypatch.setattr(Lowered, "plan", lambda *_: SimpleNamespace(start=lambda x, flag, capturing: output))
     _, scales, _ = Cuda().quantize(X, scheme)
     assert torch.equal(scales.scale, quantize(X, scheme).scales.scale)
     assert not torch.equal(scales.scale, first.scales.scale)

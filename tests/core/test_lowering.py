@@ -142,7 +142,7 @@ def test_scales_of_a_kernel_are_those_of_the_reference(name: str, monkeypatch: p
     over = q.scales.tensor_scale
     amax = None if over is None else torch.cat([torch.zeros(2), over.view(1), torch.zeros(1)])
     output = Output(q.packed, raw, zeros, amax, None, None, (object(),))  # type: ignore[arg-type]
-    scales = scales_from(output, q.scheme)
+    scales = scales_from(output, q.scheme, False)
     assert "stored" not in vars(scales) or raw.dtype is torch.float32
     assert torch.equal(scales.stored, q.scales.stored) and scales.stored is scales.stored
     assert torch.equal(scales.scale, q.scales.scale) and scales.zero_points is zeros
@@ -151,9 +151,9 @@ def test_scales_of_a_kernel_are_those_of_the_reference(name: str, monkeypatch: p
     assert type(again) is Scales and torch.equal(again.stored, scales.stored)
     with pytest.raises(AttributeError, match="nothing"):
         scales.nothing  # noqa: B018
-    kept = scales_from(output, q.scheme)
+    kept = scales_from(output, q.scheme, False)
     monkeypatch.setattr(lowering.runtime, "is_capturing", lambda device: True)
-    captured = scales_from(output, q.scheme)
+    captured = scales_from(output, q.scheme, True)
     assert type(captured) is Scales and torch.equal(captured.stored, q.scales.stored)
     if type(kept) is CodedScales:
         assert torch.equal(kept.stored, q.scales.stored) and "stored" not in vars(kept)
@@ -165,7 +165,7 @@ def test_an_empty_matrix_has_the_tensor_scale_of_the_reference(monkeypatch: pyte
     scheme = SCHEMES["nvfp4"]
     q = quantize(torch.zeros(0, 32), scheme)
     output = Output(q.packed, raw_scales(q.scales, scheme), None, torch.zeros(4), None, None, ())
-    scales = scales_from(output, scheme)
+    scales = scales_from(output, scheme, False)
     assert scales.tensor_scale is not None and q.scales.tensor_scale is not None
     assert torch.equal(scales.tensor_scale.view(-1), q.scales.tensor_scale.view(-1))
 

@@ -25,8 +25,9 @@ from explorer import SCHEMES, Scales, Scheme, compare
 from explorer.core import backend, cuda, lowering
 from explorer.core.quantize import QuantizedTensor, quantize
 from explorer.gpu import driver, runtime
+from explorer.gpu import quantize as quantizing
 from explorer.gpu.compile import KernelError
-from explorer.gpu.quantize import LaunchPlan, launches
+from explorer.gpu.quantize import LaunchPlan, Slot, launches
 from tests.covering import FEW
 from tests.kernels.conftest import HANDLE
 from tests.kernels.stub import StubContext, last
@@ -100,6 +101,30 @@ def test_each_call_gives_its_own_memory(library: Any, flag: Flag, on_stub: StubC
     assert kernel.kernel == "quantize_groups" and on_stub.pushed == 0
     shifted = lowering.Lowered(scheme, plans.config).plan(base[1:].view(8, 256))
     assert [launch.kernel for launch in shifted.launches] != ["quantize_groups"]
+
+
+def test_launches_of_a_call_share_memory_of_their_stream(flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not allocated anew, nor filled with zeros, which kernels leave. A graph, which may be replayed on
+    any stream, has its own; after a failed launch it may hold anything."""
+    seen: list[list[int]] = []
+    monkeypatch.setattr(quantizing, "start_all", lambda _, __, addresses: seen.append([*addresses]))
+    monkeypatch.setattr(LaunchPlan, "_prepare", lambda self: ())
+    x, scheme, shared = torch.randn(64, 512).bfloat16(), SCHEMES["int8_column"], (Slot.RANGES, Slot.STEPS)
+    quantizing._kept_words.cache_clear()
+    for capturing, stream in ((False, 1), (False, 1), (False, 2), (True, 1)):
+        monkeypatch.setattr(runtime, "is_capturing", lambda _, capturing=capturing: capturing)
+        monkeypatch.setattr(runtime, "stream_of", lambda _, stream=stream: stream)
+        quantize(x, scheme, check=False)
+    first, again, elsewhere, captured = ([addresses[slot] for slot in shared] for addresses in seen)
+    assert first == again and all(first) and all(elsewhere) and all(captured)
+    assert not {*first} & {*elsewhere} and not {*captured} & {*first, *elsewhere}
+    words = quantizing._kept_words(x.device, 1)
+    assert first == [words.data_ptr() + 16, words[-quantizing.MOST_CELLS :].data_ptr()]
+    monkeypatch.setattr(runtime, "is_capturing", lambda _: False)
+    monkeypatch.setattr(quantizing, "start_all", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        quantize(x, scheme, check=False)
+    assert not quantizing._kept_words.cache_info().currsize
 
 
 def test_schemes_of_one_name_are_not_mixed_up(library: Any, flag: Flag) -> None:

@@ -73,6 +73,28 @@ def test_a_float_beyond_float32_is_infinite(library: Any) -> None:
         assert others == [struct.pack("<if", 1, 0.1).hex(), struct.pack("<i", 2).hex()]
 
 
+def test_a_prepared_launch_writes_its_addresses_alone(library: Any) -> None:
+    """Into memory of its own: another launch of the kernel, prepared or not, changes nothing of it."""
+    kernel = kernel_of(library, "iPQ(QQ)P")
+    first = kernel.prepared([7, 0, 8, 9, 10, 0], [(1, 2), (5, 0)], (3, 2, 1), 96, True)
+    second = kernel.prepared([1, 0, 2, 3, 4, 5], [(1, 1)], (1, 1, 1), 32, False)
+    for turn in range(2):
+        kernel.launch([0] * 6, (9, 9, 9), 64, 5)
+        second([40, 50, 60], 0x6000)
+        said = last(library)
+        assert said["parameters"] == [struct.pack(form, *v).hex() for form, v in (
+            ("<i", [1]), ("<Q", [50]), ("<Q", [2]), ("<QQ", [3, 4]), ("<Q", [5]))]  # fmt: skip
+        first([11, 12, 13 + turn], 0x5000)
+        said = last(library)
+        assert said["parameters"] == [struct.pack(form, *v).hex() for form, v in (
+            ("<i", [7]), ("<Q", [13 + turn]), ("<Q", [8]), ("<QQ", [9, 10]), ("<Q", [11]))]  # fmt: skip
+        assert said["grid"] == [3, 2, 1] and said["block"] == [96, 1, 1] and said["stream"] == 0x5000
+        assert said["attributes"] == {"early": 1}
+    library.stub_fail(1)
+    with pytest.raises(KernelError, match=r"\(3, 2, 1\) .* 96 .*CUDA_ERROR_INVALID_VALUE"):
+        first([1, 2, 3], 0)
+
+
 LAUNCHES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}), ({"early": True}, {"early": 1}), ({"cluster": 2}, {"cluster": [2, 1, 1]}),
     ({"cluster": 8, "early": True}, {"early": 1, "cluster": [8, 1, 1]}),

@@ -7,13 +7,17 @@ import copy
 import io
 import itertools
 import pickle
+from typing import Any
 
 import pytest
 import torch
+import torch.fx.experimental.proxy_tensor
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import explorer
 from explorer import SCHEMES, QuantizedLinear, Scheme
+from explorer.products import linear
 from explorer.products.linear import held
 from explorer.products.weights import form_called, form_of
 from tests.covering import EACH_SCHEME, sampled
@@ -125,6 +129,32 @@ def test_which_form_w_has() -> None:
         assert form.name == name, (w, x, chip)
     form, why = form_of(Scheme.parse("int4~1x96~symmetric~float16~minmax"), None, (8, 192), HOPPER)
     assert form.name == "restored" and why, "groups of powers of two alone"
+
+
+def test_a_plain_call_goes_round_the_dispatcher_and_no_other_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way through it takes a third of a small product; what handles operators has to see this one."""
+    seen: list[str] = []
+
+    class Sees(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    class Own(torch.Tensor):
+        pass
+
+    q, x, ours = quantized("int4_group128"), torch.randn(3, 256), "explorer.linear.default"
+    want = explorer.linear(x, q)
+    with Sees():
+        assert torch.equal(explorer.linear(x, q), want)
+    assert ours in seen
+    calls: list[Any] = []
+    whole = linear._linear
+    monkeypatch.setattr(linear, "_linear", lambda *given: calls.append(given) or whole(*given))
+    assert torch.equal(explorer.linear(x, q), want) and len(calls) == 1
+    assert torch.equal(explorer.linear(x.as_subclass(Own), q), want) and len(calls) == 1
+    traced = torch.fx.experimental.proxy_tensor.make_fx(lambda x: explorer.linear(x, q))(x)
+    assert any(str(node.target) == ours for node in traced.graph.nodes) and len(calls) == 1
 
 
 @pytest.mark.parametrize("x_scheme", sampled([None, SCHEMES["int8_row"]], [SCHEMES["int8_row"]]))

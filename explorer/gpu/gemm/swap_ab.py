@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from explorer.gpu import runtime
 from explorer.gpu.gemm.epilogue import EPILOGUE_TYPES, Epilogue
 from explorer.gpu.gemm.names import CodeOrder, OperandType, ScaleK, ScalePlace, macros
 from explorer.gpu.gemm.rows import padded_pair, padded_rows
@@ -536,7 +537,7 @@ def _partial_sums(device: torch.device, ctas: int, sums: int) -> tuple[Tensor, T
     graph has its own, since it may be replayed on any stream."""
     if is_capturing(device):
         return torch.empty(sums, device=device), zero_words(device, ctas)
-    key = (device, torch.cuda.current_stream(device).cuda_stream)
+    key = device, runtime.stream_of(device.index or 0)
     held = _PARTIAL_SUMS.get(key)
     if held is None or held[0].numel() < sums or held[1].numel() < ctas:
         held = torch.empty(sums, device=device), torch.zeros(ctas, dtype=torch.int32, device=device)

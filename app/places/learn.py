@@ -5,4 +5,10 @@ from __future__ import annotations
 from app.learn import picture, playground, reference, story, training
 
 TITLE, NAME = "Learn", "learn"
-SECTIONS = (picture.SECTION, playground.SECTION, story.SECTION, training.SECTION, reference.SECTION)
+SECTIONS = (
+    picture.SECTION,
+    playground.SECTION,
+    story.SECTION,
+    training.SECTION,
+    reference.SECTION,
+)

@@ -32,7 +32,7 @@ ADDED = ("float8_e3m4", "float8_ue5m3fn", "int8_64x64", "sigma3", "clip_search",
 TESTS = (
     "tests/formats", "tests/core/test_scale_formats.py", "tests/schemes/test_schemes.py",
     "tests/schemes/test_calibrators.py", "tests/methods/test_registry.py", "tests/products/test_gemms.py",
-    "tests/checkpoints/test_every_row.py", "tests/app/test_wiring.py", "tests/lab/test_docs.py",
+    "tests/checkpoints/test_every_row.py", "tests/app/test_functions.py", "tests/lab/test_docs.py",
 )  # fmt: skip
 """Where tests read the tables."""
 RECORDED = "tests/lab/test_exports.py::test_every_target_is_there"

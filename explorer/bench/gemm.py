@@ -109,7 +109,7 @@ def time_gemm(
 
 
 def builds_at(gemm: Gemm, variants: Sequence[Variant], shape: Shape) -> list[Build]:
-    """List the compilations of ``time_gemm``: of a kernel built for numbers of tokens, those for M."""
+    """List the compilations of ``time_gemm``: of kernels for numbers of tokens those for M, none of steps."""
     m, n, k = shape
     sides = [(scheme, layout_of(side, scheme)) for scheme, side in ((gemm.x, (m, k)), (gemm.w, (n, k)))]
     quantizers = (
@@ -120,7 +120,8 @@ def builds_at(gemm: Gemm, variants: Sequence[Variant], shape: Shape) -> list[Bui
     )
     found = dict.fromkeys(build for builds in quantizers for build in builds)
     for variant in variants:
-        tokens = {b: int(dict(b.macros).get(TOKENS, 0)) for b in variant.builds(gemm.x, gemm.w, gemm.out)}
+        every = [(b, dict(b.macros)) for b in variant.builds(gemm.x, gemm.w, gemm.out)]
+        tokens = {b: int(of.get(TOKENS, 0)) for b, of in every if of.get("STEP") != "1"}
         fitting = min((t for t in tokens.values() if t >= m), default=max(tokens.values()))
         found |= dict.fromkeys(b for b, t in tokens.items() if t in (0, fitting))
     return list(found)

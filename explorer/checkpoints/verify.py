@@ -169,9 +169,9 @@ def verify(
         path = export.place(plan.model, name, plan.layers[name].scheme).module
         return _difference(network.get_submodule(path), name, expected, name in plan.input_schemes)
 
+    same = _compare_plain(export, plan, network)  # before a product, which has bitsandbytes repack weights
     with torch.no_grad():
         found = _compared(export, plan, outputs, LARGEST[_dtype(network)], difference)
-    same = _compare_plain(export, plan, network)
     forward = run_once(export, plan, network, codes)
     if opened is not None:
         opened(network)

@@ -93,7 +93,7 @@ def test_a_layer_opens_under_tensor(minilm: Path) -> None:
     assert (opened["layer"], opened["scheme"], opened["second"]) == (f"{key}.weight", "nvfp4", "")
     shipped = budget.open_layer(Query({}), {"layer": "encoder.layer.3.output.dense", "scheme": "mxfp4"})
     assert shipped["sample"] == "mlp_down" and shipped["second"] == "nvfp4"
-    for what, said in (({"layer": "x"}, "no layer 'x'"), ({"layer": key}, "cannot be reached|not in")):
+    for what, said in (({"layer": "x"}, "no layer 'x'"), ({"layer": key}, "cannot be reached|not in|nor in")):
         with pytest.raises(ValueError, match=said):
             budget.open_layer(Query({}), {"scheme": "nvfp4", **what})
 

@@ -148,10 +148,12 @@ Object.assign(explorer, {
     return text && '?' + text;
   },
 
-  /* Change the address's query. With `visit`, Back leads to what it was. */
-  writeQuery(changes, visit) {
+  /* Change the address's query. With `visit`, Back leads to what it was; `anew`: also where the query is the
+     same, of another file. An entry keeps the file's path, which no address holds. */
+  writeQuery(changes, visit, anew = false) {
     const search = explorer.queryWith(location.search, changes);
-    if (search === location.search) return;
-    history[visit ? 'pushState' : 'replaceState'](null, '', location.pathname + search);
+    if (search === location.search && !anew) return;
+    const {file} = explorer.local;
+    history[visit ? 'pushState' : 'replaceState']({file}, '', location.pathname + search);
   },
 });

@@ -5,24 +5,35 @@ Object.assign(explorer, {
 
   /* The section asks again as more becomes known, and begins to compute it for each record. */
   answerSection(section) {
-    let tensor = '', record = '', shown = '';
+    const {element} = section;
+    let tensor = '', record = '', known = '', waits = false;
     const fill = () => {
       const query = explorer.query(), of = keys => JSON.stringify(keys.map(key => query[key] || ''));
       const anew = of(section.keys.filter(key => !['scheme', 'second', 'row', 'column', 'frontier'].includes(key)));
-      if (section.running ? anew === tensor : of(section.keys) === record) return;
+      const other = of(section.keys) !== record;
+      if (section.running && !waits ? anew === tensor : !other) return;
       [tensor, record] = [anew, of(section.keys)];
       section.restart('filling');
     };
     section.act = (kind, {data, shift}) => { if (kind === 'point' && data) explorer.takePoint(data[1], shift); };
-    section.element.addEventListener('waits', fill);
-    section.element.addEventListener('ended', () => { if (shown !== 'complete') fill(); });
-    section.element.addEventListener('filled', ({detail}) => {
+    element.addEventListener('waits', () => {
+      waits = true;  // for A or B: what the run before computes may come later
+      fill();
+    });
+    element.addEventListener('ended', () => {
+      if (known === 'complete') return;
+      if (!section.failures) return fill();
+      record = '';
+      setTimeout(fill, Math.min(3000 * 2 ** section.failures, 60_000));
+    });
+    element.addEventListener('filled', ({detail}) => {
       if (detail?.said !== undefined) {
         explorer.markTakes();
         document.getElementById('frontier-card').toggleAttribute('data-table', Boolean(detail.table));
-        shown = detail.tick;
-        if (shown !== 'complete') fill();
-      } else if (detail?.tick && detail.tick !== shown) section.ask(true);
+        known = detail.tick;
+        waits = known === 'sample';
+        if (known !== 'complete') fill();
+      } else if (detail?.tick && detail.tick !== known) section.ask(true);
     });
   },
 

@@ -53,6 +53,7 @@ explorer.picker = (element, props, watch, side, none) => {
     label.textContent = !shown || known ? 'Scheme' : 'Scheme (custom)';
     field.placeholder = none || 'type to search';
     if (!popup) back();
+    if (document.activeElement === field) field.select();  // typing replaces the name
     if (explorer.ready) explorer.schemes.used(shown);
     const {terms} = explorer.schemes.row(shown);
     about.replaceChildren(...terms.map(term => {

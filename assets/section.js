@@ -13,7 +13,10 @@ Object.assign(explorer, {
 
   /* A run ended without saying so: its request was refused, or the server has failed. */
   runEnded(name) {
-    explorer.sections.get(name)?.endRun('The server does not answer.');
+    const section = explorer.sections.get(name);
+    if (!section?.running) return;
+    section.failures += 1;
+    section.endRun('The server does not answer.');
   },
 });
 
@@ -24,6 +27,8 @@ class Section {
     this.near = false;   // on the screen, or nearly
     this.drawn = false;  // it has shown something
     this.asked = 0;      // counts requests: the newest answer wins
+    this.acted = 0;      // the same, of acts and of files that are sent
+    this.failures = 0;   // runs that failed one after another
     this.stale = true;   // what is shown is of another record
     this.running = null;
     this.figures = {};
@@ -102,12 +107,11 @@ class Section {
 
   /* A line of the section: why it shows nothing new. */
   say(words, kind = '') {
-    const line = this.element.querySelector('[data-slot=status]');
+    const line = this.element.querySelector('[data-slot=status]'), top = line?.getBoundingClientRect().top;
     this.box.toggleAttribute('data-computing', kind === 'computing');
-    if (!line) {
-      if (words) explorer.notice(words);
-      return;
-    }
+    const unseen = !line?.parentElement.offsetParent || top < explorer.contents.bottom() || top > innerHeight;
+    if (words && unseen && (!line || kind === 'refusal')) explorer.notice(words);
+    if (!line) return;
     const said = Object.assign(document.createElement('div'), {className: `status ${kind}`, textContent: words});
     said.setAttribute('role', 'status');
     line.replaceChildren(...words ? [said] : []);
@@ -127,8 +131,12 @@ class Section {
     return Boolean(this.element.querySelector(':scope > details:only-child:not([open])'));
   }
 
+  /* The first screen of the place that is shown follows wherever the page is scrolled to: what stands below
+     waits for what it computes. */
+  get follows() { return this.near || Boolean(this.eager && this.box.offsetParent); }
+
   refresh() {
-    return this.near && this.stale ? this.ask() : null;
+    return this.follows && this.stale ? this.ask() : null;
   }
 
   /* Show the view of the record, unless another one is asked for meanwhile; `same`: what is shown is of this
@@ -147,7 +155,7 @@ class Section {
     const answer = await this.call('view', explorer.query());
     this.asking = mine !== this.asked;
     clearTimeout(slow);
-    if (mine !== this.asked || answer.left) return;
+    if (mine !== this.asked) return;
     if (answer.waits || answer.failed) {
       const some = Object.keys(answer.slots || {}).length > 0;
       if (some) this.fill(answer.slots);
@@ -173,29 +181,40 @@ class Section {
   }
 
   /* Call a server function. Gradio's client gives nothing for a refusal, as of a busy page: that is an answer
-     too. */
+     too. A server that hangs is said, and not waited for any longer after a minute. */
   async call(name, given) {
-    const answer = await this.server[name](given).catch(() => null);
+    let told = false, end;
+    const said = setTimeout(() => {
+      told = true;
+      explorer.notice('The server has not answered for 8 s.');
+    }, 8000);
+    const late = new Promise(done => { end = setTimeout(done, 60_000); });
+    const answer = await Promise.race([this.server[name](given).catch(() => null), late]);
+    clearTimeout(said);
+    clearTimeout(end);
+    if (told) explorer.notice('');
     return answer || {failed: true, refused: 'The server is busy or does not answer; what is shown stays.'};
   }
 
   take(answer) {
     const problems = [...new Set(Object.values(answer.problems || {}))];
     explorer.drop(Object.keys(answer.problems || {}));
+    if (answer.set) explorer.set(answer.set);
     this.say([answer.refused, ...problems].filter(Boolean).join('. '), answer.refused ? 'refusal' : '');
     for (const words of answer.notices || []) explorer.notice(words);
-    if (answer.set) explorer.set(answer.set);
     if (answer.slots) this.fill(answer.slots);
     else if (!answer.set) this.setControls();
   }
 
   /* Do an act of the section, named by a button or a figure, on `what`. What a point of a figure holds as
-     `set` needs no server. */
+     `set` needs no server. The newest act wins, and Back. */
   async act(name, what, figure = '') {
     if (what?.data?.set) return explorer.set(what.data.set);
     if (!this.server?.act) return;
+    const mine = ++this.acted, {visits} = explorer;
     const said = {...explorer.query(), act: name, what: JSON.stringify({...what, figure})};
-    this.take(await this.call('act', said) || {});
+    const answer = await this.call('act', said);
+    if (mine === this.acted && visits === explorer.visits) this.take(answer);
   }
 
   /* --- runs ----------------------------------------------------------------------------------------- */
@@ -261,15 +280,18 @@ class Section {
     if (!value) return;
     const said = JSON.parse(value), {running} = this;
     if (!running || said.number !== running.number) return;
-    if (said.slots) {
+    const now = explorer.query();
+    const other = this.keys.some(key => (running.query[key] || '') !== (now[key] || ''));
+    if (said.slots && !other) {
       this.fill(said.slots);
       running.told = 'status' in said.slots;
     }
     if (!said.ended) return;
+    this.failures = 0;
     this.endRun('');
-    if (!running.told || said.refused || Object.keys(said.problems || {}).length) this.take(said);
-    const now = explorer.query();
-    if (this.keys.some(key => (running.query[key] || '') !== (now[key] || ''))) this.behind();
+    if (!other && (!running.told || said.refused || Object.keys(said.problems || {}).length)) this.take(said);
+    if (other) this.behind();
+    if (running.name !== 'filling') explorer.ran(this);
   }
 
   /* --- what a visitor does ---------------------------------------------------------------------------- */
@@ -280,9 +302,13 @@ class Section {
     const {upload: key, act} = input.dataset, [file] = input.files;
     if (!file) return;
     this.say(`Uploading ${file.name} …`, 'computing');
-    const sent = await this.upload(file).catch(() => null);
+    const mine = ++this.acted, {visits} = explorer;
+    const sent = await this.upload(file).catch(error => ({why: String(error?.message || error)}));
     input.value = '';
-    if (!sent?.path) return this.say(`${file.name} could not be uploaded: it may be too large.`, 'refusal');
+    if (mine !== this.acted || visits !== explorer.visits) return;
+    if (!sent?.path) {
+      return this.say(`${file.name} could not be uploaded: ${sent?.why || 'the server does not answer'}.`, 'refusal');
+    }
     if (key) explorer.local[key] ??= '';
     if (act) return this.act(act, {...input.dataset, path: sent.path});
     explorer.set({[key]: sent.path});

@@ -8,7 +8,7 @@ Object.assign(explorer, {
   ready: false,
 
   /* Values that no address holds: the path of an uploaded file, which a reload keeps, and long texts. */
-  local: {file: sessionStorage.getItem('file') || ''},
+  local: {file: history.state?.file || sessionStorage.getItem('file') || ''},
 
   /* The record: what the address says, and what it cannot hold. */
   query() {
@@ -19,12 +19,14 @@ Object.assign(explorer, {
   /* Change the record. With `visit`, Back leads to what it was. An empty value takes a key out. */
   set(changes, visit = true) {
     if (visit) explorer.settle();
-    const linked = {...changes};
+    explorer.notice('');
+    explorer.refuseFile('');
+    const linked = {...changes}, {file} = explorer.local;
     for (const key of Object.keys(changes)) {
       if (key in explorer.local) [explorer.local[key], linked[key]] = [changes[key], ''];
     }
     if (changes.file) sessionStorage.setItem('file', changes.file);
-    explorer.writeQuery(linked, visit);
+    explorer.writeQuery(linked, visit, file !== explorer.local.file);
     explorer.recordChanged();
     if (!('tab' in changes)) return;
     const {place, section} = explorer.placeOf(new URLSearchParams(location.search));
@@ -46,7 +48,7 @@ Object.assign(explorer, {
     const same = key => (before[key] || '') === (now[key] || '');
     const changed = [...explorer.sections.values()].filter(section => !section.keys.every(same));
     for (const section of changed) section.stale = true;
-    const first = changed.filter(section => section.eager && section.near);
+    const first = changed.filter(section => section.eager && section.follows);
     const rest = () => changed.forEach(section => section.refresh());
     if (first.length) Promise.all(first.map(section => section.refresh())).finally(rest);
     else rest();
@@ -70,7 +72,6 @@ Object.assign(explorer, {
     const bar = await explorer.bar, {visits} = explorer, file = acts.find(act => act.do === 'file');
     const answer = await bar.call('act', {...explorer.query(), act: 'choose', what: JSON.stringify({acts})});
     if (visits !== explorer.visits) return;  // Back has led elsewhere meanwhile
-    for (const words of answer.notices || []) explorer.notice(words);
     if (answer.refused) {
       if (file) explorer.refuseFile(file.name, answer.refused);
       else explorer.notice(answer.refused);
@@ -79,7 +80,15 @@ Object.assign(explorer, {
     }
     const to = acts.findLast(act => act.place)?.place;
     explorer.set({...answer.set, ...to ? explorer.addressOf(to, '') : {}});
+    for (const words of answer.notices || []) explorer.notice(words);
     if (to) explorer.closePanels();
+  },
+
+  /* A run of a section has ended: what it has made may be shown by others. */
+  ran(section) {
+    for (const one of explorer.sections.values()) {
+      if (one !== section && !one.eager && one.box.offsetParent) one.behind();
+    }
   },
 
   /* --- the bar ----------------------------------------------------------------------------------------- */
@@ -175,6 +184,9 @@ addEventListener('popstate', () => {
   const query = new URLSearchParams(location.search), {place, section} = explorer.placeOf(query);
   explorer.visits += 1;
   explorer.noted = {};
+  explorer.notice('');
+  explorer.refuseFile('');
+  explorer.local.file = history.state?.file ?? explorer.local.file;
   explorer.acts = [];
   explorer.closePanels();
   const moved = place !== document.documentElement.dataset.place || section !== explorer.sectionAtTop();

@@ -14,15 +14,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import plotly.graph_objects as go
-
 from app import limits
 from app.parts import html
 from app.parts.controls import NumberInput, Select, TextInput
 from app.parts.refusals import words_of
 from app.parts.report_files import REPORT_KINDS, report_slots
-from app.parts.section import RECORD, Section, Shown
-from app.sections.subject import ACTS, KEYS, ModelSubject, panel, recorded, subject
+from app.parts.section import RECORD, Section, Shown, run_buttons
+from app.sections.subject import ACTS, KEYS, ModelSubject, panel, recorded, subject, surveyed_here
 from app.state.analyses import each, loading, reported
 from app.state.choices import MOST_PATTERNS
 from app.state.files import fresh_folder
@@ -240,9 +238,9 @@ def view(query: Query) -> Shown:
     except (ValueError, OSError) as error:
         return {
             **shown,
-            "headline": html.refusal(words_of(error)),
+            "headline": html.refusal(words_of(error)) + _way_on(query),
             "controls": _controls(query, None),
-            **_unplanned(query),
+            "budget-curve": "",
         }
     found, front = plan.got.survey, plan.got.front
     check = visit().checks.get(plan.recipe.to_json())
@@ -261,23 +259,19 @@ def view(query: Query) -> Shown:
         else html.status("Not measured yet: the loss is predicted."),
         "command": html.commands(commands(plan.got, f"{_name(plan)}.json")),
         "do": html.render("budget_do", file=f"{_name(plan)}.json", recipe=_encoded(plan.recipe)),
-        "unsurveyed": "",
     }
 
 
-def _unplanned(query: Query) -> Shown:
-    """What an address without a recipe shows: an empty figure, and for a model without a survey the way to
-    one."""
-    nothing: dict[str, str | go.Figure] = {"budget-curve": "", "unsurveyed": ""}
+def _way_on(query: Query) -> str:
+    """The button that surveys a model without a survey."""
     try:
         one = subject(query)
     except (ValueError, OSError):
-        return nothing
-    if one.survey is None:
-        nothing["unsurveyed"] = html.status(
-            f"Every linear layer of {one.name} by {len(SCHEMES)} schemes, on the built-in texts."
-        )
-    return nothing
+        return ""
+    if one.survey is not None:
+        return ""
+    said = f"Every linear layer of {one.name} by {len(SCHEMES)} schemes, on the built-in texts."
+    return html.sentence(said) + run_buttons("survey", "Survey this model")
 
 
 def _controls(query: Query, plan: BudgetPlan | None) -> str:
@@ -315,7 +309,9 @@ def _headline(query: Query, plan: BudgetPlan, check: Check | None) -> list[tuple
     all layers, by measured losses where it was measured."""
     front, choice = plan.got.front, plan.got.choice
     if not SENSITIVITIES[front.signal].is_loss:
-        return [(f"At {choice.bits:.2f} bits no loss is predicted: {SENSITIVITIES[front.signal].trust}", "")]
+        signal = SENSITIVITIES[front.signal]
+        said = f"At {choice.bits:.2f} bits no loss is predicted, but the {signal.label}. {signal.trust}"
+        return [(said, "")]
     mine, how = choice.loss, f"predicted{weights_alone(front.weights_alone)}"
     if (by := forced_method(plan.got)) not in ("", RTN.name):
         how = f"predicted for rounding, before {label_of(by)}"
@@ -620,8 +616,8 @@ def survey_it(query: Query) -> Iterator[Shown]:
             return survey_model(plan, data.unfinished[key], bounds, layers, ran)
 
     found = yield from _told(reported(compute), lambda: what[0])
-    data.surveys[key] = data.unfinished.pop(key)
-    file = html.downloads([data.surveys[key]])
+    made = surveyed_here(one.place, one.revision)["file"] = data.unfinished.pop(key)
+    file = html.downloads([made])
     yield {**view(query), "survey-file": file, "status": html.status(f"Surveyed: {about_survey(found)}")}
 
 

@@ -22,7 +22,6 @@ from app.serving import uploads
 from app.state.memo import Memo
 from app.state.query import Query
 from app.state.selection import model_source
-from app.state.visits import visit
 from explorer import SourceError, words
 from explorer.models.files import Role, itemsize, role_of, weights_sha256
 from explorer.sources.base import TensorSource
@@ -42,6 +41,8 @@ _AT_REVISION = re.compile(r"([\w.-]+/[\w.-]+)@(\S+)")
 """A Hub id with a revision."""
 _SURVEYS = Memo[Survey](32)
 _SUBJECTS = Memo["ModelSubject"](64)
+_MADE = Memo[dict[str, Path]](64)
+"""Files of surveys that were made here."""
 _HASHED = 1 << 30
 """The largest model whose weights are hashed to find a recorded survey of them."""
 
@@ -159,7 +160,7 @@ def _kept_of(found: Survey) -> dict[str, int]:
 def _of_model(query: Query, place: str, revision: str, which: str, path: Path | None) -> ModelSubject:
     """The model at a place, with the survey that is asked for, the visitor's own, or a recorded one."""
     source = model_source(place, revision)
-    own = visit().surveys.get((place, revision))
+    own = surveyed_here(place, revision).get("file")
     if path is None and own is not None and own.exists():
         which, path = OWN, own
     if path is not None and not _fits(survey_at(path), source):
@@ -176,6 +177,13 @@ def _of_model(query: Query, place: str, revision: str, which: str, path: Path | 
         return _unsurveyed(source, place, revision)
 
     return _SUBJECTS.get(key, made, lambda _: 1)
+
+
+def surveyed_here(place: str, revision: str) -> dict[str, Path]:
+    """The file of the survey that was made here of a model as it is now, under "file", by the built-in texts:
+    a page that is opened anew, or by somebody else who names the model, has it too."""
+    key = (place, revision, folder_stamp(place, limits.current().sources))
+    return _MADE.get(key, dict, lambda _: 1)
 
 
 def _fits(found: Survey, source: TensorSource) -> bool:

@@ -75,8 +75,7 @@ class VisitData:
     trained: networks of the visitor's last training.
     taken: files that were made last of a tensor, and of what they are.
     written: the texts of the visitor's last run of a model, as its section shows them.
-    surveys: files of surveys that were made here, by the model's place and revision; unfinished: of those
-    that were stopped.
+    unfinished: files of surveys that were stopped, by the model's place and revision.
     checks: losses that were measured here, by the recipe's file.
     """
 
@@ -85,7 +84,6 @@ class VisitData:
     captured: Path | None = None
     gemm_timings: Recording[GemmTiming] | None = None
     failed: dict[Hashable, str] = field(default_factory=dict)
-    surveys: dict[tuple[str, str], Path] = field(default_factory=dict)
     compared: ComparedCheckpoints | None = None
     trained: TrainedNetworks | None = None
     taken: tuple[tuple[Hashable, ...], tuple[Path, ...]] | None = None

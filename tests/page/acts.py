@@ -13,6 +13,8 @@ HANGS = 600_000
 """Milliseconds after which what is waited for hangs. No test has another limit."""
 expect.set_options(timeout=HANGS)
 SIZE: ViewportSize = {"width": 1440, "height": 900}
+LARGE = "normal_4096"
+"""A built-in tensor of 4096 x 4096, whose answers take seconds."""
 ASKED = re.compile("queue/join|component_server")
 
 COUNTED = """(() => {

@@ -26,6 +26,7 @@ from explorer.recordings.gemm import recorded_gemms
 from explorer.recordings.machine import Machine
 from tests.covering import THOROUGH
 from tests.page.acts import (
+    Held,
     at_rest,
     click,
     drawn,
@@ -110,6 +111,19 @@ def test_a_budget_is_dragged_and_typed(page: Page, url: str) -> None:
     field.press("Enter")
     expect(sentence).to_contain_text(re.compile(r"At 6\.\d\d bits .* 57 MB"))
     wait_for_query(page, f"budget={slider.input_value()}")
+    held = Held(page, lambda request: "typed" in (request.post_data or ""))
+    for budget in ("4.2 bits", "5 bits"):
+        field.fill(budget)
+        held.during(lambda: field.press("Enter"))
+    held.end()
+    expect(sentence).to_contain_text(re.compile(r"At (5\.0|4\.9)\d bits"))
+    wait_for_query(page, "budget=5")
+    for name in ("Measure", "Write checkpoint"):
+        button = page.get_by_role("button", name=name)
+        look_at(button)
+        over = "e => { const b = e.getBoundingClientRect();"
+        over += " return document.elementFromPoint(b.x + b.width / 2, b.y + b.height / 2) === e; }"
+        assert button.evaluate(over), f"something lies over {name}"
     address = page.url
     field.fill("much")
     field.press("Enter")

@@ -13,7 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
+import torch
 from playwright.sync_api import Page, Route, expect
+from safetensors.torch import save_file
 
 from app.state.record import Record
 from explorer import SCHEMES
@@ -21,8 +23,10 @@ from explorer.sources.samples import SAMPLES
 from tests.covering import THOROUGH
 from tests.page.acts import (
     ASKED,
+    LARGE,
     Held,
     at_rest,
+    drawn,
     drop,
     leave_panel,
     load_file,
@@ -188,3 +192,57 @@ def test_a_link_to_ones_own_file_says_so_in_the_page(page: Page, url: str, tmp_p
     page.go_back()
     expect(chip).to_have_text("mine")
     assert not page.locator(".page-notice").count()
+
+
+@THOROUGH
+@pytest.mark.expects_errors(NOISE)
+def test_what_is_computed_goes_on(page: Page, url: str) -> None:
+    """After a run that failed, and where the page is scrolled below the first screen: a section there waits
+    for nothing that nobody computes."""
+    failed: list[str] = []
+
+    def once(route: Route) -> None:
+        if "queue/join" not in route.request.url or failed:
+            route.continue_()
+            return
+        failed.append(route.request.url)
+        route.fulfill(status=503, json={"detail": "busy"})
+
+    page.route(ASKED, once)
+    open_page(page, url, f"scheme=int4_row&sample={LARGE}")
+    expect(page.locator("#shortlist tbody")).not_to_contain_text("≈")
+    assert failed
+    drawn(page, "error-map")
+    page.evaluate("explorer.choose({do: 'scheme', side: 'a', text: 'int5_group32'})")
+    expect(page.locator("#chip-a")).to_contain_text("INT5")
+    at_rest(page)
+    expect(page.locator("#section-inspector")).to_contain_text("32 values")
+
+
+@THOROUGH
+@pytest.mark.shared_page
+def test_two_files_with_one_tensor_name(page: Page, url: str, tmp_path: Path) -> None:
+    """They have the same address, and Back leads to the first of them."""
+    open_page(page, url, "scheme=int4_row")
+    card = page.locator(".tensor-card h2")
+    for name, rows in (("a", 24), ("b", 40)):
+        save_file({"w": torch.ones(rows, 64)}, tmp_path / f"{name}.safetensors")
+        load_file(page, tmp_path / f"{name}.safetensors")
+        expect(card).to_contain_text(f"{rows} × 64")
+        at_rest(page)
+    page.go_back()
+    expect(card).to_contain_text("24 × 64")
+    page.go_forward()
+    expect(card).to_contain_text("40 × 64")
+
+
+@THOROUGH
+@pytest.mark.shared_page
+def test_typing_replaces_the_schemes_name(page: Page, url: str) -> None:
+    open_page(page, url, BEGIN)
+    page.locator("#chips [data-panel=a]").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#pick-a")).to_be_focused()
+    page.keyboard.type("int8_row")
+    page.keyboard.press("Enter")
+    expect(page.locator("#chip-a")).to_have_text(SCHEMES["int8_row"].label)

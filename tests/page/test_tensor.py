@@ -15,6 +15,7 @@ from playwright.sync_api import Page, expect
 
 from tests.covering import THOROUGH
 from tests.page.acts import (
+    LARGE,
     at_rest,
     click,
     drawn,
@@ -337,8 +338,6 @@ def test_a_figure_under_the_hand(page: Page, url: str) -> None:
     expect(page.locator("#error-map .cbfill").first).to_be_visible()
 
 
-LARGE = "normal_4096"
-"""A built-in tensor of 4096 x 4096, whose answers take seconds."""
 SEEN = """() => /≈/.test(document.querySelector('#answer')?.textContent) && {
   query: location.search, length: history.length, card: document.querySelector('.tensor-card').textContent,
   chip: document.querySelector('#chip-tensor').textContent}"""

@@ -209,7 +209,7 @@ def test_what_is_computed_goes_on(page: Page, url: str) -> None:
         route.fulfill(status=503, json={"detail": "busy"})
 
     page.route(ASKED, once)
-    open_page(page, url, f"scheme=int4_row&sample={LARGE}")
+    open_page(page, url, f"scheme=int8_row&sample={LARGE}")
     expect(page.locator("#shortlist tbody")).not_to_contain_text("≈")
     assert failed
     drawn(page, "error-map")

@@ -118,9 +118,9 @@ def _names(query: Query, on_cpu: bool) -> list[str]:
         return list(CPU_PRODUCTS if on_cpu else GEMMS)
     if which == USUAL:
         return list(FIRST if on_cpu else USUAL_ON_GPU)
-    chosen, said = timed_here(query, on_cpu)
+    chosen, _ = timed_here(query, on_cpu)
     if not chosen:
-        raise ValueError(f"Nothing was timed. {said}")
+        raise ValueError("Nothing was timed: A and B have no kernel here; time one product of each kind")
     return list(dict.fromkeys([*chosen, *(("fp32", "bf16") if on_cpu else ("bf16",))]))
 
 

@@ -154,7 +154,7 @@ class TensorSource(ABC):
             raise SourceError(
                 f"{info.name} is complex; accepted are real floating-point numbers, integers and booleans"
             )
-        with refused(f"{self.origin}: {info.name} is no matrix"):
+        with refused(f"{self.origin}: {info.name} cannot be quantized"):
             values = as_matrix(to_float32(tensor))
         return Matrix(
             values, info.name, self.origin, info.shape, info.dtype, cut=values.numel() < info.elements

@@ -120,7 +120,7 @@ def _names(query: Query, on_cpu: bool) -> list[str]:
         return list(FIRST if on_cpu else USUAL_ON_GPU)
     chosen, _ = timed_here(query, on_cpu)
     if not chosen:
-        raise ValueError("Nothing was timed: A and B have no kernel here; time one product of each kind")
+        raise ValueError("Nothing was timed: no library here has A or B; time one product of each kind")
     return list(dict.fromkeys([*chosen, *(("fp32", "bf16") if on_cpu else ("bf16",))]))
 
 

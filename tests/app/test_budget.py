@@ -52,8 +52,7 @@ def words(shown: str) -> str:
 def kept(monkeypatch: pytest.MonkeyPatch) -> VisitData:
     """A page that stays open."""
     data = VisitData()
-    for module in (budget, subject):
-        monkeypatch.setattr(module, "visit", lambda: data)
+    monkeypatch.setattr(budget, "visit", lambda: data)
     return data
 
 

@@ -359,7 +359,8 @@ def test_first_numbers_have_their_address_and_stand_alone(page: Page, url: str) 
     assert [page.evaluate("history.length"), page.evaluate("location.search")] == [before + 1, seen["query"]]
     visit(page, "scheme=int4_row")
     drawn(page, "error-map")
-    page.evaluate(choose.format(LARGE) + "; explorer.choose({do: 'scheme', side: 'a', text: 'int3_group128_asym'})")
+    other = "; explorer.choose({do: 'scheme', side: 'a', text: 'int3_group128_asym'})"
+    page.evaluate(choose.format(LARGE) + other)
     figure = "getComputedStyle(document.querySelector('#error-map .figure')).visibility"
     page.wait_for_function(f"{figure} === 'hidden'")
     at_rest(page)

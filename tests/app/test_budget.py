@@ -18,6 +18,7 @@ import pytest
 from app.parts.section import drawn
 from app.sections import budget, layers, subject
 from app.serving import uploads
+from app.state.memo import Memo
 from app.state.query import Query
 from app.state.visits import VisitData
 from explorer.checkpoints import EXPORTS
@@ -46,6 +47,12 @@ def recipe_of(shown: dict[str, str], folder: Path) -> ModelRecipe:
 
 def words(shown: str) -> str:
     return re.sub(r"\s+", " ", unescape(re.sub("<[^>]+>", "", shown)))
+
+
+@pytest.fixture(autouse=True)
+def none_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No survey was made here before."""
+    monkeypatch.setattr(subject, "_MADE", Memo(64))
 
 
 @pytest.fixture

@@ -43,10 +43,17 @@ struct Gathered {
     }
 };
 
+// Thread blocks of a multiprocessor. From Blackwell on, sums in double need more registers than six leave.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kThreadBlocks = kMean ? 4 : 6;
+#else
+constexpr int kThreadBlocks = 6;
+#endif
+
 // Two runs are loaded before either is used: more bytes in flight. Elements from ``kept`` on stay in the L2
 // cache. ``amax``, of two-level schemes: settle.cuh's ``tensor_scale_from``. ``scales``, ``zeros`` and
 // ``steps`` have one entry, or are null where the scheme has more blocks. ``sums`` are cleared.
-extern "C" __global__ void __launch_bounds__(256, 6)
+extern "C" __global__ void __launch_bounds__(256, kThreadBlocks)
     tensor_range(const T* x, Gathered* gathered, int* unusable, uint64_t elements, uint64_t kept, float* amax,
                  void* scales, int8_t* zeros, float* steps, double* sums) {
     follow();

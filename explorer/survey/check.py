@@ -28,7 +28,14 @@ from explorer.schemes import Scheme
 from explorer.survey.apply import input_scales_of, inputs_words
 from explorer.survey.assemble import Assembled, assemble, shapes_of
 from explorer.survey.budget import best_methods
-from explorer.survey.carried import StoredBits, model_folder, product_refusal, stored_bits, target_of
+from explorer.survey.carried import (
+    StoredBits,
+    bits_in_files,
+    model_folder,
+    product_refusal,
+    stored_bits,
+    target_of,
+)
 from explorer.survey.importances import layer_importances
 from explorer.survey.interval import Interval, predicted_interval
 from explorer.survey.loss import Loss, hash_of, reference_for
@@ -146,8 +153,9 @@ def check_recipe(
     inputs, cached = inputs_of(recipe, model, calibration), cached_by(recipe, model, calibration)
     if inputs or recipe.cache is not None:
         todo.append((WEIGHTS_ALONE, *todo[0][1:]))
-    folder = model_folder(recipe.model, recipe.revision) if recipe.target else None
-    stored = stored_bits(target_of(recipe.target), folder)
+    export = target_of(recipe.target)
+    folder = model_folder(recipe.model, recipe.revision) if export and survey is None else None
+    stored = stored_bits(export, folder) if survey is None else bits_in_files(export, survey)
     shapes = shapes_of(model, recipe.layers)
     todo += _single_schemes(recipe, shapes, survey, stored)
     rows, refused = [], dict[str, str]()

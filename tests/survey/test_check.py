@@ -132,10 +132,12 @@ def test_fused_layers_share_the_scale_of_the_tensor(llama: Model, tiny_llama: Pa
 
 
 def test_a_check_stands_beside_what_the_recipe_could_be(llama: Model, survey: Survey) -> None:
-    """Schemes that it was not allowed prove nothing about it."""
+    """Schemes that it was not allowed prove nothing about it. Bits are the recipe's, without a folder too."""
+    survey = replace(survey, head=replace(survey.head, model="nowhere"))
     kept_to = Constraints(("int4_group64", "int8_row"), EXPORTS["compressed-tensors"], fuse=True)
     recipe = recipe_of(survey, frontier(survey, "weight", kept_to).at(6), "weight", constraints=kept_to)
     check = check_recipe(recipe, llama, HELD_OUT, survey)
+    assert check.rows[0].bits == pytest.approx(recipe.bits, rel=1e-9)
     single = [row.name for row in check.rows if row.what == ONE_SCHEME]
     assert single == ["int4_group64"] and check.single and check.single.name == "int4_group64"
     assert "INT4 group 64 (" in truth(check) and "compressed-tensors" in truth(check) and not check.uniform

@@ -70,7 +70,7 @@ def view(query: Query) -> Shown:
     found, layer = dict[str, Any].fromkeys(COMPARED, ""), dict[str, Any].fromkeys(LAYER, "")
     if kept is not None and kept.names == names:
         found |= _compared(query, kept)
-    if (weight := WEIGHT.of(query)) and all(names):
+    if (weight := WEIGHT.of(query)) and names[0] and names[2]:
         try:
             layer |= _layer(names, weight)
         except ValueError as error:
@@ -82,7 +82,7 @@ def compare(query: Query) -> Iterator[Shown]:
     """Compare a quantized checkpoint with its original, layer by layer: what is stored, in how many bits, and
     its error. Stopping keeps what is there."""
     names = _names(query)
-    for name, which in zip(names, ("the original", "the quantized one"), strict=True):
+    for name, which in zip(names[::2], ("the original", "the quantized one"), strict=True):
         if not name:
             folders = limits.current().sources.folders
             accepted = "a folder, a .gguf file or a Hub id" if folders else "a Hub id (owner/name)"
@@ -107,20 +107,27 @@ def compare(query: Query) -> Iterator[Shown]:
     yield so_far(f"{len(rows)} weights of {opened.original.origin} and {opened.quantized.origin}.", True)
 
 
-def _names(query: Query) -> tuple[str, str]:
-    """The original, which is the model in the bar unless another is named, and the quantized checkpoint."""
-    return ONE.of(query).strip() or query.get("model", "").strip(), OTHER.of(query).strip()
+def _names(query: Query) -> tuple[str, str, str]:
+    """The original and its revision, which are the bar's unless another one is named, and the quantized
+    checkpoint."""
+    one, other = ONE.of(query).strip(), OTHER.of(query).strip()
+    model, revision = (query.get(key, "").strip() for key in ("model", "revision"))
+    return (one, "", other) if one else (model, revision, other)
 
 
-def _opened(names: tuple[str, str]) -> Opened:
+def _opened(names: tuple[str, str, str]) -> Opened:
     """Both checkpoints, their headers read once. ``ValueError`` for what may not be opened here."""
-    bounds = limits.current().sources
-    return _OPENED.get(_key(names), lambda: open_pair(*names, bounds), lambda _: 1)
+    (one, revision, other), bounds = names, limits.current().sources
+
+    def opened() -> Opened:
+        return open_pair(one, other, bounds, original_revision=revision or None)
+
+    return _OPENED.get(_key(names), opened, lambda _: 1)
 
 
-def _key(names: tuple[str, str]) -> tuple[object, ...]:
+def _key(names: tuple[str, str, str]) -> tuple[object, ...]:
     bounds = limits.current().sources
-    return (*names, *(folder_stamp(name, bounds) for name in names), bounds)
+    return (*names, *(folder_stamp(name, bounds) for name in names[::2]), bounds)
 
 
 def _compared(query: Query, kept: ComparedCheckpoints, files: bool = True) -> Shown:
@@ -144,7 +151,7 @@ def _files(kept: ComparedCheckpoints) -> tuple[Path, ...]:
     return kept.files
 
 
-def _layer(names: tuple[str, str], weight: str) -> Shown:
+def _layer(names: tuple[str, str, str], weight: str) -> Shown:
     """One weight before and after, as figures of a tensor."""
     opened, most = _opened(names), limits.current().elements
 
@@ -175,7 +182,7 @@ def _about(row: LayerDiff) -> str:
 SECTION = Section(
     name="checkpoints",
     title="Two checkpoints",
-    follows=("model",),
+    follows=("model", "revision"),
     controls=(ONE, OTHER, ORDER, WEIGHT),
     view=view,
     runs={"compare": compare},

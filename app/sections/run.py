@@ -64,15 +64,20 @@ Result = TypeVar("Result")
 
 
 def view(query: Query) -> Shown:
-    """Show the texts of the visitor's last run, or the recorded run."""
-    return visit().written or _recorded()
+    """Show the texts of the visitor's last run, if it was of the model in the bar, or the recorded run."""
+    written = visit().written
+    return written[1] if written is not None and written[0] == _model(query) else _recorded()
+
+
+def _model(query: Query) -> tuple[str, ...]:
+    return tuple(query.get(key, "").strip() for key in subject.KEYS)
 
 
 def _recorded() -> Shown:
     """The recorded run: whose it is, its texts, and the commands that write them; nothing without one."""
     recording = recorded_texts()
     if not recording:
-        return {}
+        return dict.fromkeys(("source", "texts", "command"), "")
     columns = []
     for one in recording.rows:
         label = label_of_text(one.scheme) if one.scheme else COLUMNS[ORIGINAL]
@@ -109,7 +114,7 @@ def write(query: Query) -> Iterator[Shown]:
         raise NothingChosenError(NO_MODEL)
     check_runnable(model.place, model.revision)
     opened = subject_of(model.place, None, model.revision or None, limits.current().sources)
-    run = _Run(opened, prompt, count)
+    run = _Run(opened, prompt, count, _model(query))
     for name in names:
         run.add(name, schemes.get(name, ""), query)
     try:
@@ -124,8 +129,8 @@ def write(query: Query) -> Iterator[Shown]:
 class _Run:
     """A run of one model: its columns, filled one after another."""
 
-    def __init__(self, plain: Subject, prompt: str, tokens: int) -> None:
-        self.plain, self.prompt, self.tokens = plain, prompt, tokens
+    def __init__(self, plain: Subject, prompt: str, tokens: int, model: tuple[str, ...]) -> None:
+        self.plain, self.prompt, self.tokens, self.model = plain, prompt, tokens, model
         self.columns: list[TextColumn] = []
         self._recipes: dict[str, Recipe | ModelRecipe | None] = {ORIGINAL: None}
         self._visit = visit()
@@ -179,12 +184,13 @@ class _Run:
         options = [
             "--recipe recipe.json" if c.name == RECIPE else _scheme(self._recipes[c.name]) for c in shown
         ]
-        self._visit.written = {
+        written = {
             "source": "",
             "texts": texts(self.prompt, self.columns),
             "command": html.commands(_commands(self.plain.place, options, self.prompt, self.tokens)),
         }
-        return {"status": html.status(status), **self._visit.written}
+        self._visit.written = self.model, written
+        return {"status": html.status(status), **written}
 
     def _opened(self, column: TextColumn) -> Generator[Shown, None, Engine | None]:
         """The column's engine; None, and its column says why, where there is none."""

@@ -56,9 +56,10 @@ class TrainedNetworks:
 
 @dataclass
 class ComparedCheckpoints:
-    """A comparison of the checkpoints that are called ``names``, and its files once they are written."""
+    """A comparison of the checkpoints ``names`` (the original, its revision, the quantized one), and its files
+    once they are written."""
 
-    names: tuple[str, str]
+    names: tuple[str, str, str]
     found: Diff
     files: tuple[Path, ...] = ()
 
@@ -74,7 +75,7 @@ class VisitData:
     compared: the two checkpoints that the visitor's last run compared.
     trained: networks of the visitor's last training.
     taken: files that were made last of a tensor, and of what they are.
-    written: the texts of the visitor's last run of a model, as its section shows them.
+    written: the model of the visitor's last run, by its keys of the address, and its texts as they are shown.
     unfinished: files of surveys that were stopped, by the model's place and revision.
     checks: losses that were measured here, by the recipe's file.
     """
@@ -87,7 +88,7 @@ class VisitData:
     compared: ComparedCheckpoints | None = None
     trained: TrainedNetworks | None = None
     taken: tuple[tuple[Hashable, ...], tuple[Path, ...]] | None = None
-    written: Mapping[str, str] | None = None
+    written: tuple[tuple[str, ...], Mapping[str, str]] | None = None
     unfinished: dict[tuple[str, str], Path] = field(default_factory=dict)
     checks: dict[str, Check] = field(default_factory=dict)
 

@@ -191,13 +191,15 @@ def open_pair(
     quantized: str,
     limits: SourceLimits = LOCAL,
     revision: str | None = None,
+    original_revision: str | None = None,
 ) -> Opened:
     """Open two checkpoints and pair their weights. Each is a folder, a .gguf or .safetensors file, or a Hub
     id; ``revision`` is that of ``quantized``.
 
     ``SourceError`` for one that cannot be read, and for two without a common name.
     """
-    first, second = open_checkpoint(original, limits=limits), open_checkpoint(quantized, revision, limits)
+    first = open_checkpoint(original, original_revision, limits)
+    second = open_checkpoint(quantized, revision, limits)
     return Opened(first, second, find_pairs(first, second))
 
 

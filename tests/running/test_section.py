@@ -172,14 +172,16 @@ def test_names_and_prompts_are_text() -> None:
 def test_a_visitors_texts_stay_in_place_of_the_recorded_ones(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when something else was chosen meanwhile; and by Stop what was there."""
+    """Also when another scheme was chosen meanwhile, but no other model; and by Stop what was there."""
     kept = visits.VisitData()
     monkeypatch.setattr(run, "visit", lambda: kept)
     assert "recorded run" in run.view(Query({}))["source"]
     steps = write(llama, tokens=50)
     shown = next(one for one in steps if "texts" in one)
     steps.close()  # type: ignore[attr-defined]
-    assert run.view(Query({"scheme": "int8_row"}))["texts"] == shown["texts"]
+    assert run.view(Query({"model": str(llama), "scheme": "int8_row"}))["texts"] == shown["texts"]
+    for other in ({}, {"model": "owner/name"}, {"model": str(llama), "revision": "main"}):
+        assert "recorded run" in run.view(Query(other))["source"]
 
 
 def test_a_link_holds_a_short_prompt_and_none_on_a_public_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import gradio as gr
 import plotly.graph_objects as go
@@ -37,6 +39,7 @@ from app.serving.work import (
 )
 from app.state.analyses import analysing
 from app.state.query import ASKED, ELEMENT, SCHEMES_KEYS, TENSOR, Query
+from app.state.rows import fill_listed
 from app.theme import plot_data
 from explorer.progress import stoppable
 
@@ -204,13 +207,13 @@ class Section:
 
 
 def _patiently(compute: Callable[[Query], Shown] | None, query: Query) -> Shown:
-    """A section's view for a program, which waits until the tensor is quantized."""
+    """A section's view for a program, which waits until the tensor is quantized, and its list."""
     assert compute is not None
-    try:
-        return compute(query)
-    except NotComputedError:
-        for _ in analysing(query.record):
-            pass
+    for steps in (analysing, partial(fill_listed, of_searches=False), partial(fill_listed, of_searches=True)):
+        try:
+            return compute(query)
+        except NotComputedError:
+            deque(cast(Iterator[object], steps(query.record)), 0)
     return compute(query)
 
 

@@ -26,7 +26,7 @@ from app.sections.bar import tensor_name
 from app.serving.work import FILLING
 from app.state.analyses import Pairs, analyses_of, analysing, at_hand, output_sqnr
 from app.state.estimates import Estimated, estimated
-from app.state.known import keep_whole, known_rows
+from app.state.known import keep_analyses, keep_whole, known_rows
 from app.state.layers import codes_words
 from app.state.memo import Memo
 from app.state.query import Query
@@ -72,8 +72,7 @@ def answered(
     works for it, the SQNR of the layer's output by each; ``part``: what is shown of the schemes."""
     matrix, pairs = found
     shape = (matrix.values.shape[0], matrix.values.shape[1])
-    for (_, analysis), text in zip(pairs, chosen.schemes, strict=True):
-        keep_whole(chosen, text, analysis.report)
+    keep_analyses(chosen, pairs)
     lost = any(analysis.report.max_error for _, analysis in pairs)
     better = grid_words(matrix.values) if lost else ""
     return _answered(chosen, matrix.name, shape, {}, outputs, better, part)
@@ -246,13 +245,13 @@ def rows_words(rows: Sequence[ComparisonRow]) -> str:
 def fill(query: Query) -> Iterator[Shown]:
     """Compute what the first screen waits for; kept for the next visit."""
     chosen = query.record
-    tried, failed = (tensor_key(chosen), chosen.schemes), visit().failed
-    failed.pop(tried, None)
+    failed = visit().failed
+    failed.clear()
     try:
         for said in analysing(chosen):
             yield {"status": html.status(said)}
     except (ValueError, OSError) as error:
-        failed[tried] = words_of(error)
+        failed[tensor_key(chosen), chosen.schemes] = words_of(error)
         yield {"tick": COMPLETE}
         return
     looked = 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
@@ -10,13 +9,14 @@ import plotly.graph_objects as go
 
 from app.parts import html
 from app.parts.controls import IntegerInput, TextInput
-from app.parts.refusals import words_of
-from app.parts.section import SELECTION, Section, Shown
+from app.parts.refusals import page_words
+from app.parts.section import SELECTION, NotComputedError, Section, Shown
 from app.sections.overview import whole
-from app.state.analyses import Pairs, analyses_of, sides_of
+from app.state.analyses import Pairs, sides_of
+from app.state.known import keep_analyses, refused, whole_errors
 from app.state.memo import Memo
 from app.state.query import ASKED, ELEMENT, Query
-from app.state.record import Record, goal_now, listed
+from app.state.record import Record, goal_now, listed, shape_of
 from app.state.selection import tensor_key
 from app.theme import plot_data
 from explorer.analysis.error_map import clipped_part, part_errors
@@ -105,24 +105,19 @@ def element(query: Query) -> Shown:
 
 
 def multiples(query: Query) -> Shown:
-    """Draw the errors of the shortlist's schemes side by side, A and B first."""
+    """Draw the errors of the shortlist's schemes side by side, A and B first, as the first screen computes
+    them."""
     chosen = query.record
-    matrix, _ = whole(chosen)
-    goal = goal_now(chosen, (matrix.values.shape[0], matrix.values.shape[1]))
-    texts = list(dict.fromkeys((*chosen.schemes, *listed(chosen, goal))))
-    left_out: list[str] = []
-
-    def draw() -> go.Figure:
-        sides: list[Side] = []
-        for text in texts:
-            try:
-                sides += sides_of(analyses_of(dataclasses.replace(chosen, scheme=text, second=""))[1])
-            except (ValueError, OSError) as error:
-                left_out.append(f"{Recipe.parse(text).label} is left out: {words_of(error)}")
-        return multiples_figure(sides, matrix.name)
-
-    drawn = _drawn(chosen, ",".join(texts), draw)
-    return {"multiples": drawn, "status": html.status(". ".join(left_out)) if left_out else ""}
+    matrix, pairs = whole(chosen)
+    keep_analyses(chosen, pairs)
+    texts = dict.fromkeys((*chosen.schemes, *listed(chosen, goal_now(chosen, shape_of(chosen)))))
+    found = {text: whole_errors(chosen, text) for text in texts}
+    missing = {Recipe.parse(text).label: refused(chosen, text) for text in texts if found[text] is None}
+    shown = {"multiples": multiples_figure([each for each in found.values() if each], matrix.name)}
+    if not all(missing.values()):
+        raise NotComputedError("The list's other schemes are being computed …", shown)
+    left_out = ". ".join(f"{label} is left out: {page_words(why)}" for label, why in missing.items())
+    return {**shown, "status": html.status(left_out) if missing else ""}
 
 
 def codes(query: Query) -> Shown:

@@ -56,6 +56,14 @@ def analyses_of(chosen: Selection, progress: Progress | None = None) -> tuple[Ma
     return matrix, [(recipe, _analysis_of(chosen, matrix, recipe, progress)) for recipe in recipes]
 
 
+def analysis_of(chosen: Selection, recipe: Recipe) -> Analysis:
+    """What ``recipe`` does to the selected tensor; not kept without a method, as A and B need the place."""
+    matrix, known = matrix_of(chosen), _ANALYSES.peek(_key(chosen, recipe))
+    if known is not None or not recipe.method:
+        return known or _analyse(chosen, matrix, recipe, None)
+    return _analysis_of(chosen, matrix, recipe, None)
+
+
 def known_report(chosen: Selection, recipe: Recipe) -> Report | None:
     """The report of ``recipe`` on all of the selected tensor, if its analysis is at hand."""
     analysis = _ANALYSES.peek(_key(chosen, recipe))
@@ -265,7 +273,7 @@ def _repair(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progres
     try:
         _, w, x = own_layer(chosen)
     except SourceError as error:
-        raise SourceError(f"{label} needs the layer's inputs, and {error}") from error
+        raise type(error)(f"{label} needs the layer's inputs, and {error}") from error
     if tuple(w.shape) != tuple(matrix.values.shape):
         raise SourceError(
             f"{label} works on whole layers, and of this one of {w.shape[0]:,} × {w.shape[1]:,} weights only "

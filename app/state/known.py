@@ -6,16 +6,21 @@ import dataclasses
 from collections.abc import Hashable
 
 from app import limits
+from app.state.analyses import Pairs, sides_of
 from app.state.estimates import known_overview
 from app.state.memo import Memo
 from app.state.selection import Selection, tensor_key
+from app.state.visits import visit
 from explorer import ComparisonRow
 from explorer.analysis.report import Report
+from explorer.figures.errors import Errors, errors_of
+from explorer.sources.base import UnreachableError
 
 _ROWS = Memo[dict[str, ComparisonRow]](256)
 """Each tensor's rows so far, by the text of the named scheme: the next visit continues a run that was cut."""
 _WHOLE = Memo[Report](4096)
 """The report of one recipe on all of one tensor."""
+_ERRORS = Memo[Errors](1024)
 _REFUSED = Memo[str](256)
 """Why a recipe cannot be computed on a tensor, or not on all of it."""
 
@@ -41,9 +46,23 @@ def _whole_row(chosen: Selection, row: ComparisonRow) -> ComparisonRow:
     return row if report is None else dataclasses.replace(row, report=report, share=1.0, half_db=None)
 
 
-def keep_whole(chosen: Selection, text: str, report: Report) -> None:
-    """Keep the report of the recipe ``text`` on all of the selected tensor."""
+def keep_whole(chosen: Selection, text: str, report: Report, errors: Errors | None = None) -> None:
+    """Keep the report of the recipe ``text`` on all of the selected tensor, and its errors."""
     _WHOLE.get(_key(chosen, text), lambda: report, lambda _: 1)
+    if errors is not None:
+        _ERRORS.get(_key(chosen, text), lambda: errors, lambda _: 1)
+
+
+def keep_analyses(chosen: Selection, pairs: Pairs) -> None:
+    """``keep_whole`` of the selected schemes."""
+    found = zip(chosen.schemes, pairs, errors_of(sides_of(pairs)), strict=True)
+    for text, (_, analysis), errors in found:
+        keep_whole(chosen, text, analysis.report, errors)
+
+
+def whole_errors(chosen: Selection, text: str) -> Errors | None:
+    """The errors of the recipe ``text`` on all of the selected tensor, if they were computed."""
+    return _ERRORS.peek(_key(chosen, text))
 
 
 def whole_report(chosen: Selection, text: str) -> Report | None:
@@ -51,11 +70,16 @@ def whole_report(chosen: Selection, text: str) -> Report | None:
     return _WHOLE.peek(_key(chosen, text))
 
 
-def refuse(chosen: Selection, text: str, why: str) -> None:
-    """Keep ``why`` the recipe ``text`` cannot be computed on the selected tensor, or not on all of it."""
-    _REFUSED.get(_key(chosen, text), lambda: why, lambda _: 1)
+def refuse(chosen: Selection, text: str, error: Exception) -> None:
+    """Keep why the recipe ``text`` cannot be computed on the selected tensor, or not on all of it. What may
+    pass is kept for this visitor alone, until the next filling."""
+    if isinstance(error, OSError | UnreachableError):
+        why = (isinstance(error, OSError) and error.strerror) or str(error)
+        visit().failed[tensor_key(chosen), (text,)] = why
+        return
+    _REFUSED.get(_key(chosen, text), lambda: str(error), lambda _: 1)
 
 
 def refused(chosen: Selection, text: str) -> str:
     """The reason that ``refuse`` kept; empty if there is none."""
-    return _REFUSED.peek(_key(chosen, text)) or ""
+    return _REFUSED.peek(_key(chosen, text)) or visit().failed.get((tensor_key(chosen), (text,)), "")

@@ -6,13 +6,21 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from app.state.analyses import analyses_of, known_output, output_of
+from app.state.analyses import analysis_of, known_output, output_of
 from app.state.estimates import known_overview, overview_rows
 from app.state.gpu_lock import locked_steps
-from app.state.known import keep_whole, known_rows, refuse, refused, surveyed, whole_report
-from app.state.record import CODES, Record, goal_now, listed
+from app.state.known import (
+    keep_analyses,
+    known_rows,
+    refuse,
+    refused,
+    surveyed,
+    whole_errors,
+    whole_report,
+)
+from app.state.record import CODES, Record, goal_now, listed, shape_of
 from app.state.selection import matrix_of
-from explorer import SCHEMES, ComparisonRow, compare_schemes
+from explorer import SCHEMES, ComparisonRow
 from explorer.analysis.estimate import Estimate
 from explorer.analysis.goals import Goal
 from explorer.analysis.schemes import searches
@@ -21,7 +29,6 @@ from explorer.analysis.survey import SAMPLE_ELEMENTS, survey
 from explorer.checkpoints.targets import held_by, why_unheld
 from explorer.methods.recipe import Recipe
 from explorer.products.shape_times import race
-from explorer.sources.tensors import Matrix
 
 WHOLE = 1 << 24
 """The most elements of which a scheme that searches is measured whole without being A or B."""
@@ -41,7 +48,7 @@ def known_by_now(chosen: Record, goal: Goal) -> str:
 def is_complete(chosen: Record, goal: Goal) -> bool:
     """True if every row of the table is of the whole tensor or says why not, and all others are known."""
     texts = listed(chosen, goal)
-    done = all(whole_report(chosen, text) is not None or refused(chosen, text) for text in texts)
+    done = all(whole_errors(chosen, text) is not None or refused(chosen, text) for text in texts)
     if any(Recipe.parse(text).method for text in texts):
         done = done and all(known_output(chosen, Recipe.parse(t)) or refused(chosen, t) for t in texts)
     return done and len(surveyed(chosen)) >= len(SCHEMES)
@@ -114,43 +121,38 @@ def filling(chosen: Record) -> Iterator[tuple[int, int]]:
     """Compute every named scheme on a small sample, then the shortlist's rows on all of the tensor, and the
     other schemes on a larger sample; yields how many of the named schemes are known, and how many there are.
     """
-    matrix = matrix_of(chosen)
-    if matrix.values.numel() > SAMPLE_ELEMENTS and not known_overview(chosen):
+    values = matrix_of(chosen).values
+    if values.numel() > SAMPLE_ELEMENTS and not known_overview(chosen):
         overview_rows(chosen)
         yield len(known_rows(chosen)), len(SCHEMES)
-    goal = goal_now(chosen, (matrix.values.shape[0], matrix.values.shape[1]))
-    every = listed(chosen, goal)
-    texts = [t for t in every if whole_report(chosen, t) is None and not refused(chosen, t)]
-    slow = [t for t in texts if searches(Recipe.parse(t).scheme)]
-    yield from _filling_whole(chosen, matrix, [t for t in texts if t not in slow])
+    yield from fill_listed(chosen, of_searches=False)
     found = surveyed(chosen)
     missing = [scheme for scheme in SCHEMES.values() if scheme.text not in found]
-    for row in locked_steps(survey(matrix.values, missing)):
+    for row in locked_steps(survey(values, missing)):
         found[row.scheme.text] = row
         yield len(known_rows(chosen)), len(SCHEMES)
-    if matrix.values.numel() <= WHOLE:
-        yield from _filling_whole(chosen, matrix, slow)
-    for text in slow:
-        if whole_report(chosen, text) is None:
-            refuse(chosen, text, TOO_SLOW.format(matrix.values.numel()))
-    yield from _filling_outputs(chosen, every)
+    yield from fill_listed(chosen, of_searches=True)
+    yield from _filling_outputs(chosen, listed(chosen, goal_now(chosen, shape_of(chosen))))
 
 
 TOO_SLOW = "of a sample: its search on all {:,} values takes long; make it A to have it of the whole"
 
 
-def _filling_whole(chosen: Record, matrix: Matrix, texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    for text in texts:
+def fill_listed(chosen: Record, of_searches: bool) -> Iterator[tuple[int, int]]:
+    """Compute the shortlist's rows on all of the tensor: those of schemes that search, or all others."""
+    size = matrix_of(chosen).values.numel()
+    for text in listed(chosen, goal_now(chosen, shape_of(chosen))):
         recipe = Recipe.parse(text)
+        known = whole_errors(chosen, text) is not None or refused(chosen, text)
+        if known or searches(recipe.scheme) != of_searches:
+            continue
         try:
-            if recipe.method:
-                _, pairs = analyses_of(dataclasses.replace(chosen, scheme=text, second=""))
-                report = pairs[0][1].report
-            else:
-                report = next(iter(locked_steps(compare_schemes(matrix.values, [recipe.scheme])))).report
-            keep_whole(chosen, text, report)
+            if of_searches and size > WHOLE:
+                raise ValueError(TOO_SLOW.format(size))
+            of_row = dataclasses.replace(chosen, scheme=text, second="")
+            keep_analyses(of_row, [(recipe, analysis_of(chosen, recipe))])
         except (ValueError, OSError) as error:  # one row that cannot be computed does not stop the others
-            refuse(chosen, text, str(error))
+            refuse(chosen, text, error)
         yield len(known_rows(chosen)), len(SCHEMES)
 
 
@@ -164,5 +166,5 @@ def _filling_outputs(chosen: Record, texts: Sequence[str]) -> Iterator[tuple[int
             try:
                 output_of(dataclasses.replace(chosen, scheme=text, second=""))
             except (ValueError, OSError) as error:
-                refuse(chosen, text, str(error))
+                refuse(chosen, text, error)
             yield len(known_rows(chosen)), len(SCHEMES)

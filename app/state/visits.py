@@ -56,8 +56,8 @@ class TrainedNetworks:
 
 @dataclass
 class ComparedCheckpoints:
-    """A comparison of the checkpoints ``names`` (the original, its revision, the quantized one), and its files
-    once they are written."""
+    """A comparison of checkpoints, and its files once they are written. names: the original, its revision,
+    and the quantized one."""
 
     names: tuple[str, str, str]
     found: Diff
@@ -74,6 +74,7 @@ class VisitData:
     gemm_timings: products that were timed for the visitor.
     compared: the two checkpoints that the visitor's last run compared.
     trained: networks of the visitor's last training.
+    failed: why recipes on a tensor could not be computed; the next filling empties it and tries again.
     taken: files that were made last of a tensor, and of what they are.
     written: the model of the visitor's last run, by its keys of the address, and its texts as they are shown.
     unfinished: files of surveys that were stopped, by the model's place and revision.

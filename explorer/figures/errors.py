@@ -47,16 +47,24 @@ side, in parts of the plot."""
 
 @dataclass(frozen=True)
 class Errors:
-    """Signed errors of the scheme called ``label``: their histogram, and the largest."""
+    """Signed errors of the scheme called ``label``: their histogram, and the largest. ``whole``: SQNR and
+    size of all elements, in words."""
 
     label: str
     spread: Spread
     largest: float
+    whole: str = ""
 
 
 def errors_of(sides: Sequence[Side]) -> list[Errors]:
     """Return the errors of all elements."""
-    return [Errors(s.label, s.analysis.errors, s.analysis.report.max_error) for s in sides]
+    found = []
+    for side in sides:
+        report = side.analysis.report
+        sqnr = f"{report.sqnr_db:.2f} dB" if report.max_error else "exact"
+        whole = f"{sqnr}, {report.bits.total:.4g} bits"
+        found.append(Errors(side.label, side.analysis.errors, report.max_error, whole))
+    return found
 
 
 def error_figure(sides: Sequence[Side], name: str) -> go.Figure:
@@ -120,15 +128,14 @@ def _say_beyond(fig: go.Figure, errors: Sequence[Errors], part: str) -> go.Figur
     return fig.update_layout(margin=margin, annotations=[text])
 
 
-def multiples_figure(sides: Sequence[Side], name: str) -> go.Figure:
+def multiples_figure(errors: Sequence[Errors], name: str) -> go.Figure:
     """Draw the histogram of errors of up to five schemes on one tensor, a panel each on the same axes and
     bins, titled with the scheme and its SQNR. On a narrow page the panels stand below one another.
 
     ``ValueError`` for none, or more than there are colours.
     """
-    if not 1 <= len(sides) <= len(COLORS):
-        raise ValueError(f"from 1 to {len(COLORS)} schemes can be shown side by side, not {len(sides)}")
-    errors = errors_of(sides)
+    if not 1 <= len(errors) <= len(COLORS):
+        raise ValueError(f"from 1 to {len(COLORS)} schemes can be shown side by side, not {len(errors)}")
     counted = on_same_bins([each.spread for each in errors])
     data: list[Dict] = []
     for index, (each, shared) in enumerate(zip(errors, counted, strict=True)):
@@ -138,17 +145,17 @@ def multiples_figure(sides: Sequence[Side], name: str) -> go.Figure:
     shares = [e.spread.share(c) for e, c in zip(errors, counted, strict=True) if e.largest > 0]
     top = max((float(share.max()) for share in shares), default=1.0)
     ends = float(counted[0].edges[0]), float(counted[0].edges[-1])
-    base = figure("", Y_TITLE, f"{name} errors of {len(sides)} schemes")
-    layout = base.layout.to_plotly_json() | _panels(sides, ends, top)
-    labels = [each.label for each in sides]
+    base = figure("", Y_TITLE, f"{name} errors of {len(errors)} schemes")
+    layout = base.layout.to_plotly_json() | _panels(errors, ends, top)
+    labels = [each.label for each in errors]
     meta = about(base, "Errors of the elements by scheme", name, labels, errors[0].spread.total)
     layout["meta"] |= meta
     return go.Figure(data, layout)
 
 
-def _panels(sides: Sequence[Side], ends: tuple[float, float], top: float) -> Dict:
+def _panels(errors: Sequence[Errors], ends: tuple[float, float], top: float) -> Dict:
     """Return the axes and titles of panels in one row; on a narrow page, below one another."""
-    count = len(sides)
+    count = len(errors)
     around = 2 * TITLE + MARGIN["b"]
     changes: Dict = {"height": PANEL * count + (count - 1) * PANEL_GAP + around}
     axes: Dict = {}
@@ -170,14 +177,12 @@ def _panels(sides: Sequence[Side], ends: tuple[float, float], top: float) -> Dic
         **axes,
         "height": PANEL + around,
         "margin": {**MARGIN, "t": 2 * TITLE},
-        "annotations": [_title(side, index) for index, side in enumerate(sides)],
+        "annotations": [_title(each, index) for index, each in enumerate(errors)],
         "meta": {"narrow": {"below": 200 * count, "changes": changes}},
     }
 
 
-def _title(side: Side, index: int) -> Dict:
+def _title(each: Errors, index: int) -> Dict:
     """Return a panel's title: the scheme, its SQNR and size."""
-    report = side.analysis.report
-    sqnr = "exact" if report.max_error == 0 else f"{report.sqnr_db:.2f} dB"
-    text = f"<b>{caption(side.label)}</b><br>{sqnr}, {report.bits.total:.4g} bits"
+    text = f"<b>{caption(each.label)}</b><br>{each.whole}"
     return {**panel_title(text, numbered("x", index), numbered("y", index), 4), "align": "left"}

@@ -43,6 +43,10 @@ class SourceError(ValueError):
         super().__init__(plain(text, _LONGEST_MESSAGE))
 
 
+class UnreachableError(SourceError):
+    """Another machine does not answer now; later it may."""
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """Header entry of one tensor. ``dtype`` is the file's own name for it."""

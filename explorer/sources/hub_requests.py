@@ -20,7 +20,7 @@ from urllib.parse import quote
 from huggingface_hub import constants
 
 from explorer.progress import Progress, checkpoint
-from explorer.sources.base import SourceError, Watched
+from explorer.sources.base import SourceError, UnreachableError, Watched
 from explorer.sources.source_limits import SourceLimits
 
 _SLOTS: dict[int, threading.BoundedSemaphore] = {}
@@ -94,10 +94,11 @@ class Visit:
             if isinstance(error, SourceError) or error is watched.stop:
                 raise
             if watch.expired or "Timeout" in type(error).__name__:
-                raise SourceError(
+                raise UnreachableError(
                     f"{self._origin}: the Hub did not answer within {watch.seconds:.0f} s"
                 ) from error
-            raise SourceError(self._not_here(f"the Hub cannot be reached: {type(error).__name__}")) from error
+            why = f"the Hub cannot be reached: {type(error).__name__}"
+            raise UnreachableError(self._not_here(why)) from error
         finally:
             watch.end()
 

@@ -13,21 +13,31 @@ import torch
 from safetensors.torch import save_file
 
 from app.sections import answer
+from app.serving.sessions import CurrentRequest, answering
 from app.state import estimates, known, rows
 from app.state.analyses import analyses_of
 from app.state.estimates import estimated
 from app.state.memo import Memo
 from app.state.record import Record, goal_now, next_record
+from app.state.visits import visit
 from explorer import SCHEMES, compare, compare_schemes, load_matrix, quantize
 from explorer.analysis.goals import GOALS
 from explorer.analysis.schemes import searches
 from explorer.analysis.shortlist import Candidate
+from explorer.sources.base import UnreachableError
+from tests.app.acting import query_of
 
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any tensor, whatever ran before."""
-    for module, kept in ((known, "_ROWS"), (known, "_WHOLE"), (known, "_REFUSED"), (estimates, "_OVERVIEWS")):
+    for module, kept in (
+        (known, "_ROWS"),
+        (known, "_WHOLE"),
+        (known, "_ERRORS"),
+        (known, "_REFUSED"),
+        (estimates, "_OVERVIEWS"),
+    ):
         monkeypatch.setattr(module, kept, Memo[Any](4096))
 
 
@@ -84,6 +94,28 @@ def test_every_row_of_the_table_is_whole_in_the_end_or_says_why(
     table = unescape(answer.answered(large, found)["listed"])
     assert "…" not in table and ("Q4_K: of a sample" in table) == (most < 1 << 18)
     assert all(rows.whole_report(large, t) or rows.refused(large, t) for t in rows.listed(large, goal))
+
+
+def test_what_may_pass_is_kept_from_its_visitor_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that failed once would take the row from everybody; the rows after it are computed, and a
+    new filling tries again."""
+    monkeypatch.setattr(rows, "survey", lambda x, schemes: iter(()))
+    chosen = Record(scheme="nvfp4", second="", shortlist="int4_group64+gptq,mxfp4")
+    fails = [ConnectionResetError("reset"), UnreachableError("the Hub did not answer")]
+    for error in fails:
+
+        def down(*_: Any, error: Exception = error) -> Any:
+            raise error
+
+        with answering(CurrentRequest("mine")), monkeypatch.context() as offline:
+            offline.setattr("app.state.analyses.own_layer", down)
+            assert list(answer.fill(query_of(**vars(chosen)))) and known.whole_report(chosen, "mxfp4")
+            assert str(error) in known.refused(chosen, "int4_group64+gptq") and visit().failed
+        with answering(CurrentRequest("another's")):
+            assert not known.refused(chosen, "int4_group64+gptq")
+    with answering(CurrentRequest("mine")):
+        assert list(answer.fill(query_of(**vars(chosen)))) and not visit().failed
+    assert known.whole_report(chosen, "int4_group64+gptq")
 
 
 def x_elements(chosen: Record) -> int:

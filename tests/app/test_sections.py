@@ -22,7 +22,7 @@ def test_two_checkpoints_take_the_bars_model_at_its_revision(monkeypatch: pytest
 
     monkeypatch.setattr("explorer.checkpoints.diff.open_checkpoint", opens)
     for one in ("", "other/two"):
-        asked = {"model": "owner/one", "revision": "a1b2", "one": one, "other": "owner/one-AWQ", "weight": "w"}
+        asked = {"model": "owner/one", "revision": "a1b2", "one": one, "other": "owner/two", "weight": "w"}
         checkpoints.view(query := Query(asked))
         assert query.problems == {"weight": "offline"}
     assert opened == [("owner/one", "a1b2"), ("other/two", None)]

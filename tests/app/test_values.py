@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ import pytest
 from app.parts.section import NotComputedError
 from app.sections import overview, values
 from app.sections.all_schemes import COLUMNS, all_schemes_table
-from app.state import rows
+from app.state import known, rows
 from app.state.analyses import analyses_of
+from app.state.memo import Memo
 from app.state.record import Record
 from app.state.selection import matrix_of
 from explorer import SCHEMES
-from tests.app.acting import figures_of, query_of
+from tests.app.acting import figures_of, query_of, traces
 from tests.covering import FEW, sampled
 
 VIEWS = {section.name: section.view for section in (overview.SECTION, *values.SECTIONS)}
@@ -79,12 +81,24 @@ def test_the_histogram_is_of_the_part_that_the_map_shows() -> None:
             values.values(type(query)({**query, "part": wrong}))
 
 
-def test_the_errors_of_the_shortlist_have_a_panel_each() -> None:
-    """A and B first; a scheme that cannot be computed is named."""
-    drawn = json.loads(shown("multiples", scheme="nvfp4", second="int8_row", shortlist="mxfp4")["multiples"])
-    assert [trace["name"] for trace in drawn["data"]] == [
-        SCHEMES[name].label for name in ("nvfp4", "int8_row", "mxfp4")
-    ]
+def test_the_errors_of_the_shortlist_have_a_panel_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A and B first; what the first screen has not computed is waited for, what it cannot is named."""
+    monkeypatch.setattr(known, "_ERRORS", Memo[Any](16))
+    pair = {"scheme": "nvfp4", "second": "int8_row"}
+    asked = {"sample": "mlp_up_in", **pair, "shortlist": "mxfp4,int4_group64+gptq"}
+
+    def panels(slots: Mapping[str, Any]) -> list[str]:
+        return [trace["name"] for trace in traces(slots["multiples"])]
+
+    names = [SCHEMES[name].label for name in ("nvfp4", "int8_row", "mxfp4")]
+    with pytest.raises(NotComputedError) as waits:
+        shown("multiples", **asked)
+    assert waits.value.meanwhile is not None and panels(waits.value.meanwhile) == names[:2]
+    assert list(rows.fill_listed(query_of(**asked).record, of_searches=False))
+    monkeypatch.setattr("app.state.analyses._analyse", lambda *_: pytest.fail("a view computes nothing"))
+    for _ in range(2):
+        slots = shown("multiples", **asked)
+        assert panels(slots) == names and "GPTQ" in slots["status"] and "mlp_up_in" in slots["status"]
 
 
 def test_a_large_tensor_is_shown_by_a_sample_first(monkeypatch: pytest.MonkeyPatch) -> None:

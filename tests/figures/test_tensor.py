@@ -19,7 +19,7 @@ from torch import Tensor
 from explorer import SCHEMES, words
 from explorer.analysis.tensor import Side, analyse, block_levels
 from explorer.figures.error_map import DECADES, EQUAL, error_map_figure
-from explorer.figures.errors import error_figure, multiples_figure
+from explorer.figures.errors import error_figure, errors_of, multiples_figure
 from explorer.figures.maps import CODES, ColourScale
 from explorer.figures.style import ORIGINAL, A, B
 from explorer.figures.tensor import scales_figures, usage_figures
@@ -51,7 +51,7 @@ def all_figures(x: Tensor, sides: list[Side]) -> dict[str, list[go.Figure]]:
         "values": [values_figure(sides[0].analysis.before, sides, levels, "n")],
         "error": [error_figure(sides, "n")],
         "map": [error_map_figure(x, sides, at, "n")],
-        "multiples": [multiples_figure([*sides, *sides[:1]], "n")],
+        "multiples": [multiples_figure(errors_of([*sides, *sides[:1]]), "n")],
         "scales": scales_figures(sides, "n"),
         "usage": usage_figures(sides, "n"),
     }

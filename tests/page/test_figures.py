@@ -23,7 +23,7 @@ from explorer.analysis.tensor import Side, analyse, block_levels
 from explorer.figures import style
 from explorer.figures.compare import frontier_figure
 from explorer.figures.error_map import error_map_figure
-from explorer.figures.errors import error_figure, multiples_figure
+from explorer.figures.errors import error_figure, errors_of, multiples_figure
 from explorer.figures.tensor import scales_figures, usage_figures
 from explorer.figures.values import values_figure
 from explorer.paths import ASSETS, PLOTLY
@@ -75,7 +75,7 @@ def figures_of(name: str) -> dict[str, go.Figure]:
         "values": values_figure(sides[0].analysis.before, sides, levels, "n"),
         "error": error_figure(sides, "n"),
         "map": error_map_figure(x, sides, at, "n"),
-        "multiples": multiples_figure([*sides, *sides[:1]], "n"),
+        "multiples": multiples_figure(errors_of([*sides, *sides[:1]]), "n"),
         "scales": scales_figures(sides, "n")[0],
         "usage": usage_figures(sides, "n")[1],
     }

@@ -30,9 +30,7 @@ KEPT = IntegerInput(key="cachetokens", label="Tokens to keep", usual=str(TOKENS)
 def capture(query: Query) -> Iterator[Shown]:
     """Run the causal model in the bar on a text; the file has all layers' keys and values, and those of the
     middle layer are offered first."""
-    where, lines, most = query.get("model", "").strip(), documents(TEXT.of(query)), KEPT.of(query)
-    if query.problems:
-        raise ValueError(". ".join(query.problems.values()))
+    where, lines, most = query.get("model", "").strip(), documents(TEXT.taken(query)), KEPT.taken(query)
     if query.get("revision", "").strip():
         raise SourceError("a model runs at its default revision here: open it without one")
     if not where:

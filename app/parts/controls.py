@@ -45,6 +45,13 @@ class Control(ABC):
             query.wrong(self.key, str(error))
             return self.read(self.usual)
 
+    def taken(self, query: Query) -> Any:
+        """``of`` for a run: ``ValueError`` where it is not valid, as a run takes nothing else for it."""
+        try:
+            return self.read(query.get(self.key) or self.usual)
+        except ValueError as error:
+            raise ValueError(f"{self.label}: {error}") from error
+
     def markup(self, text: str | None = None, **changed: Any) -> Markup:
         """The native element, holding ``text``. ``changed``: fields that differ here, such as ``options``."""
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}

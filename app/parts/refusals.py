@@ -7,9 +7,9 @@ import re
 import torch
 
 from app import limits
+from app.state.query import page_words
 from explorer import gpu
 from explorer.progress import StoppedError
-from explorer.words import without_python
 
 _REFUSED = (ValueError, StoppedError, OSError, ImportError, MemoryError, RuntimeError)
 
@@ -41,11 +41,4 @@ def words_of(error: Exception) -> str:
     return error.strerror or page_words(_FOLDERS.sub("", str(error)))
 
 
-def page_words(message: str) -> str:
-    """A message of the library without what is of use only in Python or on the command line."""
-    return _LISTS_SCHEMES.sub(SCHEMES_ARE_CHOSEN, without_python(message))
-
-
-SCHEMES_ARE_CHOSEN = "; choose one at A or B in the bar, such as int4_group128_asym or nvfp4"
 _FOLDERS = re.compile(r"(?:[A-Za-z]:)?[/\\](?:[^/\\:'\"\n]+[/\\])+")
-_LISTS_SCHEMES = re.compile(r"; `explorer schemes` lists all.*$", re.DOTALL)

@@ -79,6 +79,7 @@ class Section:
     shows, started by a button. acts: by name, what a click on ``data-act`` (or a figure's "point", "brush",
     "range") changes in the address, given the record and what was clicked. script: a function of the page's
     scripts that is called with the section, once it is built. shares: values of the project for the template.
+    says: other keys than its controls' whose invalid values it names; None: all, as the bar does.
     eager: the section is built with the page; all others when they are first near the screen. element_id,
     classes, template: where they are not those of a section of a place.
     """
@@ -92,6 +93,7 @@ class Section:
     acts: Mapping[str, Callable[[Query, Mapping[str, Any]], Mapping[str, str]]] = field(default_factory=dict)
     script: str = ""
     shares: Mapping[str, Any] = field(default_factory=dict)
+    says: Sequence[str] | None = ()
     eager: bool = False
     element_id: str = ""
     classes: str = "section"
@@ -152,20 +154,29 @@ class Section:
             return {"markup": self.markup()}
 
         def view(given: dict[str, str]) -> dict[str, Any]:
-            return _answered(self.name, given, lambda query: {"slots": drawn(compute(query))})  # type: ignore[misc]
+            return self._own(_answered(self.name, given, lambda query: {"slots": drawn(compute(query))}))  # type: ignore[misc]
 
         def act(given: dict[str, str]) -> dict[str, Any]:
             """The record, with the act's name under "act" and what was clicked, as JSON, under "what"."""
             name, what = given.pop("act", ""), given.pop("what", "{}")
             if name not in acts:
                 return {"refused": f"an act is one of {', '.join(acts)}"}
-            return _answered(self.name, given, lambda query: {"set": dict(acts[name](query, _object(what)))})
+            return self._own(
+                _answered(self.name, given, lambda query: {"set": dict(acts[name](query, _object(what)))})
+            )
 
         return [
             *([] if self.eager else [build]),
             *([view] if compute is not None else []),
             *([act] if acts else []),
         ]
+
+    def _own(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The answer with the problems that are said here: those of other keys are said elsewhere."""
+        if self.says is None or "problems" not in answer:
+            return answer
+        own = {*self.says, *(control.key for control in self.controls if control.key not in RECORD)}
+        return {**answer, "problems": {key: said for key, said in answer["problems"].items() if key in own}}
 
     def _runner(self) -> Callable[..., Iterator[str]]:
         """The listener for the section's runs; it says at its end that it has ended."""
@@ -175,8 +186,8 @@ class Section:
             function, number = self.runs.get(str(asked.get("run"))), asked.get("number")
             if function is None:
                 raise gr.Error(f"a run is one of {', '.join(self.runs)}", print_exception=False)
-            for said in _steps(f"{self.name}.{asked['run']}", function, asked.get("query")):
-                yield json.dumps({**said, "number": number})
+            for said in _steps(f"{self.name}.{asked['run']}", function, asked.get("query"), self.controls):
+                yield json.dumps({**self._own(said), "number": number})
 
         return run
 
@@ -253,14 +264,18 @@ def _answered(name: str, given: Any, compute: Callable[[Query], dict[str, Any]])
             return {"refused": said or DEFECT}
 
 
-def _steps(name: str, function: Callable[[Query], Iterator[Shown]], given: Any) -> Iterator[dict[str, Any]]:
-    """What a run shows, step by step, and at last how it ended. The same visitor's earlier run by the same
-    name ends."""
+def _steps(
+    name: str, function: Callable[[Query], Iterator[Shown]], given: Any, controls: Sequence[Control]
+) -> Iterator[dict[str, Any]]:
+    """What a run shows, step by step, and at last how it ended; a value of ``controls`` that is not valid is
+    refused. The same visitor's earlier run by the same name ends."""
     overtake(current_session(), name)
     around = nullcontext if name == FILLING else awaited
     with measured(name) as outcome:
         try:
             query = Query(given)
+            for control in () if name == FILLING else controls:
+                control.taken(query)
             for shown in checked_steps(function(query), check_of_this_run(name), around):
                 yield {"slots": drawn(shown)}
             yield {"ended": True, "problems": query.problems}

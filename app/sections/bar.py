@@ -71,7 +71,7 @@ def view(query: Query) -> Shown:
 
 
 def choose(query: Query, what: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the address's keys after the acts under "acts" of ``what`` (``app.state.record.ACTS``).
+    """Return what the acts under "acts" of ``what`` (``app.state.record.ACTS``) change in the address.
 
     A goal that cannot be is said and left out, where there are other acts: those were done before it.
     """
@@ -87,7 +87,7 @@ def choose(query: Query, what: Mapping[str, Any]) -> Mapping[str, str]:
             if act.get("do") != "goal" or len(acts) == 1:  # type: ignore[arg-type]
                 raise
             limits.notify(str(error))
-    return texts_of(_with_goal(held, wanted))
+    return {k: v for k, v in texts_of(_with_goal(held, wanted)).items() if v != query.get(k, "")}
 
 
 def _after(held: Record, act: Mapping[str, Any]) -> Record:
@@ -142,6 +142,7 @@ def bar(known: Iterable[str]) -> Section:
         name="bar",
         follows=(*RECORD, *subject.KEYS),
         view=shown,
+        says=None,
         acts={"choose": choose},
         script="explorer.barSection",
         eager=True,

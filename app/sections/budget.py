@@ -702,6 +702,7 @@ SECTION = Section(
     follows=(*KEYS, *RECORD),
     controls=(*CONTROLS, REPORT_KINDS),
     view=view,
+    says=("survey",),
     runs={"survey": survey_it, "measure": measure, "write": write, "report": report},
     acts={**ACTS, "unit": change_unit, "typed": typed, "layer": open_layer},
 )

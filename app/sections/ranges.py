@@ -43,15 +43,16 @@ def run(query: Query) -> Iterator[Shown]:
     scheme, values = _base(chosen), matrix_of(chosen).values
     x = values[: max(1, CALIBRATED // max(values.shape[1], 1))].float()
     found: Ranges = ([], [])
-    yield {"said": html.status("Comparing the ranges …")}
+    yield {"said": "", "status": html.status("Comparing the ranges …")}
     for choice in locked_steps(block_ranges(x, scheme)):
         found[0].append(choice)
-        yield {**_drawn(query, found), "said": html.status(f"{choice.label}: {choice.report.sqnr_db:.2f} dB")}
+        said = html.status(f"{choice.label}: {choice.report.sqnr_db:.2f} dB")
+        yield {**_drawn(query, found), "status": said}
     for point in locked_steps(share_curve(x, scheme)):
         found[1].append(point)
-        yield {"said": html.status(f"{100 * point[0]:.0f} % of min-max …")}
+        yield {"status": html.status(f"{100 * point[0]:.0f} % of min-max …")}
     _RANGES.get(_key(chosen), lambda: found, lambda _: 1)
-    yield view(query)
+    yield {**view(query), "status": ""}
 
 
 def _base(chosen: Record) -> Scheme:
@@ -71,7 +72,7 @@ def view(query: Query) -> Shown:
     try:
         return _drawn(query, _RANGES.peek(_key(query.record)) or ([], []))
     except ValueError as error:
-        return {"said": html.status(f"{error}."), "ranges": "", "table": ""}
+        return {"said": "", "status": html.status(f"{error}."), "ranges": "", "table": ""}
 
 
 def _drawn(query: Query, found: Ranges) -> dict[str, str | go.Figure]:

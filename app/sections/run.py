@@ -8,11 +8,11 @@ import shlex
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from app import limits
 from app.parts import cache_capture, html
-from app.parts.controls import Control, IntegerInput, MultiSelect, TextInput
+from app.parts.controls import IntegerInput, MultiSelect, TextInput
 from app.parts.section import Section, Shown
 from app.parts.texts import ORIGINAL, TextColumn, texts
 from app.sections import budget, subject
@@ -106,7 +106,7 @@ def write(query: Query) -> Iterator[Shown]:
     what is there."""
     prompt, count = _checked(query)
     schemes = {"a": query.record.scheme, "b": query.record.second}
-    names = [name for name in COLUMNS if name in _read(WHICH, query) and schemes.get(name, "-")]
+    names = [name for name in COLUMNS if name in WHICH.taken(query) and schemes.get(name, "-")]
     if not names:
         raise ValueError("choose at least one column; B needs a scheme B")
     model = subject.subject(query)
@@ -255,18 +255,10 @@ class _Run:
         return (yield from each(loading(what, work), say))
 
 
-def _read(control: Control, query: Query) -> Any:
-    """The value of a control; ``ValueError`` where it is not valid, as a run takes nothing else for it."""
-    try:
-        return control.read(query.get(control.key) or control.usual)
-    except ValueError as error:
-        raise ValueError(f"{control.label.lower()}: {error}") from error
-
-
 def _checked(query: Query) -> tuple[str, int]:
     """Prompt and number of tokens; ``ValueError`` for what is not taken here."""
     bounds = limits.current()
-    prompt, tokens = _read(PROMPT, query), _read(TOKENS, query)
+    prompt, tokens = PROMPT.taken(query), TOKENS.taken(query)
     check_prompt(prompt, tokens)
     if len(prompt) > bounds.prompt_characters:
         raise ValueError(

@@ -309,5 +309,5 @@ def _view(query: Query) -> Shown:
     return {"subject": panel(query)}
 
 
-SECTION = Section(name="subject", follows=KEYS, view=_view, acts=ACTS)
+SECTION = Section(name="subject", follows=KEYS, view=_view, says=("survey",), acts=ACTS)
 """The panel alone, for the bar."""

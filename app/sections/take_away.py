@@ -12,8 +12,8 @@ from app.parts import html, report_files
 from app.parts.controls import MultiSelect, Select
 from app.parts.report_files import KINDS
 from app.parts.section import SELECTION, Section, Shown
+from app.sections.ranges import RANGE
 from app.state.analyses import Pairs, analysing, each
-from app.state.controls import DEFAULT_RANGE
 from app.state.files import fresh_folder
 from app.state.gpu_lock import gpu_lock
 from app.state.layers import LAYERS, own_layer
@@ -155,11 +155,8 @@ def make(query: Query) -> Iterator[Shown]:
 
 def _range(query: Query) -> float | None:
     """The visitor's own range of values, as a share of min-max, where it was moved."""
-    try:
-        share = float(query.get("range", ""))
-    except ValueError:
-        return None
-    return share if 0 < share <= 1 and share != DEFAULT_RANGE else None
+    share: float = RANGE.of(query)
+    return share if share != float(RANGE.usual) else None
 
 
 def _more(query: Query, pairs: Pairs) -> More:

@@ -9,13 +9,12 @@ import plotly.graph_objects as go
 
 from app.parts import html
 from app.parts.controls import IntegerInput, TextInput
-from app.parts.refusals import page_words
 from app.parts.section import SELECTION, NotComputedError, Section, Shown
 from app.sections.overview import whole
 from app.state.analyses import Pairs, sides_of
 from app.state.known import keep_analyses, refused, whole_errors
 from app.state.memo import Memo
-from app.state.query import ASKED, ELEMENT, Query
+from app.state.query import ASKED, ELEMENT, Query, page_words
 from app.state.record import Record, goal_now, listed, shape_of
 from app.state.selection import tensor_key
 from app.theme import plot_data

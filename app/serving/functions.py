@@ -216,6 +216,7 @@ async def answer(request: Request) -> Response:
         async with LINE.place(call):
             with answering(CurrentRequest(named.session, call.check, call.address)):
                 found = await to_thread.run_sync(call.answer, limiter=_THREADS)
+                call.check()  # what met no checkpoint since it was overtaken
         return Response(found, media_type="application/json")
     except (LeftError, OvertakenError):
         return JSONResponse(None)

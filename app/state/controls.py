@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app import limits
-from explorer import SCHEMES, MappingType, ScaleRule, Scheme
+from explorer import MappingType, ScaleRule, Scheme
 from explorer.schemes import SCALE_RULES, Block, CodeRule, Convention
 from explorer.schemes.calibrators import calibrator_named
 from explorer.schemes.parts import NO_SCALE
@@ -27,8 +27,6 @@ COLUMNS, ROWS = "Group size (columns)", "Tile rows"
 """Names of the inputs for a block's sides, in labels and in messages."""
 DEFAULT_SCHEME = "int4_group128_asym"
 DEFAULT_SAMPLE = "mlp_up"
-DEFAULT_RANGE = 0.5
-"""The visitor's own range of the Calibration section, as a share of the largest value."""
 SOURCES = {"builtin": "Built-in tensor", "file": "Your file", "model": "Layer of a model"}
 
 GRANULARITIES: dict[str, str] = {
@@ -120,10 +118,6 @@ class Parts:
 
 def format_choices() -> list[tuple[str, str]]:
     return [(f.label, f.name) for f in ELEMENT_FORMATS.values()]
-
-
-def scheme_choices() -> list[tuple[str, str]]:
-    return [(s.label, s.name) for s in SCHEMES.values()]
 
 
 def parts_of(scheme: Scheme) -> Parts:

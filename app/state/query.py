@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -133,7 +134,7 @@ class Query(Mapping[str, str]):
         try:
             return str(Recipe.parse(text)) if text else ""
         except ValueError as error:
-            self.problems[key] = f"The link's scheme is not usable: {words.without_python(str(error))}"
+            self.problems[key] = f"The link's scheme is not usable: {page_words(str(error))}"
             return usual
 
     def _whole(self, key: str) -> int | None:
@@ -160,6 +161,15 @@ class Query(Mapping[str, str]):
             except ValueError:
                 self.wrong("list", "schemes, separated by commas")
         return list(dict.fromkeys(names))[:MOST_LISTED]
+
+
+def page_words(message: str) -> str:
+    """A message of the library without what is of use only in Python or on the command line."""
+    return _LISTS_SCHEMES.sub(r"\1 " + SCHEMES_ARE_CHOSEN, words.without_python(message))
+
+
+SCHEMES_ARE_CHOSEN = "Choose one at A or B in the bar, such as int4_group128_asym or nvfp4"
+_LISTS_SCHEMES = re.compile(r"([.?]) `explorer schemes` lists the names.*$", re.DOTALL)
 
 
 def texts_of(record: Record) -> dict[str, str]:

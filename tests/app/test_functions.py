@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -293,6 +294,19 @@ def test_a_newer_view_ends_the_older(visitors: Visitors) -> None:
     assert visitors.said() == "began"
     visitors.page.release.set()
     assert [one.result().json()["session"] for one in (other, newer, newest)] == ["s", "t", "s"]
+
+
+def test_an_overtaken_view_that_meets_no_checkpoint_is_not_answered(
+    visitors: Visitors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer would come after the newer one's, and be shown in its place."""
+    monkeypatch.setattr(sys.modules[__name__], "checkpoint", visitors.page.release.wait)
+    old = visitors.call("s")
+    assert visitors.said() == "began"
+    newer = visitors.call("s")
+    assert visitors.said() == "began"
+    visitors.page.release.set()
+    assert old.result().json() is None and newer.result().json()["session"] == "s"
 
 
 def test_who_leaves_is_computed_nothing(visitors: Visitors) -> None:

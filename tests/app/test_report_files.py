@@ -7,7 +7,6 @@ import pytest
 
 from app.sections import methods, take_away
 from app.state import visits
-from app.state.controls import DEFAULT_RANGE
 from app.state.query import Query
 from explorer.bench.cpu_gemm import plan_on_cpu, time_on_cpu
 from explorer.recordings.files import Recording
@@ -39,5 +38,5 @@ def test_what_was_run_is_in_the_report_of_the_tensor(monkeypatch: pytest.MonkeyP
     assert last == outcomes[-1].output_sqnr_db
     assert recipe["measured"]["machine"]["cpu"] == "a CPU of mine" and numbers["B.sqnr_db"]
     kept.gemm_timings = None
-    untouched = take_away._more(Query({"scheme": "nvfp4", "range": str(DEFAULT_RANGE)}), [])
+    untouched = take_away._more(Query({"scheme": "nvfp4", "range": "0.5"}), [])
     assert untouched == More(analyses=())

@@ -3,13 +3,27 @@ another choice than the page shows, or a visitor is told the same thing in three
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import gradio as gr
 import pytest
 
-from app.sections import checkpoints
+from app.parts.section import Section
+from app.sections import bar, budget, checkpoints, methods, ranges, take_away, values
 from app.state.query import Query
 from explorer import SourceError
+
+
+def functions_of(section: Section) -> dict[str, Any]:
+    """What the section's script calls, by name."""
+    return {function.__name__: function for function in section._server_functions()}
+
+
+def ended(section: Section, run: str, **query: str) -> str:
+    """The last that the browser hears of a run."""
+    *_, last = section._runner()(gr.EventData(None, {"run": run, "number": "1", "query": query}))
+    return last
 
 
 def test_two_checkpoints_take_the_bars_model_at_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,3 +41,63 @@ def test_two_checkpoints_take_the_bars_model_at_its_revision(monkeypatch: pytest
         assert query.problems == {"weight": "offline"}
     assert opened == [("owner/one", "a1b2"), ("other/two", None)]
     assert "revision" in checkpoints.SECTION.follows
+
+
+def test_a_problem_of_a_link_is_said_in_one_place() -> None:
+    """The bar's keys by the bar, a control's by its section, an unknown survey where one is chosen. Programs
+    see one section and hear all."""
+    link = {"scheme": "zzz", "row": "x", "range": "9", "survey": "pear"}
+    said = {
+        section.name: set(functions_of(section)["view"](dict(link)).get("problems", ()))
+        for section in (bar.bar(link), ranges.SECTION, values.SECTIONS[2], take_away.SECTION, budget.SECTION)
+    }
+    assert said == {
+        "bar": {"scheme", "row"}, "calibration": {"range"}, "inspector": set(), "take-away": set(),
+        "budget": {"survey"},
+    }  # fmt: skip
+    with pytest.raises(gr.Error, match="zzz"):
+        ranges.SECTION._endpoint()({"scheme": "zzz"})
+
+
+def test_a_run_takes_no_invalid_value_for_the_usual_one() -> None:
+    """It would compute for minutes what nobody asked for."""
+    assert "Methods" in ended(methods.SECTION, "methods", methods="pear")
+    assert "from 0.02 to 1" in ended(ranges.SECTION, "ranges", range="0.01")
+
+
+def test_the_report_has_the_range_that_the_page_shows() -> None:
+    for text, share in (("0.4", 0.4), ("0.5", None), ("0.01", None), ("", None)):
+        assert take_away._more(Query({"range": text}), []).own == share
+
+
+def test_a_scheme_that_is_none_is_refused_in_the_pages_words() -> None:
+    """Nobody at the page has a command line."""
+    query = Query({"scheme": "pear"})
+    assert query.record
+    refused = functions_of(bar.bar(()))["act"](
+        {"act": "choose", "what": '{"acts": [{"do": "scheme", "text": "pear"}]}'}
+    )
+    for said in (query.problems["scheme"], refused["refused"]):
+        assert "'pear'" in said and "in the bar" in said and "explorer schemes" not in said
+
+
+def test_an_act_changes_its_own_keys_alone() -> None:
+    """Others may have been set while it was computed. What becomes usual leaves the address."""
+    held = {"scheme": "nvfp4", "second": "int8_row", "sample": "mlp_down", "row": "3", "column": "4"}
+    for act, keys in (
+        ({"do": "scheme", "side": "b", "text": "mxfp4"}, {"second": "mxfp4"}),
+        ({"do": "clear"}, {"second": ""}),
+        ({"do": "sample", "name": "mlp_up"}, {"sample": ""}),
+    ):
+        assert bar.choose(Query(held), {"acts": [act]}) == keys
+    usual = {"scheme": "int4_group128_asym", "second": bar.Record.fresh().second}
+    assert bar.choose(Query(usual), {"acts": [{"do": "clear"}]}) == {"second": ""}
+
+
+def test_how_far_the_ranges_are_stands_in_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = SimpleNamespace(sqnr_db=1.0, clipped=0.0, max_error=0.0, codes_used=1)
+    choice = SimpleNamespace(label="min-max", scheme=ranges._base(Query({}).record), report=report, share=1.0)
+    monkeypatch.setattr(ranges, "block_ranges", lambda *_: iter([choice]))
+    monkeypatch.setattr(ranges, "share_curve", lambda *_: iter([]))
+    steps = list(ranges.run(Query({"sample": "outlier_channels"})))
+    assert all("status" in step for step in steps) and not any(step.get("said") for step in steps[:-1])

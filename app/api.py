@@ -8,20 +8,17 @@ from typing import Any
 import gradio as gr
 
 from app import limits
-from app.serving.cores import share_of_cores
-from app.serving.measure import measured
-from app.serving.work import check_of_this_run
+from app.parts.refusals import for_program
 from app.state.analyses import analyses_of
 from app.state.choices import schemes_of
 from app.state.gpu_lock import locked_steps
 from app.state.query import Query
 from app.state.selection import Selection, matrix_of, model_source
-from explorer import FORMATS, SCHEMES, SourceError, compare_schemes, mark_frontier
+from explorer import FORMATS, SCHEMES, compare_schemes, mark_frontier
 from explorer.analysis.schemes import comparison_record
 from explorer.core.serialize import to_json
 from explorer.formats import FloatFormat, Format
 from explorer.formats.code import code_facts, flip_bit, in_every_format, parse_code, plain_number
-from explorer.progress import StoppedError, stoppable
 from explorer.sources.models import layers
 from explorer.sources.samples import SAMPLES
 
@@ -142,18 +139,12 @@ def tensor(
 
 
 def _answer(name: str, make: Any, **texts: Any) -> Any:
-    """The answer, or the refusal as an API error with its words (programs have no screen to keep); also where
-    one of ``texts`` is none."""
-    with measured(f"api.{name}") as outcome:
-        try:
-            for what, value in texts.items():
-                if not isinstance(value, str):
-                    raise ValueError(f"{what} is a text, not {json.dumps(value)[:40]}")
-            with share_of_cores(), stoppable(check_of_this_run()):
-                return make()
-        except (ValueError, SourceError, StoppedError) as error:
-            outcome.how = "refused"
-            raise gr.Error(str(error), print_exception=False) from error
+    """The answer; a refusal also where one of ``texts`` is none."""
+    with for_program(name):
+        for what, value in texts.items():
+            if not isinstance(value, str):
+                raise ValueError(f"{what} is a text, not {json.dumps(value)[:40]}")
+        return make()
 
 
 ENDPOINTS = (

@@ -196,11 +196,3 @@ def notify(message: str) -> None:
         said.append(message)
         return
     gr.Warning(html.escape(message, quote=False), duration=8)
-
-
-def inform(message: str) -> None:
-    """Say ``message``, which is text, to the visitor for four seconds: something was done."""
-    if (said := _notices.get()) is not None:
-        said.append(message)
-        return
-    gr.Info(html.escape(message, quote=False), duration=4)

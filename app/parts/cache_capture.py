@@ -35,7 +35,7 @@ def capture(query: Query) -> Iterator[Shown]:
         raise SourceError("a model runs at its default revision here: open it without one")
     if not where:
         raise SourceError("open a causal language model in the bar")
-    yield {"captured": "", "capture-status": html.status(f"Loading {where} …")}
+    yield {"cached": "", "capture-status": html.status(f"Loading {where} …")}
     found = CacheSurvey(runnable_model(where, head=True), lines)
     on = f"{len(lines)} texts" if lines else "the built-in texts"
     yield {"capture-status": html.status(f"Running {found.model.name} on {on} …")}
@@ -47,7 +47,7 @@ def capture(query: Query) -> Iterator[Shown]:
     links = [(name, {**place, "file_tensor": name}) for name in _middle_first(tensors)]
     yield {
         "capture-status": html.status(f"{len(tensors)} tensors of {rows} tokens, {columns} channels."),
-        "captured": html.render("captured", links=links) + html.downloads([path]),
+        "cached": html.render("captured", links=links) + html.downloads([path]),
     }
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import gradio as gr
 import torch
 
 from app import limits
+from app.serving.cores import share_of_cores
+from app.serving.measure import measured
+from app.serving.work import check_of_this_run
 from app.state.query import page_words
 from explorer import gpu
-from explorer.progress import StoppedError
+from explorer.progress import StoppedError, stoppable
 
 _REFUSED = (ValueError, StoppedError, OSError, ImportError, MemoryError, RuntimeError)
 
@@ -32,6 +38,20 @@ def refusal_words(error: Exception) -> str | None:
         return _message(error)
     except RuntimeError:
         return None
+
+
+@contextmanager
+def for_program(name: str) -> Iterator[None]:
+    """Inside, the endpoint ``name`` is answered. A refusal is an API error with its words: programs have no
+    screen to keep."""
+    with measured(f"api.{name}") as outcome:
+        try:
+            with share_of_cores(), stoppable(check_of_this_run()):
+                yield
+        except (ValueError, OSError, StoppedError) as error:
+            outcome.how = "refused"
+            said = words_of(error) if isinstance(error, OSError) else str(error)
+            raise gr.Error(said, print_exception=False) from error
 
 
 def words_of(error: Exception) -> str:

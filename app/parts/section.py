@@ -23,8 +23,7 @@ from markupsafe import Markup
 from app import limits
 from app.parts import html
 from app.parts.controls import Control
-from app.parts.refusals import refusal_words
-from app.serving.cores import share_of_cores
+from app.parts.refusals import for_program, refusal_words
 from app.serving.measure import LOG, measured
 from app.serving.sessions import current_session
 from app.serving.values import DEFECT
@@ -41,7 +40,6 @@ from app.state.analyses import analysing
 from app.state.query import ASKED, ELEMENT, SCHEMES_KEYS, TENSOR, Query
 from app.state.rows import fill_listed
 from app.theme import plot_data
-from explorer.progress import stoppable
 
 PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """For listeners that only move the page's own parts and are no endpoints."""
@@ -200,12 +198,11 @@ class Section:
                 raise gr.Error(
                     f"no key {unknown[0][:40]!r}; accepted: {', '.join(keys)}", print_exception=False
                 )
-            with measured(f"api.{name}"), share_of_cores(), stoppable(check_of_this_run()):
+            with for_program(name):
                 said = _answered(name, record, lambda query: {"slots": drawn(_patiently(compute, query))})
-            if problem := said.get("refused") or said.get("waits"):
-                raise gr.Error(problem, print_exception=False)
-            if said["problems"]:
-                raise gr.Error(". ".join(said["problems"].values()), print_exception=False)
+                problem = said.get("refused") or said.get("waits") or ". ".join(said["problems"].values())
+                if problem:
+                    raise ValueError(problem)
             return dict(said["slots"])
 
         return endpoint

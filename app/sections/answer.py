@@ -10,12 +10,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
 
-from app import limits
 from app.parts import html
 from app.parts.controls import Select
 from app.parts.pictures import bars, is_photograph, photograph, picture, thumbnail
@@ -130,10 +129,6 @@ def _answered(
     }
 
 
-def _picture_key(chosen: Record) -> tuple[Hashable, ...]:
-    return (*tensor_key(chosen), limits.current().elements)
-
-
 def of_tensor(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, str]:
     """The slots that depend on the tensor alone."""
     matrix, pairs = found
@@ -147,13 +142,13 @@ def of_tensor(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, str]:
             matrix.name, shape, dtype, seen, bars(x, pairs[0][1].before), photo, _among(chosen)
         )
 
-    return {"samples": _samples(chosen), "picture": _PICTURES.get(_picture_key(chosen), draw, lambda _: 1)}
+    return {"samples": _samples(chosen), "picture": _PICTURES.get(tensor_key(chosen), draw, lambda _: 1)}
 
 
 def of_sampled_tensor(chosen: Record, seen: Estimated) -> dict[str, str]:
     """The fields of ``of_tensor`` while only a sample is known: the picture's place is kept, if it was not
     drawn before."""
-    known = _PICTURES.peek(_picture_key(chosen))
+    known = _PICTURES.peek(tensor_key(chosen))
     card = known or html.picture(
         seen.name, seen.shape, seen.dtype, "", None, _is_photograph(chosen), _among(chosen)
     )

@@ -560,7 +560,7 @@ def typed(query: Query, what: Mapping[str, Any]) -> dict[str, str]:
     if number < low:
         raise ValueError(f"{text} is less than these schemes can do: {low:g} {UNITS[by]}")
     if number > high:
-        limits.inform(f"Nothing is gained beyond {high:g} {UNITS[by]}, which are shown")
+        limits.notify(f"Nothing is gained beyond {high:g} {UNITS[by]}, which are shown")
     return {"by": "" if by == BY.usual else by, "budget": f"{min(round(number, 2), high):g}"}
 
 

@@ -286,7 +286,7 @@ SECTION = Section(
     follows=(*subject.KEYS, "scheme", "second", *(control.key for control in budget.CONTROLS)),
     controls=(PROMPT, WHICH, TOKENS, cache_capture.TEXT, cache_capture.KEPT),
     view=view,
-    runs={"write": write, "capture": cache_capture.capture},
+    runs={"write": write, "cache": cache_capture.capture},
     script="explorer.texts",
     shares={"bounds": limits.current, "most_linked": MOST_LINKED},
 )

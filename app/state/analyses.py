@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import TypeVar, cast
 
-from app import limits
 from app.serving.cores import share_of_this_request, take_share
 from app.state.choices import check_cost
 from app.state.gpu_lock import gpu_lock
@@ -244,7 +243,7 @@ def _output(chosen: Selection, analysis: Analysis) -> float:
 
 
 def _key(chosen: Selection, recipe: Recipe) -> tuple[Hashable, ...]:
-    return (*tensor_key(chosen), limits.current().elements, str(recipe))
+    return (*tensor_key(chosen), str(recipe))
 
 
 def _analysis_of(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progress | None) -> Analysis:
@@ -264,8 +263,7 @@ def _analyse(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progre
 
 def _own_values(chosen: Selection, matrix: Matrix) -> Own:
     """What is counted of the tensor once for all its schemes."""
-    key = (*tensor_key(chosen), limits.current().elements)
-    return _OWN.get(key, lambda: own_values(matrix.values), lambda _: 1)
+    return _OWN.get(tensor_key(chosen), lambda: own_values(matrix.values), lambda _: 1)
 
 
 def _repair(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progress | None) -> QuantizedLayer:

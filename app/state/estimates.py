@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -79,7 +79,7 @@ def estimated(chosen: Selection) -> Estimated | None:
     sides: list[tuple[Recipe, Estimate | Report]] = []
     for recipe, report in zip(recipes, known, strict=True):
         compute = partial(estimate, pieces, shape, recipe.scheme, find_sizes=find_sizes)
-        side = report or _ESTIMATES.get((*_key(chosen), str(recipe)), compute, lambda _: 1)
+        side = report or _ESTIMATES.get((*tensor_key(chosen), str(recipe)), compute, lambda _: 1)
         if side is None:
             return None
         sides.append((recipe, side))
@@ -101,21 +101,17 @@ def overview_rows(chosen: Selection) -> tuple[ComparisonRow, ...]:
             if one is not None
         )
 
-    return _OVERVIEWS.get(_key(chosen), compute, lambda _: 1)
+    return _OVERVIEWS.get(tensor_key(chosen), compute, lambda _: 1)
 
 
 def known_overview(chosen: Selection) -> tuple[ComparisonRow, ...]:
     """``overview_rows``, if they were computed."""
-    return _OVERVIEWS.peek(_key(chosen)) or ()
-
-
-def _key(chosen: Selection) -> tuple[Hashable, ...]:
-    return (*tensor_key(chosen), limits.current().elements)
+    return _OVERVIEWS.peek(tensor_key(chosen)) or ()
 
 
 def _finding_sizes(chosen: Selection) -> Callable[[Pieces, Units], Sizes]:
     """``sizes_of`` of the selected tensor, kept: most schemes have the same units."""
-    key = _key(chosen)
+    key = tensor_key(chosen)
     return lambda pieces, units: _SIZES.get(
         (*key, units), lambda: sizes_of(pieces, units), lambda one: one.nbytes
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable
 
-from app import limits
 from app.state.analyses import Pairs, sides_of
 from app.state.estimates import known_overview
 from app.state.memo import Memo
@@ -26,7 +25,7 @@ _REFUSED = Memo[str](256)
 
 
 def _key(chosen: Selection, *more: str) -> tuple[Hashable, ...]:
-    return (*tensor_key(chosen), limits.current().elements, *more)
+    return (*tensor_key(chosen), *more)
 
 
 def known_rows(chosen: Selection) -> dict[str, ComparisonRow]:

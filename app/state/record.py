@@ -1,14 +1,12 @@
 """What is chosen on the page: one record, and ``next_record``, the only function that makes the next one.
 
 An act is what a visitor does: {"do": name, …}. The page's script sends acts in the order in which they were
-done, as JSON; ``ACTS`` says what each takes. Nothing on the page names a record before all of it was computed
-(``app.chosen``).
+done, as JSON; ``ACTS`` says what each takes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +38,6 @@ MOST_LISTED = 5
 SEPARATOR = ","
 TRIED = 8
 """Tensors of a file that are tried until one can be shown."""
-LOOK = "look"
-"""The act that chooses nothing: the page's script asks for what has become known."""
 GPTQ = "gptq"
 CODES = ("", GPTQ)
 """How a shortlist's codes are chosen: rounded, or by GPTQ."""
@@ -86,42 +82,6 @@ class Record(Selection):
     def usual_list(self, goal: Goal) -> str:
         """The shortlist of ``goal``, its codes chosen as A's and B's are."""
         return SEPARATOR.join(coded(str(Recipe.parse(name)), self.codes) for name in goal.schemes)
-
-
-@dataclass(frozen=True)
-class Acts:
-    """What the page's script sends.
-
-    number: of the request, which its answer names. whole: nothing of a record was shown yet, so that all of
-    it has to be. acts: in the order in which they were done. everything: the frontier is not cropped to the
-    goal, which is no part of what is chosen. sampled: the numbers on the page are those of a sample that an
-    earlier request has shown and not followed up, so that none of them are the record's.
-    """
-
-    number: int
-    whole: bool
-    acts: tuple[Act, ...]
-    everything: bool = False
-    sampled: bool = False
-
-    @property
-    def looks(self) -> bool:
-        """True if nothing is chosen: more is known of what is shown."""
-        return all(act.get("do") == LOOK for act in self.acts)
-
-    @classmethod
-    def read(cls, text: str) -> Acts:
-        """Read the script's JSON; ``ValueError`` for what no script of the page sends."""
-        try:
-            given = json.loads(text)
-            acts = given["acts"]
-            right = isinstance(acts, list) and all(isinstance(act, dict) for act in acts)
-            number, whole = int(given["number"]), given.get("whole") is True
-        except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
-            raise ValueError('acts are JSON such as {"number": 1, "acts": [{"do": "swap"}]}') from error
-        if not right or not 0 < len(acts) <= MOST_ACTS:
-            raise ValueError(f"acts are a list of 1 to {MOST_ACTS:,} objects")
-        return cls(number, whole, tuple(acts), given.get("everything") is True, given.get("sampled") is True)
 
 
 def next_record(held: Record, act: Act, upload: str | None) -> Record:
@@ -387,7 +347,5 @@ ACTS: Mapping[str, Callable[[Record, Act, str | None], Record]] = {
     "codes": _codes,
     "goal": _goal,
     "list": _list,
-    LOOK: lambda held, act, upload: held,
 }
-"""By what an act may ``do``: what becomes of the record. What an address holds (``visit``) is read by
-``app.link``."""
+"""By what an act may ``do``: what becomes of the record."""

@@ -77,12 +77,12 @@ def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
         matrix = load()
         return dataclasses.replace(matrix, values=place(matrix.values).move(matrix.values))
 
-    return _MATRICES.get((*tensor_key(chosen), most), read, lambda matrix: matrix.values.nbytes)
+    return _MATRICES.get(tensor_key(chosen), read, lambda matrix: matrix.values.nbytes)
 
 
 def is_read(chosen: Selection) -> bool:
     """True if ``matrix_of`` has the tensor at hand."""
-    return _MATRICES.peek((*tensor_key(chosen), limits.current().elements)) is not None
+    return _MATRICES.peek(tensor_key(chosen)) is not None
 
 
 def info_of(chosen: Selection) -> TensorInfo | None:
@@ -118,13 +118,14 @@ def _kept_bytes(source: TensorSource) -> int:
 
 def tensor_key(chosen: Selection) -> tuple[Hashable, ...]:
     """Cache key of the selected tensor, for caches shared by all visitors: path, size and modification
-    time of a file, or of a folder's weights."""
+    time of a file, or of a folder's weights, and how much of it is read."""
+    bounds = limits.current()
     if chosen.source == "builtin":
-        return ("builtin", chosen.sample)
+        return ("builtin", chosen.sample, bounds.elements)
     if chosen.source == "file":
-        return ("file", chosen.file, _stamp(chosen.file), chosen.file_tensor)
-    stamp = folder_stamp(chosen.model, limits.current().sources)
-    return ("model", chosen.model.strip(), chosen.revision.strip(), stamp, chosen.layer)
+        return ("file", chosen.file, _stamp(chosen.file), chosen.file_tensor, bounds.elements)
+    stamp = folder_stamp(chosen.model, bounds.sources)
+    return ("model", chosen.model.strip(), chosen.revision.strip(), stamp, chosen.layer, bounds.elements)
 
 
 def _stamp(path: str | None) -> Hashable:

@@ -19,7 +19,6 @@ from starlette.requests import Request
 
 from app import limits, ui
 from app.limits import HOSTED
-from app.parts import section
 from app.serving import guard
 from app.serving.guard import TooMuchError
 from app.serving.sessions import Session
@@ -104,12 +103,10 @@ def quick() -> Iterator[list[str]]:
         raise StoppedError("stopped")
 
     with (
-        patch.object(section, "check_of_this_run", lambda *_: stop),
-        patch("app.api.check_of_this_run", lambda: stop),
+        patch("app.parts.refusals.check_of_this_run", lambda: stop),
         patch("app.parts.section.check_of_this_run", lambda *_: stop),
         patch.object(limits, "current", lambda: HOSTED),
         patch.object(limits, "notify", said.append),
-        patch.object(limits, "inform", said.append),
         patch.object(constants, "HF_HUB_OFFLINE", True),
     ):
         yield said

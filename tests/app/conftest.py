@@ -21,7 +21,6 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The messages shown to the visitor."""
     messages: list[str] = []
     monkeypatch.setattr(limits, "notify", messages.append)
-    monkeypatch.setattr(limits, "inform", messages.append)
     return messages
 
 

@@ -89,20 +89,17 @@ def test_dark(page: Page, url: str) -> None:
     assert min(int(n) for n in re.findall(r"\d+", fill)[:3]) > 150
     background = page.locator(".gradio-container").first.evaluate("e => getComputedStyle(e).backgroundColor")
     assert max(int(n) for n in re.findall(r"\d+", background)[:3]) < 60
-    dark, first, light = page.evaluate(
+    dark, light = page.evaluate(
         """() => {
-          const look = document.body.appendChild(document.createElement('first-look'));
           const accent = element => getComputedStyle(element).getPropertyValue('--color-accent').trim();
-          look.classList.add('dark');
-          const found = [accent(document.querySelector('.goals')), accent(look)];
+          const found = [accent(document.querySelector('.goals'))];
           document.body.classList.remove('dark');
           found.push(accent(document.body));
           document.body.classList.add('dark');
-          look.remove();
           return found;
         }"""
     )
-    assert light == "#0072b2" and dark == first == "#3793d1"
+    assert light == "#0072b2" and dark == "#3793d1"
     moving = page.evaluate("""[...document.querySelectorAll('*')].filter(e => {
       const s = getComputedStyle(e);
       return s.animationName !== 'none' || s.transitionDuration.split(',').some(t => parseFloat(t) > 0);

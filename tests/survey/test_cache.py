@@ -222,7 +222,7 @@ def test_the_page_opens_keys_and_values(tiny_llama: Path, tiny_bert: Path) -> No
     and after rotary embedding."""
     asked = {"model": str(tiny_llama), "cachetext": "\n\n" + WORDS, "cachetokens": "6"}
     *_, shown = capture(Query(asked))
-    first = json.loads(unescape(str(shown["captured"]).partition('data-set="')[2].partition('"')[0]))
+    first = json.loads(unescape(str(shown["cached"]).partition('data-set="')[2].partition('"')[0]))
     opened = Query(first).record
     assert matrix_of(opened).values.shape == (6, 32)
     assert (opened.source, opened.file_tensor) == ("file", "keys of layer 1, after rotary")

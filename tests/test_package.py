@@ -156,12 +156,14 @@ def test_the_installed_page_opens_on_a_file(installed: Path, tmp_path: Path, bro
         at_rest(page)
         w = explorer.load_matrix(str(tmp_path / "layer.npy")).values
         report = explorer.compare(w, explorer.quantize(w, explorer.SCHEMES["int4_group128_asym"]))
-        for name, painted in (("picture-block", "layer"), ("shortlist-block", f"{report.sqnr_db:.1f}")):
-            part = page.locator(f"#{name}")
+        for name, painted in ((".tensor-card", "layer"), ("#shortlist tr.is-a", f"{report.sqnr_db:.1f}")):
+            part = page.locator(name)
             expect(part).to_contain_text(painted)
             expect(part).to_be_in_viewport()
         assert page.evaluate("document.fonts.check('16px Inter')")
-        assert "file_tensor=layer" in page.url and "opened=" in page.url, "a reload opens the file again"
+        page.reload()
+        at_rest(page)
+        expect(page.locator(".tensor-card")).to_contain_text("layer 48 × 256")
         context.close()
         server.send_signal(signal.SIGINT)
         assert server.wait(60) == 0

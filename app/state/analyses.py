@@ -71,6 +71,8 @@ def known_report(chosen: Selection, recipe: Recipe) -> Report | None:
 
 QUICK = 1 << 20
 """Elements of a tensor that is read and quantized within a moment."""
+_SMALL_BLOCK, _QUICK_SMALL = 8, 1 << 15
+"""Smaller blocks take seconds where larger ones take a moment: the bound of a tensor with them."""
 
 
 def at_hand(chosen: Selection) -> bool:
@@ -81,11 +83,14 @@ def at_hand(chosen: Selection) -> bool:
         return is_read(chosen)
     if any(recipe.method for recipe in chosen.recipes):
         return False
+    blocks = [recipe.scheme.block for recipe in chosen.recipes if recipe.scheme.scale is not None]
+    small = any((rows or QUICK) * (columns or QUICK) < _SMALL_BLOCK for rows, columns in blocks)
+    quick = _QUICK_SMALL if small else QUICK
     if chosen.source == "builtin" or is_read(chosen):
         values = matrix_of(chosen).values
-        return values.device.type != "cpu" or values.numel() <= QUICK
+        return values.device.type != "cpu" or values.numel() <= quick
     if chosen.source == "file":
-        return file_source(chosen.file).info(chosen.file_tensor).elements <= QUICK
+        return file_source(chosen.file).info(chosen.file_tensor).elements <= quick
     return False
 
 

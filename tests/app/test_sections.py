@@ -11,6 +11,7 @@ import pytest
 
 from app.parts.section import Section
 from app.sections import bar, budget, checkpoints, methods, ranges, take_away, values
+from app.state import analyses
 from app.state.query import Query
 from explorer import SourceError
 
@@ -92,6 +93,13 @@ def test_an_act_changes_its_own_keys_alone() -> None:
         assert bar.choose(Query(held), {"acts": [act]}) == keys
     usual = {"scheme": "int4_group128_asym", "second": bar.Record.fresh().second}
     assert bar.choose(Query(usual), {"acts": [{"do": "clear"}]}) == {"second": ""}
+
+
+def test_a_view_does_not_quantize_in_blocks_of_one_element() -> None:
+    """Of the built-in tensors that takes seconds: the first screen's run does, and the view waits for it."""
+    of = {"sample": "mlp_down", "second": ""}
+    assert analyses.at_hand(Query({**of, "scheme": "int5_group64"}).record)
+    assert not analyses.at_hand(Query({**of, "scheme": "int4~1x1~symmetric~float32~minmax"}).record)
 
 
 def test_how_far_the_ranges_are_stands_in_the_status(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from app.serving.cores import share_of_cores
 from app.serving.guard import TOO_MANY, TooMuchError
 from app.serving.measure import LOG, measured
 from app.serving.sessions import CurrentRequest, answering
-from app.serving.values import DEFECT, check_sizes, logged, shortened
+from app.serving.values import DEFECT, checked_texts, logged
 from app.serving.visitors import address_of
 from app.serving.work import LeftError, OvertakenError, awaited, check_of_this_run
 from explorer.progress import StoppedError, stoppable
@@ -44,10 +44,6 @@ WAITING = 64
 """Calls of one address that wait for a place."""
 WAIT_SECONDS = 10.0
 """The longest that a call waits for a place."""
-KEYS = 100
-"""Entries of the argument."""
-KEY_LENGTH = 64
-"""Characters of the name of an entry."""
 _TOO_BUSY = "try again when one of them has ended"
 
 
@@ -89,21 +85,10 @@ def named_by(components: Mapping[int, Any], body: Any) -> CalledFunction:
 
 def _query_of(data: Any) -> dict[str, str]:
     """The argument of a call: one object of texts, or a list of it."""
-    query = data[0] if isinstance(data, list) and len(data) == 1 else data
-    if not isinstance(query, dict):
-        raise _refusal(f"data is one object of texts, not {shortened(data)}", "values")
-    if len(query) > KEYS or any(len(key) > KEY_LENGTH for key in query):
-        raise _refusal(
-            f"data has at most {KEYS} entries, and their names {KEY_LENGTH} characters", "values", 413
-        )
-    for name, value in query.items():
-        if not isinstance(value, str):
-            raise _refusal(f"{shortened(name)} is a text, not {shortened(value)}", "values")
-        try:
-            check_sizes(shortened(name), value)
-        except ValueError as error:
-            raise _refusal(str(error), "values") from error
-    return query
+    try:
+        return checked_texts(data[0] if isinstance(data, list) and len(data) == 1 else data)
+    except ValueError as error:
+        raise _refusal(str(error), "values") from error
 
 
 def _refusal(message: str, reason: str, status: int = 422) -> TooMuchError:

@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gradio as gr
@@ -26,6 +26,8 @@ MOST_LINE = 1 << 16
 """Characters of a text."""
 MOST_ITEMS = 1000
 """Entries of one list or object."""
+MOST_KEYS, MOST_KEY = 100, 64
+"""Texts of one object, and characters of their keys."""
 MOST_LOGGED = 200
 """Characters of a value in a line of the log."""
 KINDS = {"string": (str, "a text"), "number": (int | float, "a number"), "object": (dict, "an object")}
@@ -70,6 +72,19 @@ class CheckedBlocks(gr.Blocks):
         except Exception as error:
             LOG.error("%s failed: %s", function.api_name, logged(error))
             raise gr.Error(DEFECT, print_exception=False) from error
+
+
+def checked_texts(given: Any) -> dict[str, str]:
+    """An object of at most ``MOST_KEYS`` texts by key; ``ValueError`` for anything else."""
+    if not isinstance(given, Mapping):
+        raise ValueError(f"what is asked for is one object of texts, not {shortened(given)}")
+    if len(given) > MOST_KEYS or any(len(str(key)) > MOST_KEY for key in given):
+        raise ValueError(f"at most {MOST_KEYS} texts are taken, whose keys have {MOST_KEY} characters")
+    for key, value in given.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise ValueError(f"{shortened(key)} is a text, not {shortened(value)}")
+        check_sizes(shortened(key), value)
+    return dict(given)
 
 
 def check_values(function: Any, values: Sequence[Any]) -> None:

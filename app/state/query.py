@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from app.serving import opened, uploads
+from app.serving.values import checked_texts
 from app.state.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME, SOURCES, best_tensors
 from app.state.record import MOST_LISTED, SEPARATOR, Record
 from app.state.selection import file_source
@@ -18,9 +19,6 @@ from explorer.sources.coded import STORED
 from explorer.sources.samples import SAMPLES
 
 NO_FILE = "This link shows somebody's own file, which a link cannot carry: drop the file in again"
-MOST_KEYS = 100
-MOST_CHARACTERS = 1 << 16
-"""Characters of one value."""
 TENSOR = ("source", "sample", "file", "opened", "file_tensor", "model", "revision", "layer")
 """Keys that choose the tensor; ``file`` is the path of an upload, which no address holds."""
 SCHEMES_KEYS = ("scheme", "second")
@@ -33,19 +31,11 @@ class Query(Mapping[str, str]):
     """Texts of an address by key. ``problems``: words by key for values that are not valid; each is then
     read as the usual one.
 
-    ``ValueError`` for anything but at most ``MOST_KEYS`` texts of at most ``MOST_CHARACTERS`` characters.
+    ``ValueError`` for anything but texts (``checked_texts``).
     """
 
     def __init__(self, given: object) -> None:
-        if not isinstance(given, Mapping) or len(given) > MOST_KEYS:
-            raise ValueError(f"a record is an object of at most {MOST_KEYS} texts by key")
-        for key, value in given.items():
-            if not isinstance(key, str) or not isinstance(value, str) or len(value) > MOST_CHARACTERS:
-                raise ValueError(
-                    f"a record holds texts of at most {MOST_CHARACTERS:,} characters, and {str(key)[:40]!r} "
-                    "is none"
-                )
-        self._texts = dict(given)
+        self._texts = checked_texts(given)
         self.problems: dict[str, str] = {}
 
     def __getitem__(self, key: str) -> str:

@@ -120,7 +120,7 @@ def test_what_names_no_function_of_a_section_is_refused(client: TestClient, page
         *((good | {"data": data}, 422) for data in (None, "x", 1, [], [{}, {}], [[{}]], {"a": 1}, {"a": None},
                                                     {"a": {"path": "x"}}, {"a": ["x"]},
                                                     {"a": "x" * 65537})),
-        *((good | {"data": data}, 413) for data in ({"x" * 65: "a"}, {str(i): "" for i in range(101)})),
+        *((good | {"data": data}, 422) for data in ({"x" * 65: "a"}, {str(i): "" for i in range(101)})),
         (good | {"component_id": page.files._id, "fn_name": "ls"}, 404),
         (good | {"data": deep}, 400),
     ]  # fmt: skip

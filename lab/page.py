@@ -35,7 +35,7 @@ DRAWN_FIRST = ("#frontier .figure",)
 """Figures on the screen when the page opens; those further down are drawn when they come near."""
 FIGURES = "#frontier .figure, #values-plot .figure, #error-plot .figure, #error-map .figure"
 FIRST_SCREEN = "#section-frontier"
-INSPECTOR = "#inspector"
+INSPECTOR = "#section-inspector"
 ANSWER, SHORTLIST = (f"{FIRST_SCREEN} [data-slot={name}]" for name in ("said", "listed"))
 """Slots whose content every answer replaces."""
 SELECTION = f"{ANSWER}, {SHORTLIST}, #verdict, #numbers, {FIGURES}, {INSPECTOR}"
@@ -143,20 +143,23 @@ def _close_panels(page: Browser, repeat: int) -> None:
 
 
 def _focus_element(page: Browser, repeat: int) -> None:
-    page.locator("#error-map .figure").scroll_into_view_if_needed()
+    page.locator("#section-element").scroll_into_view_if_needed()  # a section is built when it is seen
+    for part in ("#error-map .main-svg", "#inspector h3"):
+        page.locator(part).first.wait_for()
     page.locator("#error-map .figure").focus()
     page.wait_for_timeout(1500)  # what the focus has scrolled near is drawn
 
 
 def _hover_map(page: Browser, repeat: int) -> None:
     """A figure takes clicks where it has noticed the mouse."""
-    page.locator("#error-map").scroll_into_view_if_needed()
+    page.locator("#section-element").scroll_into_view_if_needed()
     area = page.locator("#error-map .nsewdrag").first
-    area.scroll_into_view_if_needed()
+    area.evaluate("e => e.scrollIntoView({block: 'center'})")  # the bar lies over the window's top
+    page.wait_for_timeout(1500)  # as above
     box = area.bounding_box()
     x, y = box["x"] + box["width"] * (0.2 + 0.13 * (repeat % 5)), box["y"] + box["height"] * 0.5
     page.mouse.move(x, y)
-    page.locator(".map-tip").first.wait_for()
+    page.locator("#section-element .map-tip").wait_for()
 
 
 def _click_here(page: Browser, repeat: int) -> None:

@@ -93,7 +93,7 @@ def test_a_record_and_its_address_are_one() -> None:
 def test_a_query_takes_texts_alone() -> None:
     """Values of other kinds come from programs alone."""
     for given in (None, [], {"a": 1}, {"a": "x" * 70_000}, {str(i): "" for i in range(101)}, {1: "a"}):
-        with pytest.raises(ValueError, match="text|characters"):
+        with pytest.raises(ValueError, match=r"text|characters"):
             Query(given)
 
 

@@ -133,7 +133,8 @@ def _open_second(page: Browser, repeat: int) -> None:
 
 
 def _choose_second(page: Browser, repeat: int) -> None:
-    page.locator("#panel-b [role=option]").nth(4 + 3 * (repeat % 2)).click()
+    text = ("mxfp6_e2m3", "int5_group32")[repeat % 2]
+    page.locator(f"#panel-b [role=option][data-text={text}]").last.click()
 
 
 def _close_panels(page: Browser, repeat: int) -> None:

@@ -133,7 +133,7 @@ def _open_second(page: Browser, repeat: int) -> None:
 
 
 def _choose_second(page: Browser, repeat: int) -> None:
-    text = ("mxfp6_e2m3", "int5_group32")[repeat % 2]
+    text = ("mxfp6_e2m3", "int8_row")[repeat % 2]
     page.locator(f"#panel-b [role=option][data-text={text}]").last.click()
 
 

@@ -13,7 +13,7 @@ from explorer.cpu.sentences import against_float16, sentences
 from explorer.gpu.gemm.tensor_cores import FEW_ROWS
 from explorer.paths import checkout
 from explorer.products.auto import TUNED_ON
-from explorer.recordings.files import Recording
+from explorer.recordings.files import Recording, recorded
 from explorer.recordings.gemm import (
     newest_gemms,
     recorded_cpus,
@@ -27,7 +27,7 @@ from explorer.recordings.quality import recorded_quality
 from explorer.recordings.quantize import quantize_recordings
 from explorer.recordings.recipe_runs import recorded_causal, recorded_recipes
 from explorer.recordings.runs import recorded_runs
-from explorer.recordings.steps import recorded_steps
+from explorer.recordings.steps import StepTiming, recorded_steps
 from explorer.running.placing import SAME_LOGITS
 from explorer.survey import load_survey
 from lab import (
@@ -203,6 +203,7 @@ def _context() -> dict[str, Any]:
         "runs": recorded_runs(),
         "runs_table": runs_table,
         "steps": recorded_steps(),
+        "joined": recorded("machines/nvidia-h200/steps", StepTiming),
         "steps_table": steps_table,
         "same_logits": SAME_LOGITS,
         "layers": recorded_layers(),

@@ -112,7 +112,7 @@ def _bare(here: Selection) -> str:
 
 
 NO_INPUTS = (
-    "needs the layer’s inputs (a layer of a model, or a file with activations); in all-MiniLM-L6-v2 the "
+    "GPTQ needs the layer’s inputs (a model’s layer, or a file with activations); in all-MiniLM-L6-v2 the "
     "layers’ output gained 2.9 dB with INT4, 2.8 with INT3 (recorded)"
 )
 """The gain is the median of 37 layers, from docs/which-format.md: errors of 6.7 against 9.4 %, and of 14.5

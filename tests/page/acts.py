@@ -9,7 +9,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Request, Route, ViewportSize, expect
 
-HANGS = 600_000
+HANGS = 180_000
 """Milliseconds after which what is waited for hangs. No test has another limit."""
 expect.set_options(timeout=HANGS)
 SIZE: ViewportSize = {"width": 1440, "height": 900}

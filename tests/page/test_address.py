@@ -26,8 +26,10 @@ LISTED = "#shortlist tr"
 
 
 def numbers(page: Page) -> list[str]:
-    """The table of the shortlist, as a visitor reads it."""
+    """The table of the shortlist, as a visitor reads it when each of its rows has its numbers; a page at rest
+    may still be filling some."""
     at_rest(page)
+    expect(page.locator(LISTED).filter(has_text="…")).to_have_count(0)
     return page.locator(LISTED).all_inner_texts()
 
 

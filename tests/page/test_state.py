@@ -26,10 +26,12 @@ from tests.page.acts import (
     LARGE,
     Held,
     at_rest,
+    click,
     drawn,
     drop,
     leave_panel,
     load_file,
+    look_at,
     open_page,
     open_panel,
     route_requests,
@@ -217,6 +219,40 @@ def test_what_is_computed_goes_on(page: Page, url: str) -> None:
     expect(page.locator("#chip-a")).to_contain_text("INT5")
     at_rest(page)
     expect(page.locator("#section-inspector")).to_contain_text("32 values")
+
+
+@THOROUGH
+def test_a_server_that_hangs_is_said(page: Page, url: str) -> None:
+    """After a while in words, not before; once it answers they go, and what was chosen is shown."""
+    page.clock.install()
+    open_page(page, url, BEGIN)
+    held, notice = Held(page), page.locator(".page-notice")
+    held.during(lambda: page.locator("[data-sample=mlp_down]").click())
+    page.clock.fast_forward(7000)
+    expect(notice).to_have_count(0)
+    page.clock.fast_forward(2000)
+    expect(notice).to_contain_text("has not answered")
+    held.end()
+    expect(page.locator("#chip-tensor")).to_contain_text("MLP down-projection")
+    expect(notice).to_have_count(0)
+
+
+@THOROUGH
+def test_a_run_fills_no_other_schemes_section(page: Page, url: str) -> None:
+    """A run on A that ends when B has become A is not taken for that one's; one on that one is."""
+    open_page(page, url, BEGIN)
+    box = page.locator("#section-calibration")
+    look_at(box)
+    held = Held(page, lambda request: r'"run":"ranges"' in (request.post_data or ""))
+    held.during(lambda: click(page, box.locator("[data-run=ranges]")))
+    page.get_by_role("button", name="Swap").click()
+    expect(page.locator("#chip-a")).to_have_text(SCHEMES["nvfp4"].label)
+    page.wait_for_function("window.asking === 1")  # the run's own
+    held.end()
+    at_rest(page)
+    expect(box.locator("#ranges .main-svg")).to_have_count(0)
+    click(page, box.locator("[data-run=ranges]"))
+    expect(box.locator("#ranges .main-svg").first).to_be_visible()
 
 
 @THOROUGH

@@ -68,6 +68,13 @@ def at_rest(page: Page) -> None:
     assert not busy, f"the page does not come to rest: {busy}"
 
 
+def filled(page: Page) -> None:
+    """Wait until each row of the shortlist is of the whole tensor: a page at rest may still compute some."""
+    at_rest(page)
+    expect(page.locator("#shortlist tr").filter(has_text=re.compile("[…≈]"))).to_have_count(0)
+    at_rest(page)
+
+
 def wait_for_copied_link(page: Page) -> None:
     """Wait until the clipboard holds the page's address."""
     other = "async () => await navigator.clipboard.readText() === location.href ? [] : ['another text']"

@@ -33,24 +33,30 @@ def view(query: Query) -> Shown:
     """Compute the memory of a model's weights by scheme, A and B among them, and of one text's cache of keys
     and values; what a method adds to a layer is not in it."""
     model, stored = MODEL.of(query), STORED.of(query)
-    shape = MODELS.get(model)
+    shape, name = MODELS.get(model), model
+    cache = shape.cache if shape else None
     own = [recipe.scheme for recipe in query.record.recipes]
     rows = {scheme.name: scheme for scheme in (*own, *(SCHEMES[name] for name in SIZES))}
     count, kept = 0 if shape else round(BILLIONS.of(query) * 1e9), 0
     if model == OPEN:
         opened = subject.subject(query)
         count, kept = opened.weights, sum(opened.kept.values())
+        cache, name = opened.cache, opened.name
     estimates = [estimate(scheme, shape, count, kept) for scheme in rows.values()]
     table = html.memory(estimates, [scheme.label for scheme in own])
-    if shape is None:
-        message = "heads and layers are not known of this one: choose one of the named models"
+    if cache is None:
+        message = (
+            "heads and layers are not known of this one: open its folder, or choose one of the named models"
+        )
         return {"table": table, "cache-size": empty(message), "said": ""}
     plan = CachePlan.parse(USUAL[stored])
-    exact, less = (shape.cache.bytes_of(one, CONTEXT) for one in (CachePlan(), plan))
-    windowed = f" Its layers keep the last {shape.window:,} tokens alone." if shape.window else ""
+    exact, less = (cache.bytes_of(one, CONTEXT) for one in (CachePlan(), plan))
+    few, windows = len(cache.windows) < len(cache.layers), sorted({*cache.windows})
+    of = f"{len(cache.windows)} of its {len(cache.layers)} layers" if few else "Its layers"
+    windowed = f" {of} keep the last {windows[0]:,} tokens alone." if windows else ""
     return {
         "table": table,
-        "cache-size": cache_figure(shape.cache, plan, stored, f"{model} cache"),
+        "cache-size": cache_figure(cache, plan, stored, f"{name} cache"),
         "said": html.sentence(
             f"At {CONTEXT:,} tokens one text's cache takes {bytes_(exact)} in 16 bits and {bytes_(less)} as "
             f"chosen, {exact / less:.2f} times less.{windowed} Computed from the model's shape, with scales "

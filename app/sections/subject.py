@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from app.state.memo import Memo
 from app.state.query import Query
 from app.state.selection import model_source
 from explorer import SourceError, words
+from explorer.analysis.cache import CacheShape
 from explorer.models.files import Role, itemsize, role_of, weights_sha256
 from explorer.sources.base import TensorSource
 from explorer.sources.models import folder_stamp
@@ -56,7 +57,7 @@ class ModelSubject:
     recorded survey's name, ``OWN``, or "" without a survey. layers: the names of the matrices that schemes
     can be chosen for, in the model's order; of ``weights`` weights. kept: bytes of what stays as it is, by
     kind. bytes: of all its tensors, as they are stored. named: True if the address names the model, and not
-    a survey alone. stamp: changes with its survey.
+    a survey alone. stamp: changes with its survey. cache: what its config says of keys and values.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ModelSubject:
     parameters: int = 0
     named: bool = False
     stamp: Hashable = None
+    cache: CacheShape | None = None
 
     @property
     def kind(self) -> str:
@@ -172,9 +174,11 @@ def _of_model(query: Query, place: str, revision: str, which: str, path: Path | 
 
     def made() -> ModelSubject:
         name, file = (which, path) if path else _recorded_of(source)
-        if file is not None:
-            return _surveyed(survey_at(file), name, file, place, revision, named=True)
-        return _unsurveyed(source, place, revision)
+        if file is None:
+            found = _unsurveyed(source, place, revision)
+        else:
+            found = _surveyed(survey_at(file), name, file, place, revision, named=True)
+        return replace(found, cache=CacheShape.of_config(source.config()))
 
     return _SUBJECTS.get(key, made, lambda _: 1)
 

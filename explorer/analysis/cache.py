@@ -6,9 +6,9 @@ both, without running a model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from explorer.schemes import Scheme
 
@@ -132,6 +132,16 @@ def piece_of(scheme: Scheme) -> int:
     return 1 if as_they_come(scheme) else PIECE
 
 
+PLAIN = ("llama", "olmo2", "granite")
+WINDOWED = ("mistral", "mixtral", "phi3")
+OWN_HEADS = ("qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss")
+STATED = (*PLAIN, *WINDOWED, *OWN_HEADS, "qwen2", "qwen2_moe", "smollm3")
+"""Model types, by transformers' names, whose config.json states what each layer keeps: ``PLAIN`` know no
+window, ``WINDOWED`` have it in all layers, ``OWN_HEADS`` name their channels of a head."""
+SLIDING = "sliding_attention"
+MOST, MOST_LAYERS = 1 << 24, 1 << 12
+"""The largest number of a config that is taken for one, and the most layers."""
+
 Heads = tuple[int, int]
 """Number of heads, and channels of each."""
 
@@ -176,6 +186,32 @@ class CacheShape:
         """Create ``layers`` layers with the same heads of keys and values; ``windows`` repeat along them."""
         every = [windows[i % len(windows)] if windows else None for i in range(layers)]
         return cls(tuple(CacheLayer((heads, channels), (heads, channels), window) for window in every))
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any]) -> Self | None:
+        """Create the shape that the content of a config.json states, or its ``text_config``. None for model
+        types beside ``STATED``, for invalid numbers, and if it does not say which layers have a window."""
+        text = config.get("text_config") or config
+        if not isinstance(text, Mapping) or (kind := text.get("model_type")) not in STATED:
+            return None
+        names = ("num_hidden_layers", "num_key_value_heads", "num_attention_heads", "hidden_size")
+        numbers: list[Any] = [text.get(name) for name in names]
+        layers, kept, heads, hidden = numbers
+        channels, window = text.get("head_dim"), text.get("sliding_window")
+        numbers += [channels or kind not in OWN_HEADS, window or (kind in PLAIN or "sliding_window" in text)]
+        if (
+            not all(isinstance(number, int) and 0 < number < MOST for number in numbers)
+            or layers > MOST_LAYERS
+        ):
+            return None
+        types = text.get("layer_types") or [SLIDING] * (kind in WINDOWED)
+        if not window or text.get("use_sliding_window") is False:
+            types = ["full_attention"]
+        named = isinstance(types, list) and all(one in (SLIDING, "full_attention") for one in types)
+        if not named or len(types) not in (1, layers):
+            return None
+        windows = [window if one == SLIDING else None for one in types]
+        return cls.uniform(layers, kept, channels or hidden // heads, windows)
 
     @property
     def windows(self) -> tuple[int, ...]:

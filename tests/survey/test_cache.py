@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from app.parts.cache_capture import capture
+from app.sections import sizes
 from app.state.query import Query
 from app.state.selection import matrix_of
 from explorer import quantize
@@ -195,6 +196,15 @@ def test_a_sliding_window_is_masked_with_a_cache_and_bounds_its_memory(kind: str
     windows = {"Mistral": (6, 6), "Gemma2": (6, None)}[kind]
     shape = shape_of(model, [WORDS])
     assert shape == CacheShape.uniform(2, 2, 16, windows)
+    stated = json.loads((tmp_path / "config.json").read_text())
+    assert CacheShape.of_config(stated) == CacheShape.of_config({"text_config": stated}) == shape
+    for change in (
+        {"model_type": "falcon"},
+        {"num_hidden_layers": "2"},
+        {"num_hidden_layers": 1 << 40},
+        {"layer_types": ["linear_attention"] * 2},
+    ):
+        assert CacheShape.of_config(stated | change) is None
     assert torch.allclose(cut[0, -1], want[0, -1], rtol=1e-3, atol=1e-3) is (kind == "Mistral")
     plan = CachePlan()
     few, more = (shape.bytes_of(plan, tokens) for tokens in (100, 200))
@@ -220,6 +230,7 @@ def test_keys_and_values_are_captured(llama: Model) -> None:
 def test_the_page_opens_keys_and_values(tiny_llama: Path, tiny_bert: Path) -> None:
     """If this fails, the page opens another layer than was chosen, or offers two equal tensors as keys before
     and after rotary embedding."""
+    assert "takes 8.39 MB in 16 bits" in str(sizes.view(Query({"model": str(tiny_llama)}))["said"])
     asked = {"model": str(tiny_llama), "cachetext": "\n\n" + WORDS, "cachetokens": "6"}
     *_, shown = capture(Query(asked))
     first = json.loads(unescape(str(shown["cached"]).partition('data-set="')[2].partition('"')[0]))

@@ -11,8 +11,6 @@ from explorer.schemes import Scheme
 
 TOKENS = (1, 64, 4096)
 """Numbers of input rows for which the table has times."""
-RACED = (1, 4, 16, 64, 256, 1024, 4096)
-"""Numbers of input rows at which the headline looks."""
 
 
 SAME_TIME = 1.03

@@ -221,8 +221,3 @@ def recorded_cpus() -> list[Recording[GemmTiming]]:
     """Return the recordings of CPUs that ship with the explorer, the newest first."""
     cpus = (recording for recording in gemms_by_machine().values() if recording.machine.cpu)
     return sorted(cpus, key=lambda recording: recording.machine.date, reverse=True)
-
-
-def recorded_cpu() -> Recording[GemmTiming]:
-    """Return the newest of ``recorded_cpus``; empty if there is none."""
-    return next(iter(recorded_cpus()), Recording(Machine(), ()))

@@ -24,7 +24,7 @@ from explorer.cpu.kernels import S8, Call, CpuKernel, Held, Library
 from explorer.cpu.products import CPU_PRODUCTS
 from explorer.recordings import files
 from explorer.recordings.files import Recording, machine_name, record_to, recorded_by_machine, recording_of
-from explorer.recordings.gemm import GemmTiming, recorded_cpu, recorded_cpus
+from explorer.recordings.gemm import GemmTiming, recorded_cpus
 from explorer.recordings.machine import Machine, MachineLimits
 from explorer.recordings.times import TimeSpread
 from explorer.schemes import Scheme
@@ -209,12 +209,12 @@ def test_recordings_are_kept_by_machine(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert machine_name("gemm", Machine(gpu="NVIDIA H100 80GB HBM3")) == "machines/nvidia-h100-80gb-hbm3/gemm"
     one = timing("fp32", "torch", 1, 1.0)
     monkeypatch.setattr(files, "FOLDER", tmp_path)
-    assert not recorded_by_machine("gemm", GemmTiming) and not recorded_cpu()
+    assert not recorded_by_machine("gemm", GemmTiming) and not recorded_cpus()
     record_to(tmp_path / "machines/b/gemm.json", Recording(Machine(cpu="b"), (one,)))
     record_to(tmp_path / "machines/a/gemm.json", Recording(Machine(gpu="a"), (one,)))
     found = recorded_by_machine("gemm", GemmTiming)
     assert list(found) == ["a", "b"] and found["b"].rows == (one,)
-    assert recorded_cpu().machine.cpu == "b", "a GPU is no CPU"
+    assert [recording.machine.cpu for recording in recorded_cpus()] == ["b"], "a GPU is no CPU"
     record_to(tmp_path / "machines/c/gemm.json", Recording(Machine(cpu="c", date="2026-01-02"), (one,)))
     assert [recording.machine.cpu for recording in recorded_cpus()] == ["c", "b"], "the newest is first"
 
@@ -222,7 +222,7 @@ def test_recordings_are_kept_by_machine(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def timing(gemm: str, kernel: str, m: int, seconds: float, float32: float = 1.0) -> GemmTiming:
     once = TimeSpread(seconds, seconds, seconds)
     base = TimeSpread(float32, float32, float32)
-    other = next(iter(recorded_cpu().rows))
+    other = next(iter(recorded_cpus()[0].rows))
     return dataclasses.replace(
         other, gemm=gemm, variant=kernel, shape=(m, 8, 16), graph=once, baseline_graph=base, threads=2
     )

@@ -199,10 +199,9 @@ class CacheShape:
         layers, kept, heads, hidden = numbers
         channels, window = text.get("head_dim"), text.get("sliding_window")
         numbers += [channels or kind not in OWN_HEADS, window or (kind in PLAIN or "sliding_window" in text)]
-        if (
-            not all(isinstance(number, int) and 0 < number < MOST for number in numbers)
-            or layers > MOST_LAYERS
-        ):
+        if not all(isinstance(number, int) and 0 < number < MOST for number in numbers):
+            return None
+        if layers > MOST_LAYERS or hidden < heads:
             return None
         types = text.get("layer_types") or [SLIDING] * (kind in WINDOWED)
         if not window or text.get("use_sliding_window") is False:

@@ -202,6 +202,7 @@ def test_a_sliding_window_is_masked_with_a_cache_and_bounds_its_memory(kind: str
         {"model_type": "falcon"},
         {"num_hidden_layers": "2"},
         {"num_hidden_layers": 1 << 40},
+        {"hidden_size": 1, "head_dim": None},
         {"layer_types": ["linear_attention"] * 2},
     ):
         assert CacheShape.of_config(stated | change) is None

@@ -245,7 +245,7 @@ def test_the_page_opens_keys_and_values(tiny_llama: Path, tiny_bert: Path) -> No
     same = dict.fromkeys(("layers.0.keys", "layers.0.keys_before_rotary", "layers.0.values"), one)
     assert list(labelled_cache(same)) == ["keys of layer 0", "values of layer 0"]
     for wrong, words in (
-        ({"model": str(tiny_bert)}, ""),
+        ({"model": str(tiny_bert)}, "predicts no tokens"),
         ({"model": ""}, "in the bar"),
         ({"cachetokens": "1"}, "2 to"),
     ):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import mimetypes
 import re
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -30,8 +29,6 @@ NAME_LENGTH = 64
 """Characters of a session, an event or an upload: a browser sends 32 at most, and the server keeps them."""
 _NAME = re.compile(rf"[!-~]{{1,{NAME_LENGTH}}}")
 UNKNOWN = "this page has no such address"
-STATIC = (ASSETS,)
-"""Folders of the page's own fonts, styles and scripts."""
 SANDBOX = "default-src 'none'; sandbox"
 """The policy of a visitor's file: opened in a browser it runs nothing, and is of no site."""
 
@@ -169,17 +166,7 @@ def is_path(text: str) -> bool:
 def file_of(text: str) -> Path | None:
     """The file of the page or of a visitor that ``text``, decoded once, is the absolute path of; None for
     everything else, whether it exists or not."""
-    if not is_path(text) or not Path(text).is_absolute():
-        return None
-    try:
-        path = Path(text).resolve(strict=True)
-        return path if path.is_file() and (_below(path, STATIC) or _below(path, [uploads.store()])) else None
-    except (OSError, ValueError):
-        return None
-
-
-def _below(path: Path, folders: Sequence[Path]) -> bool:
-    return any(path.is_relative_to(folder.resolve()) for folder in folders)
+    return (uploads.named_in(ASSETS, text) or uploads.of_store(text)) if is_path(text) else None
 
 
 async def file(request: Request) -> Response:
@@ -187,7 +174,7 @@ async def file(request: Request) -> Response:
     path = file_of(request.path_params["path"])
     if path is None:
         return unknown()
-    if _below(path, STATIC):
+    if path.is_relative_to(ASSETS.resolve()):
         kind, _ = mimetypes.guess_type(path)
         return FileResponse(path, media_type=kind, filename=path.name, content_disposition_type="inline")
     return FileResponse(

@@ -65,16 +65,29 @@ def store() -> Path:
     return Path(os.environ.get("GRADIO_TEMP_DIR") or Path(tempfile.gettempdir()) / "gradio")
 
 
+def named_in(folder: Path, text: str) -> Path | None:
+    """The file below ``folder`` that ``text`` is the absolute path of, as it is written: no link is followed.
+    (``/proc/self/fd/7`` would lead to what another visitor uploads.)"""
+    root, named = folder.resolve(), Path(os.path.normpath(text))
+    for start in (root, folder):
+        if named.is_relative_to(start):
+            path = root / named.relative_to(start)
+            with suppress(OSError, ValueError):  # no path
+                return path if path.is_file() and path.resolve() == path else None
+    return None
+
+
+def of_store(text: str) -> Path | None:
+    """The finished upload or result that ``text`` is the path of; None for everything else."""
+    found = named_in(store(), text)
+    return found if found and found.parent != store().resolve() else None  # there it is being written
+
+
 def of_visitor(path: str) -> Path:
     """The upload that a browser names by the path that it got for it, or the file that the page was started
     on. ``ValueError`` in words for every other path, whether anything is there or not."""
-    root = store().resolve()
-    try:
-        found = Path(path).resolve(strict=True)
-        inside = found.is_file() and found.is_relative_to(root) and found.parent != root
-    except (OSError, ValueError):
-        inside = False
-    if not inside or (limits.current().hosted and found.is_relative_to(root / OPENED)):
+    found = of_store(path)
+    if not found or (limits.current().hosted and found.is_relative_to(store().resolve() / OPENED)):
         kept = limits.current().keep_seconds / 3600
         raise ValueError(f"this file is not here: uploads are kept for {kept:.0f} h; drop it in again")
     return found

@@ -10,6 +10,7 @@ import ast
 import base64
 import copy
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,8 +152,9 @@ def test_files_of_the_page_are_served_as_they_are(client: TestClient, path: Path
     )
 
 
-def test_a_link_out_of_the_store_is_no_file_of_ours(client: TestClient, tmp_path: Path) -> None:
-    """A path is followed to where it ends."""
+def test_a_link_is_no_file_of_ours(client: TestClient, tmp_path: Path) -> None:
+    """Neither out of the store nor into it: by a descriptor of the server a stranger would read what another
+    visitor uploads, or learn its path."""
     secret = tmp_path / "secret.csv"
     secret.write_text("1,2")
     path = upload(client)
@@ -162,6 +164,16 @@ def test_a_link_out_of_the_store_is_no_file_of_ours(client: TestClient, tmp_path
     assert uploads.of_visitor(path) == Path(path).resolve()
     unfinished = uploads.store() / "tmpx"
     unfinished.write_text("1,2")
+    (tmp_path / "way").symlink_to(uploads.store())
+    with open(path) as upload_open, open(unfinished) as upload_begun:
+        into = [f"/{way}/fd/{file.fileno()}" for way in ("proc/self", f"proc/{os.getpid()}", "dev")
+                for file in (upload_open, upload_begun)]  # fmt: skip
+        into += [f"/proc/self/root{path}", str(tmp_path / "way" / Path(path).relative_to(uploads.store()))]
+        for way in into:
+            assert client.get(f"{PREFIX}/file={way}").status_code == 404, way
+            with pytest.raises(ValueError, match="drop it in again"):
+                uploads.of_visitor(way)
+    assert client.get(f"{PREFIX}/file={unfinished}").status_code == 404, "it is being written"
     for wrong in (inside, secret, unfinished, inside.parent, "", "a.csv", "/etc/passwd", "a\0b", "x" * 9000,
                   f"{inside.parent}/../../secret.csv", "http://127.0.0.1:9/x.csv"):  # fmt: skip
         with pytest.raises(ValueError, match="drop it in again"):

@@ -29,6 +29,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
 """Endings of the names of each kind of layer; the longest that matches counts."""
 FUSED = (("query", "key", "value"), ("gate", "up"))
 """Kinds that serving engines multiply as one matrix."""
+KINDS = (*_KINDS, "other")
 _ENDINGS = sorted(
     ((ending, kind) for kind, endings in _KINDS.items() for ending in endings), key=lambda e: -len(e[0])
 )

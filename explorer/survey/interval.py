@@ -22,11 +22,9 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.special import stdtrit
 
-from explorer.survey.rows import Layer, Survey
+from explorer.survey.rows import FOLDS, Layer, Survey
 from explorer.survey.sensitivities import SENSITIVITIES
 
-FOLDS = 8
-"""Largest number of folds that calibration texts are dealt into."""
 COVERED = 0.95
 Interval = tuple[float, float]
 

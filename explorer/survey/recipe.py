@@ -16,6 +16,7 @@ from explorer.export.files import replacing
 from explorer.methods.recipe import Recipe
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import todays_text
+from explorer.sources.base import LONGEST_NAME
 from explorer.survey.rows import MOST_LAYERS, RECIPE_KEY, bounded_text, checked, one_line, parsed_json
 from explorer.survey.times import PredictedTime
 
@@ -135,6 +136,8 @@ class ModelRecipe:
         file = checked(_File, found, "the recipe")
         if len(file.layers) > MOST_LAYERS:
             raise ValueError(f"the recipe has {len(file.layers):,} layers; at most {MOST_LAYERS:,} are read")
+        if max(map(len, file.layers), default=0) > LONGEST_NAME:
+            raise ValueError(f"the recipe has a layer's name of more than {LONGEST_NAME} characters")
         layers = {name: _recipe(name, text) for name, text in file.layers.items()}
         schemes = tuple(todays_text(text) for text in file.schemes)
         inputs = Scheme.parse(file.inputs) if file.inputs else None

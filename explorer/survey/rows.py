@@ -18,9 +18,11 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from explorer.models.files import Role, itemsize
+from explorer.models.kinds import KINDS
 from explorer.paths import ASSETS
 from explorer.progress import checkpoint
 from explorer.schemes.scheme import todays_text
+from explorer.sources.base import LONGEST_NAME
 from explorer.sources.coded import stored_bits
 from explorer.survey.sensitivities import SENSITIVITIES
 from explorer.words import plain
@@ -37,7 +39,11 @@ MOST_BYTES = 1 << 24
 MOST_LINE = 1 << 20
 """Longest accepted line of a survey: parsing one cannot be stopped."""
 MOST_LAYERS = 20_000
-"""Most layers of a survey or a recipe."""
+"""Most layers of a survey or a recipe, and the end of their depths."""
+MOST_SCHEMES = 200
+"""Most schemes of a survey."""
+FOLDS = 8
+"""Largest number of folds that calibration texts are dealt into."""
 RECIPE_KEY = "explorer_recipe"
 """Key that marks a JSON file as a recipe; its value is the version."""
 FIRST = b'{"model":'
@@ -187,10 +193,14 @@ class Survey:
 
     def layer(self, name: str) -> Layer:
         """The layer called ``name``; ``ValueError`` if there is none."""
-        for layer in self.layers:
-            if layer.name == name:
-                return layer
-        raise ValueError(f"the survey of {self.head.model} has no layer {name!r}")
+        found = self._by_name.get(name)
+        if found is None:
+            raise ValueError(f"the survey of {self.head.model} has no layer {name!r}")
+        return found
+
+    @cached_property
+    def _by_name(self) -> dict[str, Layer]:
+        return {layer.name: layer for layer in self.layers}
 
 
 def load_survey(path: str | Path) -> Survey:
@@ -229,38 +239,32 @@ def _loaded(path: Path) -> Survey:
         )
     head = checked(Head, first, f"{path.name}: line 1")
     _check_head(head, path.name)
-    layers = []
+    names = {text: todays_text(text) for text in head.schemes}
+    signals = tuple(signal for signal in SENSITIVITIES if signal in head.signals)
+    today = replace(head, schemes=tuple(dict.fromkeys(names.values())), signals=signals)
+    layers: dict[str, Layer] = {}
     for number, line in enumerate(lines[1:], 2):
         checkpoint()
         place = f"{path.name}: line {number}"
-        layers.append(checked(Layer, parsed_json(line, place), place))
-    survey = _as_of_today(head, layers)
-    for layer in survey.layers:
-        checkpoint()
-        _check_cells(survey.head, layer, path.name)
-    if len({layer.name for layer in layers}) < len(layers) or len(layers) > head.layers:
-        raise ValueError(f"{path.name} holds a layer twice, or more than the {head.layers} that it announces")
-    return survey
+        layer = _of_today(checked(Layer, parsed_json(line, place), place), names)
+        _check_cells(today, layer, path.name)
+        if layers.setdefault(layer.name, layer) is not layer or len(layers) > head.layers:
+            raise ValueError(f"{place}: a layer twice, or more than the {head.layers} that are announced")
+    return Survey(today, tuple(layers.values()))
 
 
-def _as_of_today(head: Head, layers: Sequence[Layer]) -> Survey:
-    """Update an old survey: spell schemes as today, and drop signals of earlier versions."""
-    names = {text: todays_text(text) for text in head.schemes}
+def _of_today(layer: Layer, names: Mapping[str, str]) -> Layer:
+    """Update a layer of an old survey: spell schemes as today, and drop signals of earlier versions."""
 
     def respelled(cells: Mapping[str, float]) -> dict[str, float]:
         return {names.get(text, text): number for text, number in cells.items()}
 
-    today = (
-        replace(
-            x,
-            bits=respelled(x.bits),
-            costs={signal: respelled(c) for signal, c in x.costs.items() if signal in SENSITIVITIES},
-            methods={method: respelled(c) for method, c in x.methods.items()},
-        )
-        for x in layers
+    return replace(
+        layer,
+        bits=respelled(layer.bits),
+        costs={signal: respelled(c) for signal, c in layer.costs.items() if signal in SENSITIVITIES},
+        methods={method: respelled(c) for method, c in layer.methods.items()},
     )
-    signals = tuple(signal for signal in SENSITIVITIES if signal in head.signals)
-    return Survey(replace(head, schemes=tuple(dict.fromkeys(names.values())), signals=signals), tuple(today))
 
 
 def _lines(path: Path) -> list[str]:
@@ -293,6 +297,8 @@ def _check_head(head: Head, name: str) -> None:
         raise ValueError(f"{name} ranks layers by {head.default!r}, which is gone: survey the model again")
     if head.default not in head.signals:
         raise ValueError(f"{name}: line 1 is wrong: default {head.default!r} is none of its signals")
+    if len(head.schemes) > MOST_SCHEMES:
+        raise ValueError(f"{name} has {len(head.schemes):,} schemes; a survey has at most {MOST_SCHEMES}")
     counts = {"layers": head.layers, "parameters": head.parameters, "kept_bytes": head.kept_bytes}
     counts |= {"texts": head.texts, "tokens": head.tokens, "texts_left_out": head.texts_left_out}
     for what, count in counts.items():
@@ -301,23 +307,27 @@ def _check_head(head: Head, name: str) -> None:
 
 
 def _check_cells(head: Head, layer: Layer, name: str) -> None:
+    if len(layer.name) > LONGEST_NAME or layer.kind not in KINDS or len(layer.folds) > FOLDS:
+        raise ValueError(
+            f"{name} has a layer {layer.name[:40]!r} of kind {layer.kind[:40]!r} and {len(layer.folds)} "
+            f"folds; a name has at most {LONGEST_NAME} characters, a layer at most {FOLDS} folds, and a kind "
+            f"is one of {', '.join(KINDS)}"
+        )
     if not all(1 <= axis <= MOST for axis in layer.shape):
         raise ValueError(f"{name}: {layer.name} has the shape {layer.shape}; axes are from 1 to {MOST:,}")
-    if not layer.bits:
-        return
-    cells = [layer.bits, *(layer.costs.get(signal, {}) for signal in head.signals if layer.reached)]
-    if any(set(cell) != set(head.schemes) for cell in cells):
+    wanted, cells = set(head.schemes), [layer.bits, *layer.costs.values(), *layer.methods.values()]
+    signals = head.signals if layer.bits and layer.reached else ()
+    if any(set(layer.costs.get(signal, ())) != wanted for signal in signals):
         raise ValueError(f"{name}: {layer.name} lacks a scheme or signal that the first line names")
-    shares = layer.methods
-    if not set(shares) <= set(head.methods) or any(set(x) - set(head.schemes) for x in shares.values()):
-        raise ValueError(f"{name}: {layer.name} has a method or scheme that the first line does not name")
-    cells += shares.values()
-    numbers = [value for cell in (*cells, *layer.costs.values()) for value in cell.values()]
+    known = set(layer.costs) <= set(head.signals) and set(layer.methods) <= set(head.methods)
+    if not known or any(set(cell) - wanted for cell in cells) or (layer.bits and set(layer.bits) != wanted):
+        raise ValueError(f"{name}: {layer.name} has not the signals, methods and schemes of the first line")
+    numbers = [value for cell in cells for value in cell.values()]
     numbers += [layer.squares, layer.fisher or 0.0, *layer.folds]
     if not all(0 <= value < math.inf for value in numbers):
         raise ValueError(f"{name}: {layer.name} has a size or cost that is no number from 0")
-    if not 0 <= (layer.depth or 0) <= MOST:
-        raise ValueError(f"{name}: {layer.name} has a depth that is no number from 0 to {MOST:,}")
+    if not 0 <= (layer.depth or 0) < MOST_LAYERS:
+        raise ValueError(f"{name}: {layer.name} has a depth that is no number from 0 to {MOST_LAYERS - 1:,}")
 
 
 def parsed_json(text: str, what: str) -> Any:

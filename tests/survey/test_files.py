@@ -57,6 +57,12 @@ BROKEN = [
     ("HEAD\n" + "[" * (MOST_LINE + 1) + "\n", "1,048,576 characters"),
     ("DEFAULT\n", "'<b>'"),
     ("COUNT\n", "parameters"),
+    ("HEAD\nFOLDS\n", "9 folds.*at most 8"),
+    ("HEAD\nNAME\n", "at most 1000 characters"),
+    ("HEAD\nKIND\n", "kind '<b>'.*query"),
+    ("HEAD\nDEEP\n", "from 0 to 19,999"),
+    ("HEAD\nSIGNAL\n", "first line"),
+    ("SCHEMES\n", "201 schemes.*200"),
 ]
 
 
@@ -73,6 +79,12 @@ def test_what_is_no_survey_is_said(made_up: Survey, tmp_path: Path, text: str, w
         ("COUNT", json.dumps({**json.loads(head), "parameters": -1})),
         ("EMPTY", json.dumps({**json.loads(layer), "shape": [0, 64]})),
         ("LISTED", json.dumps({**json.loads(layer), "shape": [64, -64], "bits": {}})),
+        ("FOLDS", json.dumps({**json.loads(layer), "folds": [0.5] * 9})),
+        ("NAME", json.dumps({**json.loads(layer), "name": "a" * 1001})),
+        ("KIND", json.dumps({**json.loads(layer), "kind": "<b>"})),
+        ("DEEP", json.dumps({**json.loads(layer), "depth": 20_000})),
+        ("SIGNAL", json.dumps({**json.loads(layer), "bits": {}, "costs": {"weight": {"a": 1}}})),
+        ("SCHEMES", json.dumps({**json.loads(head), "schemes": [str(i) for i in range(201)]})),
         ("NEGATIVE", json.dumps({**json.loads(layer), "depth": -5})),
         ("LAYER", layer),
         ("NAN", json.dumps(odd)),
@@ -100,6 +112,7 @@ def test_what_is_no_recipe_is_said(made_up: Survey, tmp_path: Path) -> None:
         ({"layers": {}}, "at least one"),
         ({"bits": -1}, "from 0"),
         ({"layers": 3}, "layers"),
+        ({"layers": {"a" * 1001: "nvfp4"}}, "more than 1000 characters"),
         ({"layers": {str(i): "nvfp4" for i in range(20_001)}}, "20,001 layers; at most 20,000"),
     )
     texts = [("[]", "no recipe"), ("{", "no JSON"), (" " * (MOST_BYTES + 1), "16,777,216")]

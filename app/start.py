@@ -24,7 +24,7 @@ from app.learn import picture
 from app.sections import answer
 from app.serving import addresses, connections, functions, internals, opened, uploads, waiting
 from app.serving.guard import Guard
-from app.serving.headers import PageHtml, SecurityHeaders
+from app.serving.headers import MadeOnce, SecurityHeaders
 from app.serving.measure import ROUTES
 from app.serving.memory import return_forever, return_large_blocks
 from app.serving.visitors import HostedWatch
@@ -184,5 +184,5 @@ def middleware() -> list[Middleware]:
         Middleware(SecurityHeaders),
         Middleware(Guard),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=5),
-        Middleware(PageHtml),
+        Middleware(MadeOnce),
     ]

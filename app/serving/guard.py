@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from gradio.queueing import Queue
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -29,7 +28,7 @@ from app.serving import addresses, uploads
 from app.serving.kept import SILENCE
 from app.serving.listeners import counted, listening, session_of
 from app.serving.measure import REFUSED
-from app.serving.visitors import address_of
+from app.serving.visitors import address_of, of_another_site
 from app.serving.waiting import next_turn, take_turns
 
 FIELD_BYTES = 1 << 16
@@ -74,7 +73,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if _of_another_site(scope):
+        if of_another_site(scope):
             refused = TooMuchError(403, "this page answers no other site", "origin")
             REFUSED.labels(refused.reason).inc()
             await refused.answer()(scope, receive, send)
@@ -194,17 +193,6 @@ def _unreadable(scope: Scope) -> TooMuchError | None:
     if len(scope.get("query_string", b"")) > QUERY_BYTES:
         return TooMuchError(414, f"a query has at most {QUERY_BYTES:,} bytes", "query")
     return None
-
-
-def _of_another_site(scope: Scope) -> bool:
-    """True if the request comes from another site, while this page runs on its visitor's own machine. A
-    hosted page may be reached under a name that it does not know."""
-    headers = Headers(scope=scope)
-    origin = headers.get("origin")
-    if origin is None or limits.current().hosted:
-        return False
-    address = urlsplit(origin)
-    return address.scheme not in ("http", "https") or address.netloc != headers.get("host")
 
 
 def _bounded(scope: Scope, receive: Receive, most: int, what: str) -> Receive:

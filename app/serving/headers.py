@@ -1,4 +1,4 @@
-"""Headers of every response, which say what the page may load and run, and the HTML of the page itself."""
+"""Headers of every response, which say what the page may load and run, and answers that are made once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import asyncio
 import base64
 import gzip
 import hashlib
+import json
 from dataclasses import dataclass
 from functools import cache
 from html.parser import HTMLParser
 
+from gradio import route_utils
+from gradio.routes import API_PREFIX
 from starlette._utils import get_route_path
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import limits
@@ -73,59 +77,72 @@ class SecurityHeaders:
 
 
 @dataclass(frozen=True)
-class _Page:
-    """One HTML, its gzip form, and its policy."""
+class _Answer:
+    """One answer for everybody, its gzip form, and the headers that it has."""
 
     body: bytes
     zipped: bytes
-    policy: str
+    headers: dict[str, str]
 
     @classmethod
-    def of(cls, html: str) -> _Page:
-        body = html.encode()
-        return cls(body, gzip.compress(body, 6, mtime=0), policy((*inline_scripts(html), *_late_scripts())))
+    def of(cls, path: str, text: str) -> _Answer:
+        headers = {"content-type": "application/json", "cache-control": "no-store"}
+        if "/info" not in path:  # its examples name the page
+            text = text.replace(f"http://{NOWHERE}", ".")
+        if path == "/":
+            text = _with_head(text)
+            own = policy((*inline_scripts(text), *_late_scripts()))
+            headers = {"content-type": HTML, "cache-control": "no-cache", "content-security-policy": own}
+        body = text.encode()
+        return cls(body, gzip.compress(body, 6, mtime=0), headers)
 
 
-class PageHtml:
-    """Answers ``/`` with Gradio's HTML, completed by the page's head.
+HTML = "text/html; charset=utf-8"
+MADE_ONCE = ("/", *(f"{path}{end}" for path in ("/config", f"{API_PREFIX}/info") for end in ("", "/")),
+             f"{API_PREFIX}/openapi.json")  # fmt: skip
+"""Addresses whose answers are the same for everybody."""
 
-    Gradio renders the HTML anew for each request, with the request's host in it. Here it is rendered once,
-    for no request, with relative addresses. It is kept with its compressed form and its policy, which allows
-    its inline scripts by their hashes.
+
+class MadeOnce:
+    """Answers ``MADE_ONCE``: the page's HTML, completed by its head, and what programs ask for first.
+
+    Gradio makes them anew for each request, with the request's host in them, or keeps what the first one
+    named. Here each is made once, for no request, with relative addresses. It is kept with its compressed
+    form; the HTML's policy allows its inline scripts by their hashes.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self._page: _Page | None = None
+        self._kept: dict[tuple[str, bytes], _Answer] = {}
         self._making = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or get_route_path(scope) != "/":
+        path = get_route_path(scope) if scope["type"] == "http" else ""
+        if path not in MADE_ONCE:
             await self.app(scope, receive, send)
             return
+        query = b"all_endpoints=true" if b"all_endpoints" in scope["query_string"] else b""
         async with self._making:
-            if self._page is None:
-                self._page = await run_in_threadpool(_completed, await self._rendered(scope))
-        page = self._page
-        headers = Headers(scope=scope)
-        zipped = "gzip" in headers.get("accept-encoding", "")
-        body = page.zipped if zipped else page.body
-        answer = {
-            "content-type": "text/html; charset=utf-8",
-            "content-length": str(len(body)),
-            "content-security-policy": page.policy,
-            "cache-control": "no-cache",
-            "vary": "Accept-Encoding",
-        } | ({"content-encoding": "gzip"} if zipped else {})
-        raw = [(name.encode(), value.encode()) for name, value in answer.items()]
+            if (path, query) not in self._kept:
+                made = await run_in_threadpool(_Answer.of, path, await self._made(scope, query))
+                self._kept[path, query] = made
+        kept = self._kept[path, query]
+        headers, body = {**kept.headers, "vary": "Accept-Encoding"}, kept.body
+        if NOWHERE.encode() in body:
+            root = str(route_utils.get_root_url(Request(scope), path, None))
+            body = body.replace(f"http://{NOWHERE}".encode(), json.dumps(root)[1:-1].encode())
+        elif "gzip" in Headers(scope=scope).get("accept-encoding", ""):
+            headers["content-encoding"], body = "gzip", kept.zipped
+        headers["content-length"] = str(len(body))
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         for start in range(0, len(body), CHUNK):  # what a slow client has not read is no copy of the page
             part, more = body[start : start + CHUNK], start + CHUNK < len(body)
             await send({"type": "http.response.body", "body": part, "more_body": more})
             await asyncio.sleep(0)  # a client that has left is noticed: asyncio logs what is sent to it
 
-    async def _rendered(self, scope: Scope) -> str:
-        """Gradio's HTML, asked for under a host that does not exist."""
+    async def _made(self, scope: Scope, query: bytes) -> str:
+        """Gradio's answer, asked for under a host that does not exist."""
         parts: list[bytes] = []
 
         async def received(message: Message) -> None:
@@ -134,18 +151,10 @@ class PageHtml:
         async def empty() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        bare: Scope = {
-            "method": "GET",
-            "query_string": b"",
-            "headers": [(b"host", NOWHERE.encode())],
-            "scheme": "http",
-        }
+        headers = [(b"host", NOWHERE.encode())]
+        bare: Scope = {"method": "GET", "query_string": query, "headers": headers, "scheme": "http"}
         await self.app({**scope, **bare}, empty, received)
         return b"".join(parts).decode()
-
-
-def _completed(html: str) -> _Page:
-    return _Page.of(_with_head(html.replace(f"http://{NOWHERE}", ".")))
 
 
 def _with_head(html: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_address, ip_network
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -47,15 +48,30 @@ def _peer(scope: Scope) -> str:
     return (scope.get("client") or ("unknown", 0))[0]
 
 
+def of_another_site(scope: Scope) -> bool:
+    """True if the request comes from another site, while this page runs on its visitor's own machine. A
+    hosted page may be reached under a name that it does not know."""
+    headers = Headers(scope=scope)
+    origin = headers.get("origin")
+    if origin is None or limits.current().hosted:
+        return False
+    try:
+        address = urlsplit(origin)
+    except ValueError:  # no address
+        return True
+    return address.scheme not in ("http", "https") or address.netloc != headers.get("host")
+
+
 class HostedWatch:
     """Takes the limits of a hosted page from the first request on that came through a proxy or from another
-    machine, unless ``EXPLORER_HOSTED`` has decided."""
+    machine, unless ``EXPLORER_HOSTED`` has decided. A request of another site, which ``Guard`` refuses,
+    decides nothing."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not limits.current().hosted:
+        if scope["type"] == "http" and not limits.current().hosted and not of_another_site(scope):
             headers = Headers(scope=scope)
             for name in FORWARDED:
                 if name in headers:

@@ -34,7 +34,7 @@ from starlette.testclient import TestClient
 from app import api, limits
 from app.parts.refusals import refusal_words
 from app.serving import connections, guard, listeners, sessions, uploads, visitors, waiting
-from app.serving.headers import HEADERS, PageHtml
+from app.serving.headers import HEADERS, MadeOnce
 from app.serving.values import CheckedBlocks
 from app.serving.work import check_of_this_run
 from app.state import choices
@@ -146,6 +146,23 @@ def test_the_page_holds_nothing_of_a_request(client: TestClient) -> None:
     assert unzipped.content == plain.content and "content-encoding" not in unzipped.headers
 
 
+@pytest.mark.parametrize("path", ["config", "config/", "gradio_api/info", "gradio_api/openapi.json"])
+def test_what_programs_ask_first_is_made_once(
+    client: TestClient, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradio makes it anew for each request, in a tenth of a second of a core, or keeps the host that
+    the first request named, in examples for all."""
+    evil = client.get(f"/{path}?deep_link=x", headers={"x-forwarded-host": "evil.example"})
+    with monkeypatch.context() as patch:
+        patch.setattr(gr.utils, "safe_deepcopy", None)  # by which Gradio makes it
+        plain = client.get(f"/{path}")
+    assert "evil.example" not in plain.text and "page.invalid" not in plain.text
+    assert plain.headers["cache-control"] == "no-store" and plain.json().keys() == evil.json().keys()
+    assert ('Client(\\"http://localhost' in plain.text) is path.endswith("info")
+    every = client.get("/gradio_api/info?all_endpoints=true").json()["named_endpoints"]
+    assert every.keys() == client.get("/gradio_api/info").json()["named_endpoints"].keys()
+
+
 @pytest.mark.parametrize(
     ("query", "headers", "status"),
     [("q" * 65_000, {}, 414), ("", {"x-forwarded-host": "[::1"}, 400), ("", {"host": "[::1"}, 400)],
@@ -160,7 +177,7 @@ def test_an_address_that_cannot_be_read_is_refused(
 
 def test_who_leaves_the_page_writes_no_log(caplog: pytest.LogCaptureFixture) -> None:
     """asyncio has a line for each part that is sent to nobody."""
-    server, port = served(PageHtml(HTMLResponse("a" * (1 << 22))))
+    server, port = served(MadeOnce(HTMLResponse("a" * (1 << 22))))
     for _ in range(8):
         with socket.create_connection(("127.0.0.1", port), timeout=30) as leaving:
             leaving.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -608,9 +625,11 @@ def test_a_refused_name_does_not_open_the_page_to_strangers(client: TestClient) 
     headers = {"host": "evil.example:7860", "x-real-ip": "1"}
     assert client.get("/health", headers=headers).status_code == 400
     assert client.get("/health").json()["hosted"] is False
-    for origin in ("http://evil.example", "foo://localhost", "//localhost"):
-        answer = client.post("/gradio_api/upload", files={"files": b"1"}, headers={"origin": origin})
+    for origin in ("http://evil.example", "foo://localhost", "//localhost", "http://[::1"):
+        sent = {"origin": origin, "x-forwarded-for": "1.2.3.4"}
+        answer = client.post("/gradio_api/upload", files={"files": b"1"}, headers=sent)
         assert answer.status_code == 403, origin
+    assert client.get("/health").json()["hosted"] is False
 
 
 def test_a_page_of_this_machine_stands_in_no_other_sites_frame(

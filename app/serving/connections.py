@@ -8,11 +8,10 @@ request, and what an address has beyond its share.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import Any
 
 from h11 import LocalProtocolError
@@ -32,23 +31,24 @@ BY_STRANGERS = (
 """Messages of asyncio, where no descriptor is left, and of uvicorn."""
 
 
-class OncePerSecond(logging.Filter):
-    """Lets one line a second through of ``BY_STRANGERS``, and none of an answer that cannot be sent, because
-    the client has sent bytes after its request that are none."""
+class FewPerSecond(logging.Filter):
+    """Lets ``most`` lines a second through of those up to ``level`` that begin with one of ``begins``, and
+    none of an answer that cannot be sent, because its client has sent bytes after its request that are none."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int, begins: tuple[str, ...], level: int = logging.CRITICAL) -> None:
         super().__init__()
-        self._last = -math.inf
+        self._most, self._begins, self._level = most, begins, level
+        self._passed = deque[float](maxlen=most)
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], LocalProtocolError):
             return False
-        if not record.getMessage().startswith(BY_STRANGERS):
+        if record.levelno > self._level or not record.getMessage().startswith(self._begins):
             return True
         now = time.monotonic()
-        if now - self._last < 1:
+        if len(self._passed) == self._most and now - self._passed[0] < 1:
             return False
-        self._last = now
+        self._passed.append(now)
         return True
 
 
@@ -95,7 +95,7 @@ def watch(server: Any) -> None:
         if soft < (wanted := min(DESCRIPTORS, hard)):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     for name in ("asyncio", "uvicorn.error"):
-        logging.getLogger(name).addFilter(OncePerSecond())
+        logging.getLogger(name).addFilter(FewPerSecond(1, BY_STRANGERS))
     connections = Watch(server)
 
     def forever() -> None:

@@ -213,12 +213,12 @@ def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch
     server.close()
 
 
-def test_what_a_stranger_can_have_logged_is_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
-    """And bytes that are no request, after one that is answered, are no traceback."""
-    for message in connections.BY_STRANGERS:
-        said = connections.OncePerSecond()
-        assert [said.filter(logging.makeLogRecord({"msg": message})) for _ in range(100)].count(True) == 1
-    assert said.filter(logging.makeLogRecord({"msg": "another"}))
+def test_what_a_stranger_can_have_logged_is_few_lines_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    """And bytes that are no request, after one that is answered, are no traceback. Warnings all are."""
+    few = connections.FewPerSecond(3, ("a", "b"), logging.INFO)
+    for line, level, passed in (("a1", logging.INFO, 3), ("c", logging.INFO, 9), ("b", logging.ERROR, 9)):
+        said = [few.filter(logging.makeLogRecord({"msg": line, "levelno": level})) for _ in range(9)]
+        assert said == [True] * passed + [False] * (9 - passed)
     server, port = served(JSONResponse("ok"))
     connections.watch(server)
     for _ in range(3):

@@ -33,7 +33,7 @@ BY_STRANGERS = (
 
 class FewPerSecond(logging.Filter):
     """Lets ``most`` lines a second through of those up to ``level`` that begin with one of ``begins``, and
-    none of an answer that cannot be sent, because its client has sent bytes after its request that are none."""
+    none of an answer that cannot be sent, because its client sent bytes after its request that are none."""
 
     def __init__(self, most: int, begins: tuple[str, ...], level: int = logging.CRITICAL) -> None:
         super().__init__()

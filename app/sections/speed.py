@@ -29,6 +29,7 @@ from app.sections.speed_machines import (
 from app.state.gpu_lock import gpu_lock
 from app.state.memo import Memo
 from app.state.query import Query
+from app.state.record import shape_of
 from app.state.selection import matrix_of, tensor_key
 from app.state.visits import visit
 from explorer import Scheme, words
@@ -40,6 +41,7 @@ from explorer.figures.speed import SHOWN_FIRST, SHOWN_ON_CPU, speed_figure, swee
 from explorer.products.advice import (
     ENOUGH_DB,
     MARGIN_DB,
+    MEASURED_TOKENS,
     advise,
     at_shape,
     fastest,
@@ -234,7 +236,7 @@ def errors_view(query: Query) -> Shown:
     here = place.timings
     errors = _ERRORS.peek(_errors_key(query, place))
     every = points(here, errors)
-    whose = "this tensor" if errors else "random normal data"
+    whose = _whose(query) if errors else "random normal data"
     about = (
         "left is faster, quantizing X included; higher is more exact; larger circles have more bytes of W; "
         "rings: A and B"
@@ -275,13 +277,26 @@ def _errors_key(query: Query, place: Place) -> tuple[Any, ...]:
     return (*tensor_key(query.record), names, place.on_cpu)
 
 
+def _whose(query: Query) -> str:
+    """The part of the tensor that is taken as W, in words."""
+    shape = shape_of(query.record)
+    rows, _ = _measured(shape)
+    return "this tensor" if rows == shape[0] else f"the first {rows:,} rows of this tensor"
+
+
+def _measured(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows of a tensor [rows, cols] that are taken as W, and tokens: none of W, X and Y is large then."""
+    most, (rows, columns) = limits.current().product_elements >> 4, shape
+    tokens = max(1, min(MEASURED_TOKENS, most // columns))
+    return max(1, min(rows, most // max(columns, tokens))), tokens
+
+
 def _errors(query: Query) -> Iterator[Shown]:
     """Compute each product's error on the tensor as W, with seeded normal tokens as X."""
-    place, matrix = place_of(query), matrix_of(query.record)
-    most = limits.current().product_elements >> 4
-    rows = max(1, min(matrix.values.shape[0], most // max(matrix.values.shape[1], 1)))
-    w = matrix.values[:rows].float()
-    x = tokens_for(w.shape[1]).to(w.device)
+    place, values = place_of(query), matrix_of(query.record).values
+    rows, tokens = _measured(values.shape)
+    w = values[:rows].float()
+    x = tokens_for(w.shape[1], tokens).to(w.device)
     names = dict.fromkeys(timing.gemm for timing in place.timings)
     gemms: list[Product] = [row for name in names if (row := product_of(name, place.on_cpu))]
     errors: dict[str, float] = {}

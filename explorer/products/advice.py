@@ -233,6 +233,10 @@ def output_errors(x: Tensor, w: Tensor, gemms: Iterable[Product]) -> dict[str, f
     return errors
 
 
-def tokens_for(k: int, count: int = 128) -> Tensor:
+MEASURED_TOKENS = 128
+"""Number of tokens on which the error of an output is measured."""
+
+
+def tokens_for(k: int, count: int = MEASURED_TOKENS) -> Tensor:
     """Draw seeded normal activations [count, k] for a layer that has none."""
     return torch.randn(count, k, generator=torch.Generator().manual_seed(0))

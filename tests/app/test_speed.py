@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from torch import Tensor
 
 from app import limits
 from app.parts.section import drawn
@@ -25,8 +27,8 @@ from app.state.selection import Selection, matrix_of
 from app.state.visits import visit
 from explorer import gpu
 from explorer.cpu.kernels import Library
-from explorer.products.advice import at_shape, choice, fastest, points, summary
-from explorer.products.gemms import GEMMS
+from explorer.products.advice import at_shape, choice, fastest, output_errors, points, summary
+from explorer.products.gemms import GEMMS, Product
 from explorer.recordings import files as recordings
 from explorer.recordings.files import NOT_RECORDED, Recording, RecordingError
 from explorer.recordings.gemm import GemmTiming, recorded_gemms
@@ -169,6 +171,28 @@ def test_errors_are_computed_on_the_tensor() -> None:
     assert "Error on random" in str(before["title"]) and "Error on this tensor" in str(end["title"])
     assert drawn(end)["tradeoff"] != drawn(before)["tradeoff"]
     assert "this tensor" in str(speed.errors_view(asked)["title"])
+
+
+@pytest.mark.parametrize("shape", [(4096, 1), (1, 4096), (64, 64)])
+def test_errors_of_a_strange_shape_take_no_more_than_of_a_square(
+    shape: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long side alone makes X or Y large, where the tensor is small."""
+    small, sizes = dataclasses.replace(limits.HOSTED, product_elements=1 << 16), list[int]()
+    monkeypatch.setattr(limits, "current", lambda: small)
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path.parent))
+    np.save(tmp_path / "w.npy", np.random.default_rng(0).standard_normal(shape, dtype=np.float32))
+
+    def measured(x: Tensor, w: Tensor, gemms: Sequence[Product]) -> dict[str, float]:
+        sizes.extend((x.numel(), w.numel(), len(x) * len(w)))
+        return output_errors(x, w, gemms)
+
+    monkeypatch.setattr(speed, "output_errors", measured)
+    file = str(tmp_path / "w.npy")
+    asked = Query({"source": "file", "file": file, "machine": "amd-epyc-2-threads", "shape": "1"})
+    *_, end = speed.ERRORS.runs["errors"](asked)
+    assert 0 < max(sizes) <= 1 << 12
+    assert ("rows of this tensor" in str(end["title"])) == (shape == (4096, 1))
 
 
 def test_a_kernels_source_files_and_report() -> None:

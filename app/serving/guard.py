@@ -232,7 +232,6 @@ FILES = 16
 ENDS = "http.response.body"
 LINGER_SECONDS = 10.0
 """The longest that a refused request is read on."""
-FULL = "The store for uploads is full; try again in some minutes"
 
 
 @asynccontextmanager
@@ -249,16 +248,17 @@ async def _room(scope: Scope) -> AsyncIterator[uploads.Upload]:
         )
     _bounded_claim(scope, limits.current().upload_bytes + FORM_BYTES, "an upload")
     with counted(_uploading, who):
-        await run_in_threadpool(uploads.count)
         try:
-            with uploads.Upload(_claimed(scope)) as upload:
+            with uploads.Upload(who, _claimed(scope)) as upload:
+                await run_in_threadpool(upload.find_room)
                 yield upload
         except uploads.FullError as error:
-            raise TooMuchError(503, FULL, "store", 60) from error
+            raise TooMuchError(503, str(error), "store", 60) from error
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise TooMuchError(503, FULL, "disk", 60) from error
+            full = "the disk for uploads is full; try again in some minutes"
+            raise TooMuchError(503, full, "disk", 60) from error
 
 
 def _claimed(scope: Scope) -> int | None:
@@ -282,7 +282,8 @@ def _checked_form(scope: Scope, receive: Receive, upload: uploads.Upload) -> Rec
         except TimeoutError as error:
             message = f"the upload has stalled for {STALLED_SECONDS:.0f} s and is ended"
             raise TooMuchError(408, message, "stalled") from error
-        upload.add(len(part.get("body", b"")))
+        if not upload.add(len(part.get("body", b""))):
+            await run_in_threadpool(upload.find_room)
         fields.add(part.get("body", b""))
         return part
 

@@ -19,12 +19,12 @@ TESTED = "6.31.0"
 IMPORTS = {
     "gradio.exceptions": {"Error"},
     "gradio.queueing": {"Event", "EventQueue", "ProcessTime", "Queue"},
-    "gradio.routes": {"API_PREFIX", "file_upload_statuses"},
+    "gradio.routes": {"API_PREFIX", "file_upload_statuses", "upload_fn"},
     "gradio.server_messages": {"ProcessCompletedMessage"},
     "gradio.state_holder": {"SessionState", "StateHolder"},
     "gradio.themes.utils": {"fonts"},
     "gradio.utils": {"error_payload"},
-    "gradio": {"route_utils"},
+    "gradio": {"route_utils", "routes"},
 }
 """Names that modules of the page import from Gradio, beside ``gradio`` itself."""
 OF_THE_PAGE = ("_queue", "app", "blocks", "default_config", "fns", "get_api_info", "temp_file_sets")

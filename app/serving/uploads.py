@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
+import heapq
 import logging
 import math
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import threading
 import time
+from collections import Counter, defaultdict
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from gradio import route_utils
+from gradio import route_utils, routes
+from gradio.routes import upload_fn
 
 from app import limits
 
@@ -99,22 +104,45 @@ LEAST_BYTES = 1 << 16
 """Minimum size that a file counts as, because every file costs work."""
 
 
-def stored_bytes() -> int:
-    """Disk space of all uploads and results, at least ``LEAST_BYTES`` each."""
-    return sum(_size(path) for path in store().rglob("*"))
+FULL = "the store is full, and no visitor has more files in it than you; try again in some minutes"
+VISITOR = "visitor-"
+"""Begins the name of each visitor's folder of the store: what lies directly in it is an upload on its way."""
+_KEY = secrets.token_bytes(32)
 
 
-class FullError(Exception):
-    """The store has no space for an upload."""
+def visitor_folder(address: str) -> Path:
+    """The folder of the store for a visitor's uploads and results, under a name that nobody guesses; the
+    store itself for "", which is nobody's address."""
+    return store() / _name(address)
+
+
+def _name(address: str) -> str:
+    return address and VISITOR + hashlib.blake2b(address.encode(), key=_KEY, digest_size=16).hexdigest()
+
+
+def stored_files() -> list[tuple[float, int, str]]:
+    """Time of its last change, bytes on the disk (at least ``LEAST_BYTES``) and path of each upload and
+    result, the newest first."""
+    found = []
+    for path in store().rglob("*"):
+        with suppress(OSError):  # gone in between
+            if path.is_file():
+                about = path.stat()
+                found.append((about.st_mtime, max(about.st_size, LEAST_BYTES), str(path)))
+    return sorted(found, reverse=True)
+
+
+class FullError(ValueError):
+    """The store has no space for an upload or a result."""
 
 
 class Upload:
-    """An upload in progress. Space is reserved for its announced and unused size: at first at most
-    ``AHEAD_BYTES``, then as much again as has arrived, so an announcement alone reserves little. Bytes
+    """An upload in progress, of an address. Space is reserved for its announced and unused size: at first at
+    most ``AHEAD_BYTES``, then as much again as has arrived, so an announcement alone reserves little. Bytes
     beyond that count at once. ``announced``: bytes; None, if it does not say."""
 
-    def __init__(self, announced: int | None) -> None:
-        self._left, self._brought = announced or 0, 0
+    def __init__(self, address: str, announced: int | None) -> None:
+        self.address, self._left, self._brought = address, announced or 0, 0
         self.files: list[Any] = []
         """Where its parts are written before they have their names."""
 
@@ -124,41 +152,44 @@ class Upload:
         return min(self._left, max(AHEAD_BYTES, self._brought))
 
     def __enter__(self) -> Upload:
-        """``FullError`` if its announced size does not fit in the free, unreserved space."""
-        with _LOCK:
-            if _Count.used() + self._left > limits.current().store_bytes:
-                raise FullError
-            _open.append(self)
         _CURRENT.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         with _LOCK:
-            _open.remove(self)
+            _open.discard(self)
         for file in self.files:  # of an upload that was broken off; others are closed and have their names
             with suppress(OSError):  # what could not be written
                 file.close()
             Path(file.name).unlink(missing_ok=True)
 
-    def add(self, count: int) -> None:
-        """Count newly arrived bytes. ``FullError`` if they do not fit."""
+    def add(self, count: int) -> bool:
+        """Count newly arrived bytes; True if they fit."""
         with _LOCK:
             self._left, self._brought = max(0, self._left - count), self._brought + count
-            _Count.arrived += count
-            if _Count.used() > limits.current().store_bytes:
-                raise FullError
+            _Count.arrived[_name(self.address)] += count
+            return _Count.held().total() <= limits.current().store_bytes
+
+    def find_room(self) -> None:
+        """``make_room`` for what has not arrived; from then on room is held for it."""
+        make_room(self.address, self._left - (self.held if self in _open else 0), self)
 
 
 class _Count:
-    """Size of the store at the last count, and the bytes arrived since; the time of that count
-    (monotonic), and its duration in seconds."""
+    """Bytes in the store by visitor's folder at the last count, and those arrived since; the finished files
+    then, each visitor's oldest last; the time of that count (monotonic), and its duration in seconds."""
 
-    stored, arrived = 0, 0
+    stored, arrived = Counter[str](), Counter[str]()
+    files: ClassVar[dict[str, list[tuple[int, str]]]] = {}
     at, took = -math.inf, 0.0
 
     @classmethod
-    def used(cls) -> int:
-        return cls.stored + cls.arrived + sum(upload.held for upload in _open)
+    def held(cls) -> Counter[str]:
+        """Bytes that are stored or reserved, by visitor's folder."""
+        found = cls.stored + cls.arrived
+        for upload in _open:
+            found[_name(upload.address)] += upload.held
+        return found
 
 
 _CURRENT: ContextVar[Upload | None] = ContextVar("upload", default=None)
@@ -172,8 +203,15 @@ def _file_of_part(**options: Any) -> Any:
     return file
 
 
+async def _upload_of_visitor(request: Any, folder: Any, *rest: Any, **options: Any) -> Any:
+    """Gradio's upload, into the folder of its visitor."""
+    upload = _CURRENT.get()
+    return await upload_fn(request, visitor_folder(upload.address) if upload else folder, *rest, **options)
+
+
 route_utils.NamedTemporaryFile = _file_of_part  # type: ignore[assignment]
-_open: list[Upload] = []
+routes.upload_fn = _upload_of_visitor  # type: ignore[assignment]
+_open = set[Upload]()
 _LOCK, _COUNTING = threading.Lock(), threading.Lock()
 """For the counts; and held as long as the store is counted, by one at a time."""
 
@@ -183,44 +221,70 @@ def open_uploads() -> int:
     return len(_open)
 
 
-def count() -> None:
+def _count() -> None:
     """Count what the store holds, unless that was done just now: a tenth of the time at most goes into it.
     What arrives meanwhile may count twice, and never not at all."""
+    start = time.monotonic()
+    if start - _Count.at < 10 * _Count.took:
+        return
+    with _LOCK:
+        before = _Count.arrived.copy()
+    stored, files = Counter[str](), defaultdict[str, list[tuple[int, str]]](list)
+    for _, size, path in stored_files():
+        first, *others = Path(path).relative_to(store()).parts
+        name = first if first.startswith(VISITOR) else ""
+        stored[name] += size
+        if name and len(others) > 1:
+            files[name].append((size, path))
+    with _LOCK:
+        _Count.stored, _Count.files = stored, files
+        _Count.arrived -= before
+    _Count.at = time.monotonic()
+    _Count.took = _Count.at - start
+
+
+def make_room(address: str, more: int = 0, upload: Upload | None = None) -> None:
+    """Find room for ``more`` bytes of an address, and hold it for ``upload``. Of a full store, the oldest
+    files of the address that holds most are deleted. ``FullError`` in a visitor's words if neither this one
+    nor any that holds more than it would has a finished file."""
     with _COUNTING:
-        start = time.monotonic()
-        if start - _Count.at < 10 * _Count.took:
-            return
+        _count()
         with _LOCK:
-            before = _Count.arrived
-        stored = stored_bytes()
+            held = _Count.held()
+        mine, missing = _name(address), held.total() + more - limits.current().store_bytes
+        held[mine] += more
+        most = [(-held[name], name != mine, name) for name in _Count.files]
+        heapq.heapify(most)
+        freed = Counter[str]()
+        while missing > 0 and most and (most[0][2] == mine or -most[0][0] > held[mine]):
+            _, other, name = most[0]
+            size, path = _Count.files[name].pop()
+            Path(path).unlink(missing_ok=True)
+            with suppress(OSError):  # something else is in it
+                Path(path).parent.rmdir()
+            held[name], missing, freed[name] = held[name] - size, missing - size, freed[name] + size
+            if _Count.files[name]:
+                heapq.heapreplace(most, (-held[name], other, name))
+            else:
+                heapq.heappop(most)
+                del _Count.files[name]
         with _LOCK:
-            _Count.stored, _Count.arrived = stored, _Count.arrived - before
-        _Count.at = time.monotonic()
-        _Count.took = _Count.at - start
-
-
-def check_room() -> None:
-    """``ValueError`` in a visitor's words if no result may be written any more."""
-    count()
-    if _Count.stored > limits.current().store_bytes:
-        raise ValueError("the store for uploads and results is full; try again in some minutes")
-
-
-def _size(path: Path) -> int:
-    try:
-        return max(path.stat().st_size, LEAST_BYTES) if path.is_file() else 0
-    except OSError:  # gone in between
-        return 0
+            _Count.stored -= freed
+            if upload is not None and missing <= 0:
+                _open.add(upload)
+    if missing > 0:
+        raise FullError(FULL)
 
 
 def sweep(now: float) -> int:
-    """Delete uploads that were broken off (files beside the folders of finished ones) and finished files
+    """Delete uploads that were broken off (beside the folders of finished ones) and finished files
     older than ``Limits.keep_seconds``; returns how many files. ``now``: seconds since the epoch."""
     gone, folder = 0, store()
     for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before the folder
         if path.is_relative_to(folder / OPENED):
             continue
-        longest = ABANDONED_SECONDS if path.parent == folder else limits.current().keep_seconds
+        begun = path.parent == folder or path.parent.name.startswith(VISITOR)
+        longest = ABANDONED_SECONDS if begun else limits.current().keep_seconds
         try:
             if path.is_file() and path.stat().st_mtime < now - longest:
                 path.unlink()

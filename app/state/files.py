@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from app.serving import uploads
+from app.serving.sessions import current_request
 from explorer.export.tables import write_records
 from explorer.figures.style import file_name
 
@@ -15,8 +16,9 @@ from explorer.figures.style import file_name
 def fresh_folder() -> Path:
     """A new folder of the store for one visitor's files, under a name that nobody guesses; what it holds is
     deleted after ``Limits.keep_seconds``. ``ValueError`` if the store is full."""
-    uploads.check_room()
-    folder = uploads.store() / f"made-{secrets.token_urlsafe(16)}"
+    address = current_request().address
+    uploads.make_room(address)
+    folder = uploads.visitor_folder(address) / f"made-{secrets.token_urlsafe(16)}"
     folder.mkdir(parents=True)
     return folder
 

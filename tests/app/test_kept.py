@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import importlib
 import math
+import os
 import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ from starlette.testclient import TestClient
 
 from app import limits
 from app.serving import addresses, guard, kept, listeners, uploads, waiting
+from app.serving.sessions import CurrentRequest, answering
+from app.state.files import fresh_folder
 from tests import loops
 from tests.app.servers import until
 
@@ -257,11 +260,13 @@ def test_who_only_announces_holds_little(client: TestClient, monkeypatch: pytest
     monkeypatch.setattr(limits, "current", lambda: limits.HOSTED)
     with ExitStack() as held:
         for _ in range(36):
-            held.enter_context(uploads.Upload(limits.HOSTED.upload_bytes)).add(5)
+            upload = held.enter_context(uploads.Upload("192.0.2.1", limits.HOSTED.upload_bytes))
+            upload.find_room()
+            upload.add(5)
         answer = client.post("/gradio_api/upload", files={"files": ("a.csv", b"1,2")})
     assert answer.status_code == 200
-    with pytest.raises(uploads.FullError), uploads.Upload(limits.HOSTED.store_bytes + 1):
-        pass
+    with pytest.raises(uploads.FullError):
+        uploads.Upload("192.0.2.2", limits.HOSTED.store_bytes + 1).find_room()
 
 
 def test_an_upload_that_stalls_is_ended(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,18 +280,18 @@ def test_counts_at_once_count_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     """One at a time: two that each take away what had arrived before them leave less than nothing."""
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     monkeypatch.setattr(uploads._Count, "at", -math.inf)
-    monkeypatch.setattr(uploads._Count, "arrived", 1000)
+    monkeypatch.setattr(uploads._Count, "arrived", collections.Counter({"": 1000}))
     monkeypatch.setattr(uploads._Count, "took", 0.0)
     another: list[bool] = []
 
-    def counted() -> int:
+    def counted() -> list[Any]:
         another.append(uploads._COUNTING.acquire(blocking=False))
-        uploads._Count.arrived += 5  # meanwhile
-        return 0
+        uploads._Count.arrived[""] += 5  # meanwhile
+        return []
 
-    monkeypatch.setattr(uploads, "stored_bytes", counted)
-    uploads.count()
-    assert another == [False] and uploads._Count.arrived == 5
+    monkeypatch.setattr(uploads, "stored_files", counted)
+    uploads.make_room("")
+    assert another == [False] and uploads._Count.arrived.total() == 5
 
 
 def test_small_files_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -294,7 +299,7 @@ def test_small_files_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     for number in range(10):
         (tmp_path / f"{number}").touch()
-    assert uploads.stored_bytes() == 10 * uploads.LEAST_BYTES
+    assert [size for _, size, _ in uploads.stored_files()] == 10 * [uploads.LEAST_BYTES]
 
 
 def test_uploads_at_once_share_the_store(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,10 +311,44 @@ def test_uploads_at_once_share_the_store(client: TestClient, monkeypatch: pytest
     monkeypatch.setattr(limits, "current", lambda: small)
     sent = [an_upload(client, 30_000, who=f"192.0.2.{number}") for number in range(20)]
     answers = loops.run(asyncio.run, gathered(sent))
-    assert uploads.stored_bytes() <= small.store_bytes
+    assert sum(path.stat().st_size for path in files()) <= small.store_bytes
     assert answers.count(503) >= 10
     assert answers.count(200) >= 3, "those whose room was kept are taken"
     assert not uploads.open_uploads(), "no promise outlives its upload"
+
+
+def test_one_address_fills_the_store_for_nobody_else(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its 32 uploads were all of the store: everybody else was refused for an hour, and then again."""
+    monkeypatch.setattr(uploads, "LEAST_BYTES", 1)
+    monkeypatch.setattr(uploads._Count, "took", 0.0)
+    small = dataclasses.replace(limits.HOSTED, store_bytes=200_000)
+    monkeypatch.setattr(limits, "current", lambda: small)
+
+    def sent(number: int, who: str, size: int = 30_000) -> int:
+        return loops.run(asyncio.run, an_upload(client, size, who, number))
+
+    assert sent(0, "192.0.2.1") == sent(0, "192.0.2.2") == 200
+    first, second = sorted(files(), key=lambda path: path.read_bytes())
+    for path in (first, second):
+        os.utime(path, (0, 0))
+    assert [sent(number, "192.0.2.1") for number in range(1, 12)] == [200] * 11
+    assert second.exists() and not first.exists(), "the oldest files of the address with the most go"
+    assert sent(1, "192.0.2.2") == 200 and len(files()) == 6 and second.exists()
+    for who, size in (("192.0.2.3", 70_000), ("192.0.2.2", 1)):
+        monkeypatch.setattr(uploads._Count, "at", -math.inf)
+        with answering(CurrentRequest(address=who)):
+            (fresh_folder() / "a.csv").write_bytes(b" " * size)
+    assert sum(path.stat().st_size for path in files()) <= small.store_bytes, "results make room as well"
+    assert second.exists()
+    before = files()
+    assert sent(0, "192.0.2.4", 190_000) == 503 and files() == before, "nobody with less loses anything"
+
+
+def files() -> list[Path]:
+    """What the store holds."""
+    return sorted(path for path in uploads.store().rglob("*") if path.is_file())
 
 
 def test_an_address_has_few_uploads_open(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

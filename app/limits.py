@@ -34,6 +34,7 @@ class Limits:
     views: server functions of one visitor (address) that run at once; ``functions.AT_ONCE`` of all.
     wait_seconds: until a request's work begins.
     sessions: open pages that are remembered.
+    visit_bytes: of what is kept for all open pages.
     keep_seconds: how long uploads and results are kept.
     sources: bounds on files, folders and the Hub.
     listed: tensors in one answer to a program.
@@ -61,6 +62,7 @@ class Limits:
     views: int
     wait_seconds: float
     sessions: int
+    visit_bytes: int
     keep_seconds: int
     sources: SourceLimits
     listed: int
@@ -89,6 +91,7 @@ LOCAL = Limits(
     views=12,
     wait_seconds=3600,
     sessions=1000,
+    visit_bytes=1 << 30,
     keep_seconds=86400,
     sources=sources.LOCAL,
     listed=500_000,
@@ -116,6 +119,7 @@ HOSTED = Limits(
     views=4,
     wait_seconds=60,
     sessions=256,
+    visit_bytes=256 << 20,
     keep_seconds=3600,
     sources=sources.HOSTED,
     listed=5_000,

@@ -20,7 +20,7 @@ from explorer.analysis.schemes import comparison_record
 
 COLUMNS = ("scheme", "bits", "codes", "scales", "zero points", "SQNR dB", "max error", "clipped %",
            "to zero %", "entropy", "frontier")  # fmt: skip
-_FILES = Memo[tuple[Path, Path]](64)
+_FILES = Memo[tuple[Path, Path]](1 << 20)
 
 
 def all_schemes_table(query: Query) -> str:
@@ -46,7 +46,7 @@ def _files(chosen: Record, rows: Sequence[ComparisonRow]) -> tuple[Path, Path]:
         return write_table(f"{name} schemes", [_flat(record) for record in records], records)
 
     age = int(time.time() / limits.current().keep_seconds * 2)
-    return _FILES.get((*tensor_key(chosen), sum(row.share == 1 for row in rows), age), write, lambda _: 1)
+    return _FILES.get((*tensor_key(chosen), sum(row.share == 1 for row in rows), age), write)
 
 
 def _cells(row: ComparisonRow) -> list[html.Cell]:

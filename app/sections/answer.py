@@ -57,8 +57,8 @@ LOOKED_EVERY_S = 0.7
 SUGGESTED = 4
 OTHER_MODELS = "?tab=model&section=whole-model"
 
-_DRAWN = Memo[str](256)
-_PICTURES = Memo[str](64)
+_DRAWN = Memo[str](32 << 20)
+_PICTURES = Memo[str](32 << 20)
 
 
 # --- what is shown --------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def of_tensor(chosen: Record, found: tuple[Matrix, Pairs]) -> dict[str, str]:
             matrix.name, shape, dtype, seen, bars(x, pairs[0][1].before), photo, _among(chosen)
         )
 
-    return {"samples": _samples(chosen), "picture": _PICTURES.get(tensor_key(chosen), draw, lambda _: 1)}
+    return {"samples": _samples(chosen), "picture": _PICTURES.get(tensor_key(chosen), draw)}
 
 
 def of_sampled_tensor(chosen: Record, seen: Estimated) -> dict[str, str]:
@@ -212,7 +212,7 @@ def _frontier(
         return plot_data(frontier_figure(list(marked.values()), name, a, b, shown, among))
 
     key = (*tensor_key(chosen), goal.name, everything, chosen.schemes, texts, of)
-    return DrawnFrontier(_DRAWN.get(key, draw, lambda _: 1), rows_words(list(every.values())))
+    return DrawnFrontier(_DRAWN.get(key, draw), rows_words(list(every.values())))
 
 
 def rows_words(rows: Sequence[ComparisonRow]) -> str:

@@ -108,8 +108,8 @@ KEEP = TextInput(
 )
 BATCH = Select(key="batch", label="Tokens of a step", usual="1", options={str(n): str(n) for n in BATCHES})
 CONTROLS = (BY, BUDGET, TARGET, CODES, CODED_INPUTS, CACHE, KEEP, BATCH)
-_FRONTIERS = Memo[Frontier](64)
-_STEPS = Memo[tuple[float, str]](4096)
+_FRONTIERS = Memo[Frontier](128 << 20)
+_STEPS = Memo[tuple[float, str]](64 << 20)
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _frontier(one: ModelSubject, asked: Asked) -> Frontier:
     """The frontier of a request, whatever its budget; computed once."""
     assert one.survey is not None
     found, key = one.survey, (one.stamp, asked)
-    return _FRONTIERS.get(key, lambda: frontier(found, constraints=constraints_of(asked, found)), lambda _: 1)
+    return _FRONTIERS.get(key, lambda: frontier(found, constraints=constraints_of(asked, found)))
 
 
 def _least(front: Frontier) -> float:
@@ -503,7 +503,7 @@ def _step_of(plan: BudgetPlan, layers: Mapping[str, Recipe], batch: int) -> tupl
             return math.nan, str(error)
         return taken.seconds, taken.source
 
-    seconds, why = _STEPS.get(key, computed, lambda _: 1)
+    seconds, why = _STEPS.get(key, computed)
     return ("–", f"No time: {why}") if math.isnan(seconds) else (words.duration(seconds, 2), why)
 
 
@@ -630,7 +630,8 @@ def measure(query: Query) -> Iterator[Shown]:
     recipe, found = plan.recipe, plan.got.survey
     steps = reported(lambda progress: check_recipe(recipe, model, survey=found, progress=progress))
     result = yield from _told(steps, lambda: "models run")
-    visit().checks[recipe.to_json()] = dataclasses.replace(result, time=checked_time(recipe, model))
+    mine, result = visit(), dataclasses.replace(result, time=checked_time(recipe, model))
+    mine.checks = {**mine.checks, recipe.to_json(): result}
     yield {**view(query), "status": ""}
 
 

@@ -59,7 +59,7 @@ COMPARED, LAYER = (
 )
 """Slots of the comparison, and of one of its weights."""
 Layer = tuple[Tensor, Analysis, LayerDiff]
-_OPENED = Memo[Opened](8)
+_OPENED = Memo[Opened](128 << 20)
 _LAYERS = Memo[Layer](64 << 20)
 
 
@@ -122,7 +122,7 @@ def _opened(names: tuple[str, str, str]) -> Opened:
     def opened() -> Opened:
         return open_pair(one, other, bounds, original_revision=revision or None)
 
-    return _OPENED.get(_key(names), opened, lambda _: 1)
+    return _OPENED.get(_key(names), opened)
 
 
 def _key(names: tuple[str, str, str]) -> tuple[object, ...]:
@@ -159,7 +159,7 @@ def _layer(names: tuple[str, str, str], weight: str) -> Shown:
         with gpu_lock():
             return analysis_of(opened, weight, most)
 
-    x, analysis, row = _LAYERS.get((*_key(names), weight, most), load, lambda layer: layer[0].nbytes)
+    x, analysis, row = _LAYERS.get((*_key(names), weight, most), load)
     side, file = Side(row.kind, analysis), f"{row.name} {opened.quantized.origin}"
     return {
         "layer": html.status(_about(row)),

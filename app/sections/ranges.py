@@ -34,7 +34,7 @@ HEADS = ("range by", "width, % of min-max", "SQNR dB", "clipped %", "largest err
 CALIBRATED = 1 << 19
 """Elements whose rows the ranges are compared on."""
 Ranges = tuple[list[BlockRange], list[tuple[float, float]]]
-_RANGES = Memo[Ranges](256)
+_RANGES = Memo[Ranges](8 << 20)
 
 
 def run(query: Query) -> Iterator[Shown]:
@@ -51,7 +51,7 @@ def run(query: Query) -> Iterator[Shown]:
     for point in locked_steps(share_curve(x, scheme)):
         found[1].append(point)
         yield {"status": html.status(f"{100 * point[0]:.0f} % of min-max …")}
-    _RANGES.get(_key(chosen), lambda: found, lambda _: 1)
+    _RANGES.get(_key(chosen), lambda: found)
     yield {**view(query), "status": ""}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from app import limits
 from app.serving import uploads
+from app.state.memo import Memo
 from app.state.query import Query
 from app.state.record import FileRefusedError
 from app.state.selection import matrix_of
@@ -49,6 +50,8 @@ LAYER_NAMES = ("query, key, value", "attention output", "gate, up", "down")
 NO_RECORDING = (
     "The link names a recording that is not open here: open its file again. Recorded times are shown"
 )
+_PARSED = Memo[OpenedRecording](64 << 20)
+"""Opened recordings by name and content: those who open the same file share it."""
 LONGEST_FILE, NAMED = 60, 6
 """Characters of a file's name that are said; products that are named where there may be more."""
 ACCEPTED = (
@@ -273,8 +276,14 @@ def _read(path: Path) -> OpenedRecording:
             f"{file} was not opened: it has {words.bytes_(size)}; a recording may have {words.bytes_(most)} "
             "here"
         )
+    data = path.read_bytes()
+    return _PARSED.get((path.name, hashlib.sha256(data).digest()), lambda: _parsed(path.name, file, data))
+
+
+def _parsed(name: str, file: str, data: bytes) -> OpenedRecording:
+    """The recording in the bytes of the file ``name``, called ``file`` in words."""
     try:
-        found = gemms_of_text(path.read_bytes())
+        found = gemms_of_text(data)
     except RecordingError as error:
         raise FileRefusedError(f"{file} was not opened: {error}. {ACCEPTED}") from error
     known = tuple(row for row in found.rows if product_of(row.gemm, row.on_cpu))
@@ -289,7 +298,7 @@ def _read(path: Path) -> OpenedRecording:
     what = f"product{'' if len(unknown) == 1 else 's'}"
     left_out = f"Not shown, because this version has no such {what}: {listed}." if unknown else ""
     text = json.dumps(recording_json(own.machine, own.rows), sort_keys=True)
-    return OpenedRecording(OPENED + hashlib.sha256(text.encode()).hexdigest()[:10], path.name, own, left_out)
+    return OpenedRecording(OPENED + hashlib.sha256(text.encode()).hexdigest()[:10], name, own, left_out)
 
 
 def _with_plain_texts(row: GemmTiming) -> GemmTiming:

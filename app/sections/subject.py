@@ -40,9 +40,9 @@ ANOTHER = "The survey {} is of {}, and is not shown with {}"
 MOST_NAME = 400
 _AT_REVISION = re.compile(r"([\w.-]+/[\w.-]+)@(\S+)")
 """A Hub id with a revision."""
-_SURVEYS = Memo[Survey](32)
-_SUBJECTS = Memo["ModelSubject"](64)
-_MADE = Memo[dict[str, Path]](64)
+_SURVEYS = Memo[Survey](128 << 20)
+_SUBJECTS = Memo["ModelSubject"](128 << 20)
+_MADE = Memo[dict[str, Path]](1 << 20)
 """Files of surveys that were made here."""
 _HASHED = 1 << 30
 """The largest model whose weights are hashed to find a recorded survey of them."""
@@ -94,7 +94,7 @@ def survey_at(path: str | Path) -> Survey:
         check_complete(found)
         return found
 
-    return _SURVEYS.get((str(path), stamp_of(Path(path))), load, lambda _: 1)
+    return _SURVEYS.get((str(path), stamp_of(Path(path))), load)
 
 
 def subject(query: Query) -> ModelSubject:
@@ -130,7 +130,7 @@ def _of_survey(which: str, path: Path) -> ModelSubject:
         found = survey_at(path)
         return _surveyed(found, which, path, found.head.model, found.head.revision or "", named=False)
 
-    return _SUBJECTS.get((which, str(path), stamp_of(path)), made, lambda _: 1)
+    return _SUBJECTS.get((which, str(path), stamp_of(path)), made)
 
 
 def _surveyed(found: Survey, which: str, path: Path, place: str, revision: str, named: bool) -> ModelSubject:
@@ -180,14 +180,14 @@ def _of_model(query: Query, place: str, revision: str, which: str, path: Path | 
             found = _surveyed(survey_at(file), name, file, place, revision, named=True)
         return replace(found, cache=CacheShape.of_config(source.config()))
 
-    return _SUBJECTS.get(key, made, lambda _: 1)
+    return _SUBJECTS.get(key, made)
 
 
 def surveyed_here(place: str, revision: str) -> dict[str, Path]:
     """The file of the survey that was made here of a model as it is now, under "file", by the built-in texts:
     a page that is opened anew, or by somebody else who names the model, has it too."""
     key = (place, revision, folder_stamp(place, limits.current().sources))
-    return _MADE.get(key, dict, lambda _: 1)
+    return _MADE.get(key, dict)
 
 
 def _fits(found: Survey, source: TensorSource) -> bool:

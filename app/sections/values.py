@@ -45,7 +45,7 @@ def position_of(chosen: Record, pairs: Pairs) -> tuple[int, int]:
 def _drawn(chosen: Record, what: str, draw: Callable[[], go.Figure]) -> str:
     """The figure ``what`` of the record's tensor and schemes, drawn once."""
     key = (*tensor_key(chosen), chosen.schemes, what)
-    return _DRAWN.get(key, lambda: plot_data(draw()), len)
+    return _DRAWN.get(key, lambda: plot_data(draw()))
 
 
 def values(query: Query) -> Shown:

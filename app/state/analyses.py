@@ -37,8 +37,8 @@ Said = TypeVar("Said")
 Pairs = list[tuple[Recipe, Analysis]]
 _ANALYSES = Memo[Analysis](256 << 20)
 _LAYERS = Memo[QuantizedLayer](256 << 20)
-_OUTPUTS = Memo[float](1024)
-_OWN = Memo[Own](256)
+_OUTPUTS = Memo[float](4 << 20)
+_OWN = Memo[Own](8 << 20)
 REPORTED_EVERY_S = 0.3
 SAID_AGAIN_S = 0.5
 
@@ -224,9 +224,7 @@ def output_of(chosen: Selection) -> float:
     """``output_sqnr`` of scheme A, with a method or without. ``SourceError`` where the tensor has no
     inputs."""
     recipe = chosen.recipes[0]
-    return _OUTPUTS.get(
-        _key(chosen, recipe), lambda: _output(chosen, analyses_of(chosen)[1][0][1]), lambda _: 1
-    )
+    return _OUTPUTS.get(_key(chosen, recipe), lambda: _output(chosen, analyses_of(chosen)[1][0][1]))
 
 
 def known_output(chosen: Selection, recipe: Recipe) -> float | None:
@@ -235,7 +233,7 @@ def known_output(chosen: Selection, recipe: Recipe) -> float | None:
 
 
 def _output_sqnr(chosen: Selection, recipe: Recipe, analysis: Analysis) -> float:
-    return _OUTPUTS.get(_key(chosen, recipe), lambda: _output(chosen, analysis), lambda _: 1)
+    return _OUTPUTS.get(_key(chosen, recipe), lambda: _output(chosen, analysis))
 
 
 def _output(chosen: Selection, analysis: Analysis) -> float:
@@ -268,7 +266,7 @@ def _analyse(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progre
 
 def _own_values(chosen: Selection, matrix: Matrix) -> Own:
     """What is counted of the tensor once for all its schemes."""
-    return _OWN.get(tensor_key(chosen), lambda: own_values(matrix.values), lambda _: 1)
+    return _OWN.get(tensor_key(chosen), lambda: own_values(matrix.values))
 
 
 def _repair(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progress | None) -> QuantizedLayer:

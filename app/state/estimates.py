@@ -26,8 +26,8 @@ from explorer.core.backend import work_device
 from explorer.methods.recipe import Recipe
 from explorer.sources.base import Pieces
 
-_ESTIMATES = Memo[Estimate | None](256)
-_OVERVIEWS = Memo[tuple[ComparisonRow, ...]](64)
+_ESTIMATES = Memo[Estimate | None](4 << 20)
+_OVERVIEWS = Memo[tuple[ComparisonRow, ...]](32 << 20)
 _SIZES = Memo[Sizes](1 << 26)
 """The sizes of tensors' units, in bytes."""
 
@@ -79,7 +79,7 @@ def estimated(chosen: Selection) -> Estimated | None:
     sides: list[tuple[Recipe, Estimate | Report]] = []
     for recipe, report in zip(recipes, known, strict=True):
         compute = partial(estimate, pieces, shape, recipe.scheme, find_sizes=find_sizes)
-        side = report or _ESTIMATES.get((*tensor_key(chosen), str(recipe)), compute, lambda _: 1)
+        side = report or _ESTIMATES.get((*tensor_key(chosen), str(recipe)), compute)
         if side is None:
             return None
         sides.append((recipe, side))
@@ -101,7 +101,7 @@ def overview_rows(chosen: Selection) -> tuple[ComparisonRow, ...]:
             if one is not None
         )
 
-    return _OVERVIEWS.get(tensor_key(chosen), compute, lambda _: 1)
+    return _OVERVIEWS.get(tensor_key(chosen), compute)
 
 
 def known_overview(chosen: Selection) -> tuple[ComparisonRow, ...]:

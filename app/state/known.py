@@ -15,12 +15,14 @@ from explorer.analysis.report import Report
 from explorer.figures.errors import Errors, errors_of
 from explorer.sources.base import UnreachableError
 
-_ROWS = Memo[dict[str, ComparisonRow]](256)
+_ROWS = Memo[dict[str, ComparisonRow]](64 << 20)
 """Each tensor's rows so far, by the text of the named scheme: the next visit continues a run that was cut."""
-_WHOLE = Memo[Report](4096)
+_ROWS_BYTES = 1 << 18
+"""Of a tensor's rows, once all named schemes are among them."""
+_WHOLE = Memo[Report](32 << 20)
 """The report of one recipe on all of one tensor."""
-_ERRORS = Memo[Errors](1024)
-_REFUSED = Memo[str](256)
+_ERRORS = Memo[Errors](16 << 20)
+_REFUSED = Memo[str](1 << 20)
 """Why a recipe cannot be computed on a tensor, or not on all of it."""
 
 
@@ -37,7 +39,7 @@ def known_rows(chosen: Selection) -> dict[str, ComparisonRow]:
 
 def surveyed(chosen: Selection) -> dict[str, ComparisonRow]:
     """The rows of ``explorer.analysis.survey`` so far; ``filling`` adds to them."""
-    return _ROWS.get(_key(chosen), dict, lambda _: 1)
+    return _ROWS.get(_key(chosen), dict, lambda _: _ROWS_BYTES)
 
 
 def _whole_row(chosen: Selection, row: ComparisonRow) -> ComparisonRow:
@@ -47,9 +49,9 @@ def _whole_row(chosen: Selection, row: ComparisonRow) -> ComparisonRow:
 
 def keep_whole(chosen: Selection, text: str, report: Report, errors: Errors | None = None) -> None:
     """Keep the report of the recipe ``text`` on all of the selected tensor, and its errors."""
-    _WHOLE.get(_key(chosen, text), lambda: report, lambda _: 1)
+    _WHOLE.get(_key(chosen, text), lambda: report)
     if errors is not None:
-        _ERRORS.get(_key(chosen, text), lambda: errors, lambda _: 1)
+        _ERRORS.get(_key(chosen, text), lambda: errors)
 
 
 def keep_analyses(chosen: Selection, pairs: Pairs) -> None:
@@ -76,7 +78,7 @@ def refuse(chosen: Selection, text: str, error: Exception) -> None:
         why = (isinstance(error, OSError) and error.strerror) or str(error)
         visit().failed[tensor_key(chosen), (text,)] = why
         return
-    _REFUSED.get(_key(chosen, text), lambda: str(error), lambda _: 1)
+    _REFUSED.get(_key(chosen, text), lambda: str(error))
 
 
 def refused(chosen: Selection, text: str) -> str:

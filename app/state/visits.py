@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from app import limits
 from app.serving.sessions import current_request
+from app.state.memo import size_of
 from explorer.checkpoints.diff import Diff
 from explorer.methods.evaluate import Outcome
 from explorer.recordings.files import Recording
@@ -79,6 +82,8 @@ class VisitData:
     written: the model of the visitor's last run, by its keys of the address, and its texts as they are shown.
     unfinished: files of surveys that were stopped, by the model's place and revision.
     checks: losses that were measured here, by the recipe's file.
+
+    A field is assigned anew where what it holds grows: ``bytes`` are those of what was assigned.
     """
 
     opened_recordings: tuple[OpenedRecording, ...] = ()
@@ -91,7 +96,20 @@ class VisitData:
     taken: tuple[tuple[Hashable, ...], tuple[Path, ...]] | None = None
     written: tuple[tuple[str, ...], Mapping[str, str]] | None = None
     unfinished: dict[tuple[str, str], Path] = field(default_factory=dict)
-    checks: dict[str, Check] = field(default_factory=dict)
+    checks: Mapping[str, Check] = field(default_factory=dict)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        self._sizes[name] = size_of(value)
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what its fields were assigned last."""
+        return sum(self._sizes.values())
 
 
 _visits: OrderedDict[str, tuple[str, VisitData]] = OrderedDict()
@@ -102,8 +120,8 @@ _LOCK = threading.Lock()
 def visit() -> VisitData:
     """The visit of the current session, empty at first; outside a server one that is not kept.
 
-    At most ``Limits.sessions`` are kept. One that is dropped begins anew: that of the address with the most
-    visits that was used longest ago.
+    At most ``Limits.sessions`` are kept, of ``Limits.visit_bytes`` together. One that is dropped begins anew:
+    of the address with the most visits, or with the most bytes, the one that was used longest ago.
     """
     asked = current_request()
     if asked.session is None:
@@ -112,6 +130,18 @@ def visit() -> VisitData:
         _, found = _visits.setdefault(asked.session, (asked.address, VisitData()))
         _visits.move_to_end(asked.session)
         while len(_visits) > limits.current().sessions:
-            ((most, _),) = Counter(address for address, _ in _visits.values()).most_common(1)
-            del _visits[next(session for session, (address, _) in _visits.items() if address == most)]
+            _drop_of_most(lambda _: 1)
+        while (
+            len(_visits) > 1 and sum(one.bytes for _, one in _visits.values()) > limits.current().visit_bytes
+        ):
+            _drop_of_most(lambda one: one.bytes)
     return found
+
+
+def _drop_of_most(measure: Callable[[VisitData], int]) -> None:
+    """Drop the visit that was used longest ago of the address of which the most is kept."""
+    held = Counter[str]()
+    for address, one in _visits.values():
+        held[address] += measure(one)
+    ((most, _),) = held.most_common(1)
+    del _visits[next(session for session, (address, _) in _visits.items() if address == most)]

@@ -13,13 +13,17 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import torch
+from pydantic import Field
 
 from explorer.paths import checkout
 from explorer.recordings.times import Positive
 from explorer.threads import usable_threads
+
+Value = TypeVar("Value")
+Few = Annotated[dict[str, Value], Field(max_length=64)]
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class MachineLimits:
     the instructions ``dp4a`` and ``popc``), measured in the same run as the timings."""
 
     copy: Positive
-    rates: dict[str, Positive]
+    rates: Few[Positive]
 
     def least_seconds(self, core: str, bytes_moved: float, operations: int) -> float | None:
         """Least time for a kernel: its bytes at the copy's speed or its operations at the core's rate,
@@ -56,8 +60,8 @@ class Machine:
     commit: str = ""
     cpu: str = ""
     threads: int | None = None
-    packages: dict[str, str] = field(default_factory=dict)
-    conditions: dict[str, str] = field(default_factory=dict)
+    packages: Few[str] = field(default_factory=dict)
+    conditions: Few[str] = field(default_factory=dict)
     limits: MachineLimits | None = None
 
     @property

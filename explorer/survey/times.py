@@ -30,6 +30,8 @@ UNQUANTIZED = SCHEMES["bf16"]
 """Scheme that layers count as that stay as they are, whatever dtype the file has: engines run them in 16
 bits."""
 How = Literal["recorded", "scaled", "modelled", "measured"]
+_MOST_KNOWN = 1 << 14
+"""Products whose times are kept: shapes are those of any file."""
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6}
 _NOT_COUNTED = "attention, norms and sampling are not counted: they are the same for every recipe"
 
@@ -117,9 +119,11 @@ class StepTimes:
         """Time the product with one weight [N, K], with the quantization of its inputs by ``inputs``. Its
         ``kind`` is "none", with a reason, if there is no time."""
         key = scheme, shape, inputs
-        if key not in self._known:
-            self._known[key] = self.product(scheme, shape, inputs)
-        return self._known[key]
+        if (known := self._known.get(key)) is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[key] = self.product(scheme, shape, inputs)
+        return known
 
     def refusal(self, scheme: Scheme, shape: Weight, inputs: Scheme | None = None) -> str:
         """The reason why there is no time for a weight [N, K] under ``scheme`` with such inputs; "" if there

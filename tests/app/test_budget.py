@@ -52,7 +52,7 @@ def words(shown: str) -> str:
 @pytest.fixture(autouse=True)
 def none_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """No survey was made here before."""
-    monkeypatch.setattr(subject, "_MADE", Memo(64))
+    monkeypatch.setattr(subject, "_MADE", Memo(1 << 20))
 
 
 @pytest.fixture

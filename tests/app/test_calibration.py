@@ -21,7 +21,7 @@ from tests.covering import sampled
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "_RANGES", Memo[Any](16))
+    monkeypatch.setattr(ranges, "_RANGES", Memo[Any](1 << 20))
     monkeypatch.setattr(ranges, "CALIBRATED", 1 << 14)
 
 

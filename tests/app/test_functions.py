@@ -176,6 +176,24 @@ def test_one_address_takes_no_visit_from_another(monkeypatch: pytest.MonkeyPatch
     assert list(visits._visits) == ["a", "c", "d7", "d8"]
 
 
+def test_visits_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest visit goes of the address that has most of them, until the others fit."""
+    monkeypatch.setattr(visits, "_visits", type(visits._visits)())
+    monkeypatch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, visit_bytes=100_000))
+    for session, address in (("a", "x"), ("b", "y"), ("c", "x"), ("d", "x"), ("e", "x")):
+        with answering(CurrentRequest(session, address=address)):
+            visit().checks = {}
+            visit().checks = {session * 20_000: None}  # type: ignore[dict-item]
+    with answering(CurrentRequest("e", address="x")):
+        assert visit().checks
+    assert list(visits._visits) == ["b", "c", "d", "e"]
+    with answering(CurrentRequest("b", address="y")):
+        visit().checks = {"b" * 200_000: None}  # type: ignore[dict-item]
+    with answering(CurrentRequest("c", address="x")):
+        visit()
+    assert list(visits._visits) == ["d", "e", "c"]
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [({"host": "evil.example"}, 400), ({"origin": "http://evil.example"}, 403), ({"origin": "null"}, 403)],

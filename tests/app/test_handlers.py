@@ -7,18 +7,21 @@ the screen.
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import sys
 from html import unescape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from app import limits
 from app.parts import html
-from app.sections import sizes, take_away
+from app.sections import sizes, subject, take_away
 from app.state import visits
-from app.state.memo import Memo
+from app.state.memo import Memo, size_of
 from app.state.query import Query
 from app.state.selection import Selection, matrix_of
 from explorer import SCHEMES, SourceError, load_matrix, quantize
@@ -29,6 +32,7 @@ from explorer.checkpoints import EXPORTS, write_one
 from explorer.core.file import load as load_quantized
 from explorer.figures.style import file_name
 from explorer.recordings.quantize import recorded_kernel
+from explorer.survey import Layer, Role, Survey
 from tests.covering import sampled
 from tests.records import read_record
 
@@ -131,7 +135,25 @@ def test_a_hosted_page_opens_no_folders_and_reads_less(monkeypatch: pytest.Monke
 
 def test_the_cache_is_bounded() -> None:
     """If this fails, the page's memory grows with every tensor that anyone looks at."""
-    cache = Memo[object](100)
+    cache = Memo[object](1000)
     for i in range(50):
-        cache.get(i, lambda i=i: i, lambda _: 30)
-    assert cache._used <= 100 and cache.get(49, lambda: "new", lambda _: 1) == 49
+        cache.get(i, lambda i=i: i, lambda _: 300)
+    assert cache._used <= 1000 and cache.get(49, lambda: "new") == 49
+
+
+def test_what_is_kept_of_files_is_counted_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the keys: else a few files of many small parts fill the memory."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("app.")]
+    memos = [one for module in modules for one in vars(module).values() if type(one) is Memo]
+    assert len(memos) > 20 and all(memo._capacity >= 1 << 20 for memo in memos)
+    layer = Layer("a" * 1000, (2, 2), "F32", Role.LINEAR, "other", 0, folds=tuple(map(float, range(1000))))
+    assert 33_000 < size_of([layer, layer]) < 40_000 < size_of((layer, np.zeros(1000), torch.zeros(1000)))
+    monkeypatch.setattr(subject, "_SURVEYS", kept := Memo[Survey](300_000))
+    (recorded,) = subject.recorded().values()
+    for i in range(4):
+        subject.survey_at(shutil.copy(recorded, tmp_path / f"{i}.jsonl"))
+    assert kept._used <= 300_000 and len(kept._entries) == 2
+    cache = Memo[int](100_000)
+    for i in range(20):
+        cache.get((i, "k" * 10_000), lambda: 1)
+    assert len(cache._entries) == 9

@@ -38,7 +38,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
         (known, "_REFUSED"),
         (estimates, "_OVERVIEWS"),
     ):
-        monkeypatch.setattr(module, kept, Memo[Any](4096))
+        monkeypatch.setattr(module, kept, Memo[Any](1 << 24))
 
 
 @pytest.fixture

@@ -244,6 +244,8 @@ def test_an_opened_recording_is_one_more_machine(folder: Path) -> None:
     assert second["machine"] != there["machine"] and len(visit().opened_recordings) == 2
     with answering(CurrentRequest("another")):
         assert "A100" not in shown()["pickers"], "never seen by another"
+        opened_of(path)
+        assert visit().opened_recordings[0].recording is mine.recording, "but parsed once"
     assert speed.SECTION.acts["remove"](Query(there), {}) == {"machine": ""}
     query = Query(there)
     assert place_of(query).name == "nearest" and query.problems["machine"] == NO_RECORDING
@@ -255,6 +257,8 @@ def test_a_file_that_is_no_recording_changes_nothing(folder: Path, monkeypatch: 
     monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, recording_bytes=4000))
     bad, text = folder / "bad.json", folder / "notes.txt"
     bad.write_text('{"machine":{"gpu":"x"},"rows":[{"row":"bf16"}]}')
+    rates = MachineLimits(1.0, {str(i): 2.0 for i in range(65)})
+    many = recordings.record_to(folder / "many.json", Recording(Machine(gpu="x", limits=rates), (timing(),)))
     text.write_text("hello")
     good = [a_file(folder / f"{chip}.json", chip, timing(shape=(8, 64, 64))) for chip in "ABC"]
     large = a_file(folder / "large.json", "L", *[timing()] * 9)
@@ -263,6 +267,7 @@ def test_a_file_that_is_no_recording_changes_nothing(folder: Path, monkeypatch: 
     for path, *why in (
         (str(bad), "bad.json", "rows.0.label", accepted),
         (str(text), "notes.txt", "JSON", accepted),
+        (str(many), "many.json", "machine.limits.rates", "64 items"),
         (large, "4 kB"),
     ):
         with pytest.raises(FileRefusedError) as refused:

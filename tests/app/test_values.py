@@ -83,7 +83,7 @@ def test_the_histogram_is_of_the_part_that_the_map_shows() -> None:
 
 def test_the_errors_of_the_shortlist_have_a_panel_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """A and B first; what the first screen has not computed is waited for, what it cannot is named."""
-    monkeypatch.setattr(known, "_ERRORS", Memo[Any](16))
+    monkeypatch.setattr(known, "_ERRORS", Memo[Any](1 << 20))
     pair = {"scheme": "nvfp4", "second": "int8_row"}
     asked = {"sample": "mlp_up_in", **pair, "shortlist": "mxfp4,int4_group64+gptq"}
 

@@ -15,7 +15,7 @@ import pytest
 from explorer.methods.recipe import Recipe
 from explorer.products.shape_times import ShapeTime, product_time, scaled
 from explorer.schemes import Scheme
-from explorer.survey import Constraints, Frontier, Layer, Survey, frontier, recipe_of
+from explorer.survey import Constraints, Frontier, Layer, Survey, frontier, recipe_of, times
 from explorer.survey.knapsack import HullPath, least_within
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.times import (
@@ -48,6 +48,17 @@ def drawn(survey: Survey, seed: int) -> Frontier:
 
     found = Survey(dataclasses.replace(survey.head, layers=4, kept_bytes=0), tuple(layers))
     return frontier(found, "fisher_diagonal", Constraints(schemes=FEW, times=StepTimes("a GPU", 1, product)))
+
+
+def test_times_of_many_shapes_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes are those of any survey that is opened."""
+    monkeypatch.setattr(times, "_MOST_KNOWN", 10)
+    found = StepTimes(
+        "a GPU", 1, lambda scheme, shape, inputs: ShapeTime((1, *shape), "measured", seconds=1.0)
+    )
+    for n in range(100):
+        assert found.of(UNQUANTIZED, (n, 64)).shape == (1, n, 64)
+    assert len(found._known) <= 10
 
 
 def test_many_layers_have_a_bound() -> None:

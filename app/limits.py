@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import gradio as gr
 
 from explorer.sources import source_limits as sources
+from explorer.sources.base import TensorInfo
 from explorer.sources.source_limits import SourceLimits
 
 
@@ -22,6 +23,7 @@ class Limits:
 
     hosted: True if the page is public.
     elements: of one tensor; of a larger one the first rows are read.
+    side: rows, and columns, of the matrix that a tensor is taken as: scales are stored for each.
     upload_bytes: of one uploaded file.
     store_bytes: of all uploads and results that are kept.
     uploads: of one visitor (address) at the same time.
@@ -50,6 +52,7 @@ class Limits:
 
     hosted: bool
     elements: int
+    side: int
     upload_bytes: int
     store_bytes: int
     uploads: int
@@ -75,10 +78,16 @@ class Limits:
     recording_bytes: int
     recordings: int
 
+    def most_of(self, info: TensorInfo) -> int:
+        """Elements of a tensor that may be read: so few that its matrix has no longer side than ``side``."""
+        columns = info.matrix_shape[1]
+        return min(self.elements, self.side * columns) if columns <= self.side else self.side
+
 
 LOCAL = Limits(
     hosted=False,
     elements=1 << 28,
+    side=1 << 28,
     upload_bytes=16 << 30,
     store_bytes=256 << 30,
     uploads=16,
@@ -107,6 +116,7 @@ LOCAL = Limits(
 HOSTED = Limits(
     hosted=True,
     elements=1 << 24,
+    side=1 << 18,
     upload_bytes=256 << 20,
     store_bytes=8 << 30,
     uploads=4,

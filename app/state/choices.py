@@ -42,12 +42,19 @@ def schemes_of(texts: Sequence[str]) -> list[Scheme]:
 
 
 def check_cost(methods: Sequence[str], weight: Tensor) -> None:
-    """``ValueError`` with the numbers where a method would factor a matrix larger than is taken here.
+    """``ValueError`` with the numbers for a model's layer that is larger than a tensor that is read here, and
+    where a method would factor a matrix larger than is taken here.
 
     That takes K^3 operations in one step, which cannot be stopped in between, for the K columns of
     ``weight``.
     """
-    columns, most = weight.shape[1], limits.current().solved_columns
+    bounds = limits.current()
+    if bounds.hosted and weight.numel() > bounds.elements:
+        raise ValueError(
+            f"the layer has {weight.numel():,} weights; here methods take layers of at most "
+            f"{bounds.elements:,} weights"
+        )
+    columns, most = weight.shape[1], bounds.solved_columns
     if columns <= most:
         return
     for name in methods:

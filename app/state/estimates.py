@@ -129,7 +129,7 @@ def _pieces(chosen: Selection) -> tuple[Pieces, tuple[int, int], str, str, str] 
         return None
     source = file_source(chosen.file)
     info = source.info(chosen.file_tensor)
-    if info.elements > limits.current().elements or work_device().type != "cpu":
+    if info.elements > limits.current().most_of(info) or work_device().type != "cpu":
         return None
     pieces = source.pieces(info.name)
     if pieces is None:

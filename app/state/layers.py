@@ -7,7 +7,7 @@ from torch import Tensor
 from app import limits
 from app.state.memo import Memo
 from app.state.models import runnable_model
-from app.state.selection import NothingChosenError, Selection, file_source, tensor_key
+from app.state.selection import NothingChosenError, Selection, file_source, read_within, tensor_key
 from explorer import SourceError
 from explorer.core.backend import work_device
 from explorer.methods.evaluate import MOST_TOKENS
@@ -68,15 +68,16 @@ def chosen_layer(
 
 
 def own_layer(here: Selection) -> tuple[str, Tensor, Tensor]:
-    """``selected_layer`` as methods take it: on the GPU if there is one, at most ``MOST_TOKENS`` tokens."""
+    """``selected_layer`` as methods take it: on the GPU if there is one, at most ``MOST_TOKENS`` tokens, and
+    so few that inputs and output are no larger than matrices of a product may be."""
     return _fitting(*selected_layer(here))
 
 
 def _fitting(label: str, w: Tensor, x: Tensor) -> tuple[str, Tensor, Tensor]:
     if w.shape[1] != x.shape[1]:
         raise SourceError(f"the weight has {w.shape[1]} input channels, the activations {x.shape[1]}")
-    device = work_device()
-    return label, w.to(device), x[:MOST_TOKENS].to(device)
+    device, tokens = work_device(), max(2, limits.current().product_elements // max(w.shape))
+    return label, w.to(device), x[: min(MOST_TOKENS, tokens)].to(device)
 
 
 def selected_layer(here: Selection) -> tuple[str, Tensor, Tensor]:
@@ -156,12 +157,9 @@ def layer_of(kind: str, sample: str, file: str | None, name: str | None) -> tupl
     source, pairs = file_source(file), layers_in(file)
     chosen = name if name in pairs else pairs[0]
     bare = chosen == "layer" and "weight" in {info.name for info in source.infos}
-    prefix, most = "" if bare else f"{chosen}.", limits.current().elements
-    return (
-        chosen,
-        source.matrix(f"{prefix}weight", most).values.float(),
-        source.matrix(f"{prefix}activations", most).values.float(),
-    )
+    names = (("" if bare else f"{chosen}.") + part for part in ("weight", "activations"))
+    w, x = (read_within(source, one).values.float() for one in names)
+    return chosen, w, x
 
 
 def layers_in(file: str | None) -> list[str]:

@@ -293,8 +293,8 @@ def listed(held: Record, goal: Goal) -> tuple[str, ...]:
 def shape_of(held: Record) -> tuple[int, int]:
     """Rows and columns of the record's tensor, from its file's header where it was not read yet."""
     if not is_read(held) and (info := info_of(held)) is not None:
-        rows, columns = info.matrix_shape
-        return min(rows, max(1, limits.current().elements // max(columns, 1))), columns
+        rows, columns = info.within(limits.current().most_of(info)).matrix_shape
+        return max(rows, 1), columns
     rows, columns = matrix_of(held).values.shape
     return rows, columns
 

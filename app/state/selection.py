@@ -60,7 +60,6 @@ _SOURCES = Memo[TensorSource](256 << 20)
 
 def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
     """The selected tensor, read once. Raises ``SourceError`` in words for the visitor."""
-    most = limits.current().elements
 
     def load() -> Matrix:
         if chosen.source == "builtin":
@@ -68,16 +67,22 @@ def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
         if chosen.source == "file":
             if not chosen.file:
                 raise NothingChosenError(NO_FILE)
-            return file_source(chosen.file).matrix(chosen.file_tensor, most)
+            return read_within(file_source(chosen.file), chosen.file_tensor)
         if not chosen.layer:
             raise NothingChosenError("choose a layer of the model")
-        return model_source(chosen.model, chosen.revision).matrix(chosen.layer, most, progress)
+        return read_within(model_source(chosen.model, chosen.revision), chosen.layer, progress)
 
     def read() -> Matrix:
         matrix = load()
         return dataclasses.replace(matrix, values=place(matrix.values).move(matrix.values))
 
     return _MATRICES.get(tensor_key(chosen), read, lambda matrix: matrix.values.nbytes)
+
+
+def read_within(source: TensorSource, name: str | None, progress: Progress | None = None) -> Matrix:
+    """A tensor, or its first rows, as many as the limits have."""
+    info = source.info(name)
+    return source.matrix(info.name, limits.current().most_of(info), progress)
 
 
 def is_read(chosen: Selection) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import struct
 import zipfile
@@ -62,6 +63,14 @@ class TensorInfo:
     @property
     def matrix_shape(self) -> tuple[int, int]:
         return matrix_shape(self.shape)
+
+    def within(self, max_elements: int) -> TensorInfo:
+        """The entry of the first rows that have at most ``max_elements`` together, of none if one has more;
+        itself if all have."""
+        if self.elements <= max_elements:
+            return self
+        rows = max_elements // (self.elements // self.shape[0])
+        return dataclasses.replace(self, shape=(rows, *self.shape[1:]))
 
 
 class TensorSource(ABC):
@@ -134,7 +143,7 @@ class TensorSource(ABC):
         info = self.info(name)
         rows = None
         if max_elements is not None and info.elements > max_elements:
-            rows = max_elements // (info.elements // info.shape[0])
+            rows = info.within(max_elements).shape[0]
             if rows == 0:
                 raise SourceError(
                     f"{plain(info.name, 80)}: one row of {shape_words(info.shape)} has more than "

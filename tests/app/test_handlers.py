@@ -23,6 +23,7 @@ from app.sections import sizes, subject, take_away
 from app.state import visits
 from app.state.memo import Memo, size_of
 from app.state.query import Query
+from app.state.record import Record, shape_of
 from app.state.selection import Selection, matrix_of
 from explorer import SCHEMES, SourceError, load_matrix, quantize
 from explorer import compare as library_compare
@@ -131,6 +132,36 @@ def test_a_hosted_page_opens_no_folders_and_reads_less(monkeypatch: pytest.Monke
         matrix_of(Selection(source="model", model=str(minilm), layer="x"))
     monkeypatch.delenv("SPACE_ID")
     assert limits.current() is limits.LOCAL
+
+
+LONG: dict[tuple[int, ...], tuple[int, int] | None] = {
+    (65, 64): (64, 64),
+    (1000, 2): (64, 2),
+    (1000,): (1, 64),
+    (20, 8, 4): (64, 4),
+    (2, 65): None,
+    (4, 65, 3): None,
+}
+"""Shapes of tensors, and the matrices that are read of them where a side may have 64; None: a refusal."""
+
+
+@pytest.mark.parametrize("shape", LONG)
+def test_a_narrow_tensor_has_no_more_rows_than_a_wide_one(
+    shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scales are stored for each row, or each column: they can take more than the elements."""
+    small = dataclasses.replace(limits.HOSTED, elements=1 << 12, side=1 << 6)
+    monkeypatch.setattr(limits, "current", lambda: small)
+    path = tmp_path / "w.npy"
+    np.save(path, np.ones(shape, dtype=np.float32))
+    chosen = Record(source="file", file=str(path))
+    if (expected := LONG[shape]) is None:
+        with pytest.raises(SourceError, match=r"one row of .* the limit here"):
+            matrix_of(chosen)
+        return
+    assert shape_of(chosen) == expected, "by the header, before it is read"
+    matrix = matrix_of(chosen)
+    assert tuple(matrix.values.shape) == expected and "first rows of" in matrix.description
 
 
 def test_the_cache_is_bounded() -> None:

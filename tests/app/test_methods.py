@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from app import limits
 from app.sections import budget, methods, overview, take_away, values
 from app.serving.sessions import CurrentRequest, answering
-from app.state import analyses, choices, models
+from app.state import analyses, choices, layers, models
 from app.state.query import Query
 from app.state.record import Record, next_record
 from app.state.visits import visit
@@ -241,3 +241,14 @@ def test_a_method_that_would_hold_the_server_is_refused_before_it_starts(
         else:
             choices.check_cost([name], wide)
         choices.check_cost([name], wide[:, 1:])
+    with pytest.raises(ValueError, match="16,781,312 weights"):
+        choices.check_cost(["rtn"], torch.zeros(1).expand(4097, 4096))
+
+
+def test_a_wide_layer_is_measured_on_fewer_tokens(
+    small_file: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its output, of tokens times rows in float64, may be far larger than its weight."""
+    monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, product_elements=1280))
+    _, w, x = layers.chosen_layer("file", "", small_file["of_file"], None, None)
+    assert w.shape == (48, 128) and x.shape == (10, 128)

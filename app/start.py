@@ -34,6 +34,7 @@ from app.state.record import Record, first_of_file, next_record
 from app.theme import LATE_HEAD, make_theme
 from app.ui import build
 from explorer import gpu
+from explorer.cli.app import ENDING
 from explorer.cli.output import hide_words_of_torchao
 from explorer.core.backend import gpu_device
 from explorer.core.builds import all_builds
@@ -64,7 +65,6 @@ def serve(port: int, file: Path | None = None, open_browser: bool = False) -> No
     return_large_blocks()
     return_forever()
     tempfile.tempdir = str(uploads.make_store())  # what leads to a result is counted and removed with it
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the store is removed
     query = _query_of(file)
     uploads.sweep_forever()
     threading.Thread(target=warm_kernels, daemon=True).start()
@@ -93,8 +93,11 @@ def wait(page: Any) -> NoReturn:
 
 
 def end(code: int = 0) -> NoReturn:
-    """End this process with ``code``; the store is removed. Threads may still compute for visitors, and torch
-    aborts a program whose interpreter ends under them: it does not end, the process does."""
+    """End this process with ``code``; the store is removed, and no signal ends that. Threads may still
+    compute for visitors, and torch aborts a program whose interpreter ends under them: it does not end, the
+    process does."""
+    for number in {signal.SIGINT, *ENDING}:
+        signal.signal(number, signal.SIG_IGN)
     uploads.remove_store()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

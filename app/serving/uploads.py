@@ -35,34 +35,50 @@ OPENED = "opened"
 def make_store() -> Path:
     """A fresh folder of this process for uploads, in ``GRADIO_TEMP_DIR`` or the system's folder for temporary
     files: what else lies there is not ours to delete. Set for Gradio, which reads the variable when it needs
-    it. Folders of processes that are gone are removed, this one at the end.
+    it. Folders of processes that are gone are removed, this one at the end: a process holds a lock of its
+    folder, because its number may be another's in another container.
     """
     parent = Path(os.environ.get("GRADIO_TEMP_DIR") or tempfile.gettempdir())
     parent.mkdir(parents=True, exist_ok=True)
     for folder in parent.glob(f"{PREFIX}*"):
-        match = re.match(rf"{PREFIX}(\d+)-", folder.name)
-        if match and not _alive(int(match.group(1))):
+        if re.match(rf"{PREFIX}\d+-", folder.name) and (lock := _lock(folder)) is not None:
             shutil.rmtree(folder, ignore_errors=True)
-    store = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
-    os.environ["GRADIO_TEMP_DIR"] = str(store)
+            os.close(lock)
+    fresh = Path(tempfile.mkdtemp(prefix=".", dir=parent))
+    _lock(fresh)  # before it has a name that others look for; until the process ends
+    store = fresh.rename(parent / f"{PREFIX}{os.getpid()}-{fresh.name[1:]}")
+    os.environ["GRADIO_TEMP_DIR"] = routes.DEFAULT_TEMP_DIR = str(store)
     atexit.register(shutil.rmtree, store, ignore_errors=True)
     return store
 
 
 def remove_store() -> None:
-    """Remove the folder in use, for a process that ends at once."""
-    shutil.rmtree(store(), ignore_errors=True)
+    """Remove the folder in use, for a process that ends at once. It is renamed first: threads that still
+    write for visitors find no folder."""
+    folder = store()
+    os.environ["GRADIO_TEMP_DIR"] = os.devnull
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder.rename(f"{folder}-gone"), ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of who made it anew
 
 
-def _alive(process: int) -> bool:
-    """True if a process with this number runs, of any user."""
+def _lock(folder: Path) -> int | None:
+    """The descriptor that holds the lock of a folder; None if a process of any container has it, and on a
+    system without such locks."""
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # another user's, or gone
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def store() -> Path:

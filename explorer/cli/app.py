@@ -62,13 +62,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command(app, list(sys.argv[1:] if argv is None else argv), "explorer")
 
 
+ENDING = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has one of them
+"""Signals that end a command as an exception does, so that temporary folders are removed."""
+
+
 def run_command(commands: typer.Typer, arguments: Sequence[str], name: str) -> int:
     """Run one of ``commands`` of the program ``name``; exit codes are those of ``main``."""
     try:
         with COMMAND, ExitStack() as after:
             if threading.current_thread() is threading.main_thread():
-                # SIGTERM ends the command as an exception does, so that temporary folders are removed.
-                after.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _end))
+                for number in ENDING:
+                    if (before := signal.getsignal(number)) is not signal.SIG_IGN:  # as nohup sets it
+                        after.callback(signal.signal, number, before)
+                        signal.signal(number, _end)
             command = typer.main.get_command(commands)
             code = command(list(arguments) or ["--help"], prog_name=name, standalone_mode=False)
     except (typer.TyperException, ValueError, OSError) as error:

@@ -215,16 +215,21 @@ def test_a_card_has_what_was_measured(
     assert f"{sum(kept):,} bytes" in card
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_terminated_apply_leaves_nothing(
-    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch system ends a job by SIGTERM: what was written so far would fill the disk for good."""
+    """A batch system ends a job by SIGTERM, a terminal that is closed by SIGHUP: what was written so far
+    would fill the disk for good. ``nohup`` ignores a signal."""
+    ignored = ({signal.SIGTERM, signal.SIGHUP} - {number}).pop()
+    before = signal.signal(ignored, signal.SIG_IGN)
     read, begun = ModelFolder.read, list[Path]()
 
     def ended(self: ModelFolder, name: str) -> Tensor:
         begun.extend(tmp_path.glob(".out.*.partial"))
         if begun:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(ignored)
+            signal.raise_signal(number)
         return read(self, name)
 
     monkeypatch.setattr(ModelFolder, "read", ended)
@@ -233,4 +238,5 @@ def test_a_terminated_apply_leaves_nothing(
     command = ["apply", str(recipe), "--to", "compressed-tensors", "--no-verify"]
     with pytest.raises(SystemExit) as stopped:
         main([*command, "--out", str(tmp_path / "out")])
-    assert stopped.value.code == 128 + signal.SIGTERM and begun and list(tmp_path.iterdir()) == [recipe]
+    signal.signal(ignored, before)
+    assert stopped.value.code == 128 + number and begun and list(tmp_path.iterdir()) == [recipe]

@@ -42,6 +42,8 @@ MOST_LAYERS = 20_000
 """Most layers of a survey or a recipe, and the end of their depths."""
 MOST_SCHEMES = 200
 """Most schemes of a survey."""
+MOST_NUMBERS = 1 << 20
+"""Most sizes, costs and shares of all layers of a survey: in a file, a number can take 4 bytes."""
 FOLDS = 8
 """Largest number of folds that calibration texts are dealt into."""
 RECIPE_KEY = "explorer_recipe"
@@ -243,11 +245,16 @@ def _loaded(path: Path) -> Survey:
     signals = tuple(signal for signal in SENSITIVITIES if signal in head.signals)
     today = replace(head, schemes=tuple(dict.fromkeys(names.values())), signals=signals)
     layers: dict[str, Layer] = {}
+    numbers = 0
     for number, line in enumerate(lines[1:], 2):
         checkpoint()
         place = f"{path.name}: line {number}"
         layer = _of_today(checked(Layer, parsed_json(line, place), place), names)
         _check_cells(today, layer, path.name)
+        cells = (layer.bits, layer.costs, layer.methods, *layer.costs.values(), *layer.methods.values())
+        numbers += sum(map(len, cells))
+        if numbers > MOST_NUMBERS:
+            raise ValueError(f"{path.name} has more than {MOST_NUMBERS:,} numbers")
         if layers.setdefault(layer.name, layer) is not layer or len(layers) > head.layers:
             raise ValueError(f"{place}: a layer twice, or more than the {head.layers} that are announced")
     return Survey(today, tuple(layers.values()))

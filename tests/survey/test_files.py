@@ -10,7 +10,17 @@ import pytest
 from explorer.models.files import role_of
 from explorer.models.kinds import depth_of
 from explorer.sources.base import TensorInfo
-from explorer.survey import ModelRecipe, Role, Survey, frontier, fused_groups, kind_of, load_survey, recipe_of
+from explorer.survey import (
+    ModelRecipe,
+    Role,
+    Survey,
+    frontier,
+    fused_groups,
+    kind_of,
+    load_survey,
+    recipe_of,
+    rows,
+)
 from explorer.survey.rows import MOST_BYTES, MOST_LINE, line_of
 
 
@@ -20,7 +30,7 @@ def write(survey: Survey, path: Path) -> list[str]:
     return lines
 
 
-def test_a_survey_survives_its_file(made_up: Survey, tmp_path: Path) -> None:
+def test_a_survey_survives_its_file(made_up: Survey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the digits that are kept; a file whose last line was cut off is one that was stopped."""
     path = tmp_path / "s.jsonl"
     lines = write(made_up, path)
@@ -28,6 +38,10 @@ def test_a_survey_survives_its_file(made_up: Survey, tmp_path: Path) -> None:
     assert found.head == made_up.head and found.complete and len(found.linear) == 22
     assert [x.name for x in found.layers] == [x.name for x in made_up.layers]
     assert frontier(found).at(4.5).schemes == frontier(made_up).at(4.5).schemes
+    monkeypatch.setattr(rows, "MOST_NUMBERS", 100)
+    with pytest.raises(ValueError, match="more than 100 numbers"):
+        load_survey(path)
+    monkeypatch.undo()
     path.write_text("".join(lines)[:-20], encoding="utf-8")
     stopped = load_survey(path)
     assert not stopped.complete and len(stopped.layers) == len(made_up.layers) - 1

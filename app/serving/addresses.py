@@ -131,24 +131,38 @@ ROUTES: tuple[Route, ...] = (
     *_both(f"{API_PREFIX}/vibe-code", ("GET", "POST"), False, "the same"),
     *_both(f"{API_PREFIX}/vibe-starter-queries", POST, False, "the same"),
 )  # fmt: skip
-_SERVED = [(compile_path(route.path)[0], route.methods) for route in ROUTES if route.served]
+_SERVED = [(compile_path(route.path)[0], route) for route in ROUTES if route.served]
 _NAMES = ("session_hash", "event_id", "api_name", "upload_id")
 """Parameters of addresses that the server keeps."""
+LONGEST_PART = 255
+"""Bytes of a part of a path: file systems take no longer name, and Gradio asks them for any."""
+UPLOAD, JOIN, DATA = (f"{API_PREFIX}/{end}" for end in ("upload", "queue/join", "queue/data"))
+CALL, CALL_BY_NAME = f"{API_PREFIX}/call/", f"{API_PREFIX}/call/v2/"
+
+
+def asked(scope: Scope) -> tuple[str, dict[str, str]]:
+    """The path of the route of ``ROUTES`` that a request asks for, without a slash at its end, and the values
+    in its address; "" if it is not served. (Names in addresses are a client's: ``/call/upload`` is no
+    upload.)"""
+    path = get_route_path(scope)
+    for pattern, route in _SERVED:
+        match = pattern.match(path) if scope["method"] in route.methods else None
+        if match is not None:
+            return route.path.rstrip("/") or "/", match.groupdict()
+    return "", {}
 
 
 def served(scope: Scope) -> bool:
     """True if a request names a served address of ``ROUTES``, and only our own files."""
-    path = get_route_path(scope)
-    for pattern, methods in _SERVED:
-        match = pattern.match(path) if scope["method"] in methods else None
-        if match is None:
-            continue
-        named = match.groupdict()
-        if path.startswith(f"{API_PREFIX}/file="):
-            return file_of(named["path"]) is not None
-        asked = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
-        return all(is_name(given) for name, given in (asked | named).items() if name in _NAMES)
-    return False
+    route, named = asked(scope)
+    if route.startswith(f"{API_PREFIX}/file="):
+        return file_of(named["path"]) is not None
+    if not route or any(
+        len(part.encode(errors="replace")) > LONGEST_PART for part in scope["path"].split("/")
+    ):
+        return False
+    query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+    return all(is_name(given) for name, given in (query | named).items() if name in _NAMES)
 
 
 def is_name(text: str) -> bool:

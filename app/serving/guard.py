@@ -40,8 +40,10 @@ TOO_MANY = 429
 QUERY_BYTES = 1 << 13
 """Longest query of an address; the page's own links have a few hundred bytes."""
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
-STREAMS = ("/heartbeat/", "/queue/data", "/upload_progress", "/call/")
-"""Parts of the addresses that are answered by streams of events."""
+STREAMS = tuple(
+    f"{addresses.API_PREFIX}/{part}" for part in ("heartbeat/", "queue/data", "upload_progress", "call/")
+)
+"""How the addresses begin that are answered by streams of events."""
 _streams: Counter[str] = Counter()
 """Open streams, by address."""
 VALUES = 50_000
@@ -74,17 +76,13 @@ class Guard:
             await self.app(scope, receive, send)
             return
         if of_another_site(scope):
-            refused = TooMuchError(403, "this page answers no other site", "origin")
-            REFUSED.labels(refused.reason).inc()
-            await refused.answer()(scope, receive, send)
-            return
-        if not addresses.served(scope):
-            REFUSED.labels("route").inc()
-            await addresses.unknown()(scope, receive, send)
-            return
-        if (unreadable := _unreadable(scope)) is not None:
-            REFUSED.labels(unreadable.reason).inc()
-            await unreadable.answer()(scope, receive, send)
+            refused: TooMuchError | None = TooMuchError(403, "this page answers no other site", "origin")
+        elif not addresses.served(scope):
+            refused = TooMuchError(404, addresses.UNKNOWN, "route")
+        else:
+            refused = _unreadable(scope)
+        if refused is not None:
+            await _refuse(refused, scope, _Body(receive), send)
             return
         scope["headers"] = [(k, v) for k, v in scope["headers"] if k != b"x-gradio-server"]
         if scope["method"] in ("POST", "PUT", "PATCH"):
@@ -94,7 +92,7 @@ class Guard:
 
     async def _reading(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A stream of events is that of a session which has asked for something; all else goes on."""
-        if any(part in scope["path"] for part in STREAMS):
+        if addresses.asked(scope)[0].startswith(STREAMS):
             who, most = address_of(scope), limits.current().streams
             if _streams[who] >= most:
                 message = (
@@ -124,6 +122,7 @@ class Guard:
     async def _changing(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An upload or a call: what it holds is checked, and it has a turn, before the app sees it."""
         started, place, body = False, ExitStack(), _Body(receive)
+        route, _ = addresses.asked(scope)
 
         async def sent(message: Message) -> None:
             nonlocal started
@@ -132,13 +131,13 @@ class Guard:
             await send(message)
 
         try:
-            if scope["path"].rstrip("/").endswith("/upload"):
+            if route == addresses.UPLOAD:
                 async with _room(scope) as upload:
                     await self.app(scope, _checked_form(scope, body, upload), sent)
                 return
             checked, values = await _checked_json(scope, body)
             with place:
-                if scope["path"].rstrip("/").endswith("/queue/join") or "/call/" in scope["path"]:
+                if route == addresses.JOIN or route.startswith(addresses.CALL):
                     _check_turn(scope, values)
                     session = str(values.get("session_hash")) if isinstance(values, dict) else ""
                     SILENCE.broken(_queue(scope), session)
@@ -148,17 +147,22 @@ class Guard:
         except ClientDisconnect:
             return  # a body that was broken off: nobody reads an answer
         except TooMuchError as refused:
-            REFUSED.labels(refused.reason).inc()
             if started:
                 raise
+            await _refuse(refused, scope, body, send)
 
-            async def last(message: Message) -> None:
-                await send({**message, "more_body": True} if message["type"] == ENDS else message)
-                if message["type"] == ENDS:
-                    await body.read_on()
-                    await send({"type": ENDS})
 
-            await refused.answer()(scope, body, last)
+async def _refuse(refused: TooMuchError, scope: Scope, body: _Body, send: Send) -> None:
+    """Say why, and read on what still comes."""
+    REFUSED.labels(refused.reason).inc()
+
+    async def last(message: Message) -> None:
+        await send({**message, "more_body": True} if message["type"] == ENDS else message)
+        if message["type"] == ENDS:
+            await body.read_on()
+            await send({"type": ENDS})
+
+    await refused.answer()(scope, body, last)
 
 
 class _Body:
@@ -447,13 +451,13 @@ def _named(scope: Scope, values: Any) -> Any:
     """The function that a request names; refused if the page has none such. Gradio would fail at those, and
     take a number in quotes for that number. None for a body that is no object, or says nothing of a
     function: Gradio refuses it."""
-    blocks, path = scope["app"].get_blocks(), scope["path"].rstrip("/")
-    by_name = "/call/v2/" in path
-    number = values.get("fn_index") if isinstance(values, dict) and "/call/" not in path else None
+    blocks, (route, given) = scope["app"].get_blocks(), addresses.asked(scope)
+    called = route.startswith(addresses.CALL)
+    number = values.get("fn_index") if isinstance(values, dict) and not called else None
     if number is None:
-        if path.endswith("/queue/join"):
+        if not called:
             return None
-        name = path.rpartition("/")[2]
+        name = given["api_name"]
         function = next((f for f in blocks.fns.values() if f.api_name == name), None)
     else:
         if type(number) is not int:  # True is an int, too
@@ -461,7 +465,7 @@ def _named(scope: Scope, values: Any) -> Any:
         function = blocks.fns.get(number)
     if function is None or function.fn is None:  # one of the browser's alone, too
         raise TooMuchError(404, "this page has no such function", "function")
-    if by_name and isinstance(values, dict):
+    if route.startswith(addresses.CALL_BY_NAME) and isinstance(values, dict):
         _check_names(blocks, name, values)
     return function
 

@@ -12,6 +12,8 @@ from urllib.parse import parse_qs
 from gradio.queueing import Event, Queue
 from starlette.types import Message, Scope, Send
 
+from app.serving import addresses
+
 UNHEARD_SECONDS = 20.0
 """Between a request and the moment from which somebody has to listen for its answer. A browser does at once;
 by hand, the answer of ``POST /call/…`` has to be read and its address typed."""
@@ -45,12 +47,12 @@ class Stream:
 
 def session_of(scope: Scope, queue: Queue) -> str | None:
     """The session whose answers a GET request asks for, as a stream; None for another request."""
-    path: str = scope["path"].rstrip("/")
-    if path.endswith("/queue/data"):
+    route, named = addresses.asked(scope)
+    if route == addresses.DATA:
         asked: list[Any] = parse_qs(scope["query_string"].decode("latin-1")).get("session_hash", [])
         return str(asked[-1]) if asked else None  # as Gradio takes it
-    if "/call/" in path:
-        number = path.rpartition("/")[2]
+    if route.startswith(addresses.CALL):
+        number = named["event_id"]
         if (event := queue.event_ids_to_events.get(number)) is not None:
             return event.session_hash
         of_it = (session for session, ids in queue.pending_event_ids_session.items() if number in ids)

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from app import limits
 from app.serving import addresses, internals, uploads
 from app.theme import ASSETS, HEAD
 from explorer.paths import PLOTLY
@@ -119,6 +121,19 @@ def test_no_address_is_fetched(
         assert answer.status_code == 404 and answer.headers["content-length"] == REFUSED, path
         if method == "GET":
             assert answer.json() == {"detail": "this page has no such address"}, path
+
+
+def test_a_name_in_an_address_is_a_name(client: TestClient) -> None:
+    """An upload's limits are for an upload alone, and the answers of a session for who asks for them; no file
+    system is asked for a name that none can have."""
+    body = b"[" + b" " * limits.LOCAL.request_bytes + b"]"
+    for name in ("call/upload", "call/v2/upload", "call/v2/upload/"):
+        assert client.post(f"{PREFIX}/{name}", content=body).status_code == 413, name
+    page: Any = client.app
+    page.get_blocks()._queue.pending_messages_per_session["mine"] = Queue()
+    asked = [f"{PREFIX}/{call}/queue/data?session_hash=mine" for call in ("call", "call/v2")]
+    for path in (*asked, f"/assets/{'x' * 256}", f"/static/img/{'ü' * 128}"):
+        assert client.get(path).status_code == 404, path
 
 
 HTML = b"<!doctype html><script>document.title='run'</script>"

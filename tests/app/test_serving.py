@@ -315,19 +315,22 @@ def test_a_full_disk_is_a_refusal(
         assert said and "secret" not in said and str(uploads.store()) not in said
 
 
-def test_a_refused_upload_is_read_on(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("path", "status"), [("queue/join", 413), ("nowhere", 404), (f"queue/join?{'q' * 9000}", 414)], ids=str
+)
+def test_a_refused_request_is_read_on(client: TestClient, path: str, status: int) -> None:
     """A connection that is closed while its client sends is reset: he would never read the reason."""
     server, port = served(client.app)
     size = limits.LOCAL.request_bytes + (1 << 22)
     with socket.create_connection(("127.0.0.1", port), timeout=30) as mine:
-        head = f"POST /gradio_api/queue/join HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
+        head = f"POST /gradio_api/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
         mine.sendall(head.encode())
         for _ in range(size >> 16):
             mine.sendall(b" " * (1 << 16))
         answer = b""
         while part := mine.recv(1 << 16):
             answer += part
-    assert answer.startswith(b"HTTP/1.1 413") and answer.endswith(b"}")
+    assert answer.startswith(f"HTTP/1.1 {status}".encode()) and answer.endswith(b"}")
     server.close()
 
 
@@ -404,7 +407,7 @@ def test_what_nobody_listens_for_is_given_up(client: TestClient, listens: bool) 
         {"path": f"/gradio_api/call/wait/{event._id}", "query_string": b""},
     ]
     for scope in scopes:
-        assert listeners.session_of(scope, queue) == "deaf"
+        assert listeners.session_of({"method": "GET", **scope}, queue) == "deaf"
     with listeners.listening("deaf") if listens else nullcontext():
         event.enqueue_time -= listeners.UNHEARD_SECONDS + 1
         assert listeners.unheard(event) is not listens

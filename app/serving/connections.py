@@ -100,7 +100,10 @@ def watch(server: Any) -> None:
 
     def forever() -> None:
         while True:
-            connections.look(time.monotonic())
+            try:
+                connections.look(time.monotonic())
+            except Exception:  # uvicorn may change them meanwhile: the next look finds them as they are
+                logging.getLogger("explorer").exception("connections could not be looked at")
             time.sleep(EVERY_SECONDS)
 
     threading.Thread(target=forever, daemon=True).start()

@@ -17,6 +17,7 @@ from starlette._utils import get_route_path
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import limits
@@ -124,8 +125,11 @@ class MadeOnce:
         query = b"all_endpoints=true" if b"all_endpoints" in scope["query_string"] else b""
         async with self._making:
             if (path, query) not in self._kept:
-                made = await run_in_threadpool(_Answer.of, path, await self._made(scope, query))
-                self._kept[path, query] = made
+                status, text = await self._made(scope, query)
+                if status != 200:  # the next one may succeed
+                    await JSONResponse({"detail": "the page could not be made"}, status)(scope, receive, send)
+                    return
+                self._kept[path, query] = await run_in_threadpool(_Answer.of, path, text)
         kept = self._kept[path, query]
         headers, body = {**kept.headers, "vary": "Accept-Encoding"}, kept.body
         if NOWHERE.encode() in body:
@@ -141,11 +145,13 @@ class MadeOnce:
             await send({"type": "http.response.body", "body": part, "more_body": more})
             await asyncio.sleep(0)  # a client that has left is noticed: asyncio logs what is sent to it
 
-    async def _made(self, scope: Scope, query: bytes) -> str:
-        """Gradio's answer, asked for under a host that does not exist."""
-        parts: list[bytes] = []
+    async def _made(self, scope: Scope, query: bytes) -> tuple[int, str]:
+        """Status and text of Gradio's answer, asked for under a host that does not exist."""
+        status, parts = 500, list[bytes]()
 
         async def received(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
             parts.append(message.get("body", b""))
 
         async def empty() -> Message:
@@ -154,7 +160,7 @@ class MadeOnce:
         headers = [(b"host", NOWHERE.encode())]
         bare: Scope = {"method": "GET", "query_string": query, "headers": headers, "scheme": "http"}
         await self.app({**scope, **bare}, empty, received)
-        return b"".join(parts).decode()
+        return status, b"".join(parts).decode()
 
 
 def _with_head(html: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
@@ -36,8 +37,10 @@ def is_private(peer: str) -> bool:
 
 
 def network_of(address: str) -> str:
+    """The network that counts as one visitor; a proxy may write a port after the address."""
+    bare = re.fullmatch(r"\[(.*)\](?::\d+)?|([\d.]+):\d+", address)
     try:
-        known = ip_address(address)
+        known = ip_address((bare[1] or bare[2]) if bare else address)
     except ValueError:
         return address
     known = getattr(known, "ipv4_mapped", None) or known

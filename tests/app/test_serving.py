@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any, cast
 
 import gradio as gr
@@ -174,6 +175,30 @@ def test_an_address_that_cannot_be_read_is_refused(
     client: TestClient, query: str, headers: dict[str, str], status: int, path: str
 ) -> None:
     assert client.get(f"{path}?{query}", headers=headers).status_code == status
+
+
+def test_a_page_that_could_not_be_made_is_made_again() -> None:
+    """Else all visitors would have one visitor's failure."""
+    answers = [HTMLResponse("failed", 500), HTMLResponse("<head></head>")]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await answers.pop(0)(scope, receive, send)
+
+    client = TestClient(MadeOnce(app))
+    assert [client.get("/").status_code for _ in range(3)] == [500, 200, 200]
+
+
+def test_a_look_at_connections_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = SimpleQueue[float]()
+
+    def look(self: connections.Watch, now: float) -> int:
+        looks.put(now)
+        raise AttributeError("a connection that ends meanwhile")
+
+    monkeypatch.setattr(connections.Watch, "look", look)
+    monkeypatch.setattr(connections, "EVERY_SECONDS", 0.01)
+    connections.watch(SimpleNamespace(server_state=SimpleNamespace(connections=set())))
+    assert looks.get(timeout=30) < looks.get(timeout=30)
 
 
 def test_who_leaves_the_page_writes_no_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -558,6 +583,8 @@ def test_whose_share_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         ("10.1.2.3", "2001:db8:1:2:aaaa::1", "2001:db8:1:2::/64"),
         ("2001:db8:1:2:bbbb::2", "", "2001:db8:1:2::/64"),
         ("127.0.0.1", "::ffff:8.8.4.4", "8.8.4.4"),  # of a proxy that listens to both
+        ("127.0.0.1", "8.8.8.8:50001", "8.8.8.8"),  # of one that adds the connection's port
+        ("127.0.0.1", "[2001:db8:1:2::1]:50001", "2001:db8:1:2::/64"),
     ):
         headers = [(b"x-forwarded-for", header.encode())] if header else []
         scope: Any = {"type": "http", "client": (peer, 1), "headers": headers}

@@ -33,6 +33,7 @@ class Limits:
     connections: of one visitor (address).
     queue: requests that may wait.
     share: requests of one visitor (address) that may wait or run.
+    answer_bytes: of the answer of a server function.
     views: server functions of one visitor (address) that run at once; ``functions.AT_ONCE`` of all.
     wait_seconds: until a request's work begins.
     sessions: open pages that are remembered.
@@ -62,6 +63,7 @@ class Limits:
     connections: int
     queue: int
     share: int
+    answer_bytes: int
     views: int
     wait_seconds: float
     sessions: int
@@ -97,6 +99,7 @@ LOCAL = Limits(
     connections=2048,
     queue=64,
     share=64,
+    answer_bytes=64 << 20,
     views=12,
     wait_seconds=3600,
     sessions=1000,
@@ -126,6 +129,7 @@ HOSTED = Limits(
     connections=512,
     queue=64,
     share=16,
+    answer_bytes=8 << 20,
     views=4,
     wait_seconds=60,
     sessions=256,

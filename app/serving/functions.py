@@ -36,6 +36,7 @@ from app.serving.values import DEFECT, checked_texts, logged
 from app.serving.visitors import address_of
 from app.serving.work import LeftError, OvertakenError, awaited, check_of_this_run
 from explorer.progress import StoppedError, stoppable
+from explorer.words import bytes_
 
 AT_ONCE = 16
 """Calls that run at once, of all visitors. They have threads of their own, so that slow ones take none from
@@ -120,7 +121,7 @@ class Call:
 
     def answer(self) -> bytes:
         """What the function returns, as JSON; numbers that JSON does not know are null. To be called in a
-        thread; ``ValueError`` and ``StoppedError`` are refusals in words."""
+        thread; ``ValueError`` and ``StoppedError`` are refusals in words, of too large an answer as well."""
         with measured(self.named.label) as outcome:
             try:
                 with awaited(), share_of_cores(), stoppable(check_of_this_run()):
@@ -130,7 +131,13 @@ class Call:
                 raise
             if isinstance(found, dict) and "refused" in found:
                 outcome.how = "refused"
-        return orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+            text = orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+            if len(text) > (most := limits.current().answer_bytes):
+                LOG.warning("%s answers %d bytes: refused", self.named.label, len(text))
+                raise ValueError(
+                    f"what is shown here has {bytes_(len(text))}; it may have at most {bytes_(most)}"
+                )
+        return text
 
 
 class Line:

@@ -150,6 +150,17 @@ def test_a_refusal_of_a_view_is_words_and_a_defect_is_none_of_its_callers(
     assert "KeyError" in caplog.text and "secret" not in caplog.text
 
 
+def test_an_answer_has_a_limit(
+    client: TestClient, page: Page, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long names of a small file make large answers, which a client may leave unread."""
+    monkeypatch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, answer_bytes=1000))
+    assert client.post(PATH, json=page.body(a="x" * 500)).status_code == 200
+    answer = client.post(PATH, json=page.body(a="x" * 1000))
+    assert answer.status_code == 422 and "at most 1 kB" in answer.json()["detail"]
+    assert "section.view" in caplog.text and "xxx" not in caplog.text
+
+
 def test_visitors_do_not_see_each_others_visit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does who is dropped get anybody else's; outside a server nothing is kept."""
     monkeypatch.setattr(visits, "_visits", type(visits._visits)())

@@ -19,9 +19,13 @@ from functools import lru_cache
 
 import numpy as np
 
+from explorer.progress import checkpoint
+
 _WIDTHS = (30, 120, 480, 1_920)
 """Numbers of partial choices that are followed at once: the larger ones after a better choice was found."""
-_STEPS = 64
+_CELLS = 1 << 21
+"""Largest number of choices that are followed at once times units: what they need of memory and time."""
+_STEPS = 16
 """Number of steps between frontier points whose choices are cached."""
 _EXACT = 1e-12
 _WHOLE = 1 + _EXACT
@@ -115,7 +119,7 @@ def _between(path: HullPath, k: int) -> tuple[np.ndarray, np.ndarray, float]:
     if k + 1 == len(path.size_at):
         return sizes, chosen, np.inf
     end, reduced = path.size_at[k + 1], path.reduced(k)
-    for width in _WIDTHS:
+    for width in sorted({min(width, max(1, _CELLS // len(units))) for width in _WIDTHS}):
         # What the best choice at hand costs more than the line, where the next one does not fit yet.
         room = float((costs - np.interp(np.append(sizes[1:], end), path.size_at, path.cost_at)).max())
         if unfollowed >= room:
@@ -143,6 +147,7 @@ def _followed(
     rest, gone, unfollowed = least.sum(1), np.zeros(1), np.inf
     steps: list[tuple[np.ndarray, np.ndarray]] = []
     for place, u in enumerate(order):
+        checkpoint()
         own, before = options[u], len(gone)
         rest = rest - least[:, place]
         cells = np.array([table[u, own] for table in tables])

@@ -8,14 +8,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from explorer.methods.recipe import Recipe
 from explorer.products.shape_times import ShapeTime, product_time, scaled
+from explorer.progress import StoppedError, stoppable
 from explorer.schemes import Scheme
-from explorer.survey import Constraints, Frontier, Layer, Survey, frontier, recipe_of, times
+from explorer.survey import Constraints, Frontier, Layer, Survey, frontier, knapsack, recipe_of, times
 from explorer.survey.knapsack import HullPath, least_within
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.times import (
@@ -78,6 +80,31 @@ def test_many_layers_have_a_bound() -> None:
         assert one.bound <= one.cost <= 1.001 * one.bound
     losses = [one.cost for _, one in solved]
     assert len(losses) == 9 and losses == sorted(losses, reverse=True)
+
+
+def test_many_choices_of_many_layers_are_not_all_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that save nearly the same for their size have any number of choices, a cell a layer each."""
+    draw, units = np.random.default_rng(0), 100
+    size, worth = draw.integers(1 << 20, 1 << 30, units), 1 + 1e-9 * draw.random(units)
+    path = HullPath.of(np.stack([2.0 * size, 3.0 * size], 1), np.stack([size * worth, 0.0 * size], 1))
+    followed, widths = knapsack._followed, list[int]()
+
+    def watched(*asked: Any) -> Any:
+        widths.append(asked[-1])
+        return followed(*asked)
+
+    monkeypatch.setattr(knapsack, "_followed", watched)
+    monkeypatch.setattr(knapsack, "_CELLS", 60 * units)
+    budget = path.size_at[units // 2 : units // 2 + 2].mean()
+    found = least_within(path, budget)
+    assert found is not None and found.bound <= found.cost <= path.cost_at[units // 2]
+    assert widths == [30, 60]
+    with stoppable(_stop), pytest.raises(StoppedError):
+        least_within(path, path.size_at[units // 3 : units // 3 + 2].mean())
+
+
+def _stop() -> None:
+    raise StoppedError("stopped")
 
 
 def test_the_least_time_that_is_named_can_be_had(made_up: Survey) -> None:

@@ -78,7 +78,7 @@ def _path(rng: random.Random) -> str:
     path = rng.choice(addresses.ROUTES).path if rng.random() < 0.6 else "/gradio_api/file={path}"
     while "{" in path:
         before, _, rest = path.partition("{")
-        value = rng.choice(FOREIGN) if rng.random() < 0.6 else _utf8(str(rng.choice(ODDITIES[:-3])))[:200]
+        value = rng.choice(FOREIGN) if rng.random() < 0.6 else _utf8(str(rng.choice(ODDITIES[:-3])))[:300]
         path = before + (quote(value, safe="") if rng.random() < 0.3 else value) + rest.partition("}")[2]
     if rng.random() < 0.2:
         path = (

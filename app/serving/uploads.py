@@ -99,9 +99,11 @@ def named_in(folder: Path, text: str) -> Path | None:
 
 
 def of_store(text: str) -> Path | None:
-    """The finished upload or result that ``text`` is the path of; None for everything else."""
+    """The finished upload or result that ``text`` is the path of; None for everything else, also for what is
+    being written, in a visitor's folder itself or the store's."""
     found = named_in(store(), text)
-    return found if found and found.parent != store().resolve() else None  # there it is being written
+    begun = found is None or found.parent == store().resolve() or found.parent.name.startswith(VISITOR)
+    return None if begun else found
 
 
 def of_visitor(path: str) -> Path:

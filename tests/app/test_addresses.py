@@ -177,8 +177,12 @@ def test_a_link_is_no_file_of_ours(client: TestClient, tmp_path: Path) -> None:
     inside.symlink_to(secret)
     assert client.get(f"{PREFIX}/file={inside}").status_code == 404
     assert uploads.of_visitor(path) == Path(path).resolve()
-    unfinished = uploads.store() / "tmpx"
-    unfinished.write_text("1,2")
+    begun = uploads.store() / "tmpx"
+    unfinished = Path(path).parents[1] / "tmpx"
+    assert unfinished.parent.name.startswith(uploads.VISITOR)
+    for one in (begun, unfinished):
+        one.write_text("1,2")
+        assert client.get(f"{PREFIX}/file={one}").status_code == 404, "it is being written"
     (tmp_path / "way").symlink_to(uploads.store())
     with open(path) as upload_open, open(unfinished) as upload_begun:
         into = [f"/{way}/fd/{file.fileno()}" for way in ("proc/self", f"proc/{os.getpid()}", "dev")
@@ -188,8 +192,7 @@ def test_a_link_is_no_file_of_ours(client: TestClient, tmp_path: Path) -> None:
             assert client.get(f"{PREFIX}/file={way}").status_code == 404, way
             with pytest.raises(ValueError, match="drop it in again"):
                 uploads.of_visitor(way)
-    assert client.get(f"{PREFIX}/file={unfinished}").status_code == 404, "it is being written"
-    for wrong in (inside, secret, unfinished, inside.parent, "", "a.csv", "/etc/passwd", "a\0b", "x" * 9000,
+    for wrong in (inside, secret, begun, unfinished, inside.parent, "", "a.csv", "/etc/passwd", "a\0b", "x" * 9000,
                   f"{inside.parent}/../../secret.csv", "http://127.0.0.1:9/x.csv"):  # fmt: skip
         with pytest.raises(ValueError, match="drop it in again"):
             uploads.of_visitor(str(wrong))

@@ -155,6 +155,10 @@ class Guard:
 async def _refuse(refused: TooMuchError, scope: Scope, body: _Body, send: Send) -> None:
     """Say why, and read on what still comes."""
     REFUSED.labels(refused.reason).inc()
+    headers = Headers(scope=scope)
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        await refused.answer()(scope, body, send)
+        return
 
     async def last(message: Message) -> None:
         await send({**message, "more_body": True} if message["type"] == ENDS else message)

@@ -142,11 +142,11 @@ def stored_files() -> list[tuple[float, int, str]]:
     """Time of its last change, bytes on the disk (at least ``LEAST_BYTES``) and path of each upload and
     result, the newest first."""
     found = []
-    for path in store().rglob("*"):
-        with suppress(OSError):  # gone in between
-            if path.is_file():
-                about = path.stat()
-                found.append((about.st_mtime, max(about.st_size, LEAST_BYTES), str(path)))
+    for folder, _, names in os.walk(store()):  # several times as fast as rglob
+        for name in names:
+            with suppress(OSError):  # gone in between
+                about = os.lstat(path := f"{folder}{os.sep}{name}")
+                found.append((about.st_mtime, max(about.st_size, LEAST_BYTES), path))
     return sorted(found, reverse=True)
 
 
@@ -249,10 +249,10 @@ def _count() -> None:
         before = _Count.arrived.copy()
     stored, files = Counter[str](), defaultdict[str, list[tuple[int, str]]](list)
     for _, size, path in stored_files():
-        first, *others = Path(path).relative_to(store()).parts
+        first, _, others = path[len(str(store())) + 1 :].partition(os.sep)
         name = first if first.startswith(VISITOR) else ""
         stored[name] += size
-        if name and len(others) > 1:
+        if name and os.sep in others:
             files[name].append((size, path))
     with _LOCK:
         _Count.stored, _Count.files = stored, files

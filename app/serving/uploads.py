@@ -112,7 +112,7 @@ def of_visitor(path: str) -> Path:
     found = of_store(path)
     if not found or (limits.current().hosted and found.is_relative_to(store().resolve() / OPENED)):
         kept = limits.current().keep_seconds / 3600
-        raise ValueError(f"this file is not here: uploads are kept for {kept:.0f} h; drop it in again")
+        raise ValueError(f"this file is not here: uploads are kept for {kept:.0f} h at most; drop it in again")
     return found
 
 

@@ -19,6 +19,7 @@ from gradio.queueing import Queue
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -117,7 +118,12 @@ class Guard:
             await JSONResponse({"detail": NOT_ASKED}, 404)(scope, receive, send)
             return
         with listening(session) as stream:
-            await self.app(scope, receive, stream.watched(send))
+            try:
+                await self.app(scope, receive, stream.watched(send))
+            except RuntimeError as error:  # another stream has had the session's last answer meanwhile
+                if not isinstance(error.__cause__, HTTPException):
+                    raise
+                await send({"type": ENDS})
 
     async def _changing(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An upload or a call: what it holds is checked, and it has a turn, before the app sees it."""

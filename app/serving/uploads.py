@@ -111,8 +111,8 @@ def of_visitor(path: str) -> Path:
     on. ``ValueError`` in words for every other path, whether anything is there or not."""
     found = of_store(path)
     if not found or (limits.current().hosted and found.is_relative_to(store().resolve() / OPENED)):
-        kept = limits.current().keep_seconds / 3600
-        raise ValueError(f"this file is not here: uploads are kept for {kept:.0f} h at most; drop it in again")
+        hours = limits.current().keep_seconds / 3600
+        raise ValueError(f"this file is not here: uploads are kept {hours:.0f} h at most; drop it in again")
     return found
 
 

@@ -29,6 +29,7 @@ import gradio as gr
 import httpx
 import pytest
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.testclient import TestClient
@@ -419,6 +420,29 @@ def test_visitors_take_turns(client: TestClient, monkeypatch: pytest.MonkeyPatch
     assert [event.session_hash for event in line] == ["many0", "two0", "many1", "two1", "many2", "many3"]
     places = [waiting.next_turn(queue, function, f"192.0.2.{i}").place for i in (1, 2, 3)]
     assert places == [7, 6, 3]
+
+
+def test_a_second_stream_of_a_session_ends_in_silence(
+    client: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gradio raises in the middle of it, once the first has had the last answer."""
+    page: Any = client.app
+    pending = queue_of(client).pending_messages_per_session
+    pending["mine"] = SimpleQueue()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"data", "more_body": True})
+        raise RuntimeError("response already started") from HTTPException(404)
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        await guard.Guard(app)({**scope, "app": page}, receive, send)
+
+    server, port = served(guarded)
+    answer = httpx.get(f"http://127.0.0.1:{port}/gradio_api/queue/data?session_hash=mine")
+    server.close()
+    del pending["mine"]
+    assert answer.content == b"data" and not caplog.messages
 
 
 @pytest.mark.parametrize("listens", [True, False])

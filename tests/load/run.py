@@ -4,8 +4,9 @@
 
 Prints, and with ``--record`` writes to a file: answers by kind and by how they ended, the 50th and 95th
 percentile and the most of seconds, and the memory, threads, descriptors and disk of the server with their
-slopes. Exits with 1 if an answer was wrong or lost, the server failed, or in a run of ``JUDGED_SECONDS`` and
-more something of it grew faster than ``FLAT`` allows. Interrupted, it reports what there is by then.
+slopes. Exits with 1 if an answer was wrong or lost, the server failed, or more than half of the answers were
+refused; in a run of ``JUDGED_SECONDS`` and more also if more than half of one kind were, or something of the
+server grew faster than ``FLAT`` allows. Interrupted, it reports what there is by then.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SETTLED_SECONDS = 300
 """Caches fill for so long; slopes are taken afterwards."""
 JUDGED_SECONDS = 1800
-"""A shorter run's slopes are noise, and are shown only."""
+"""A shorter run's slopes and its shares of a kind are noise, and are shown only."""
 FLAT = {"memory": 100.0, "threads": 6.0, "descriptors": 12.0, "disk": 200.0}
 """What counts as flat: growth an hour, in MB and in pieces."""
 UNITS = {"memory": 1e6, "threads": 1.0, "descriptors": 1.0, "disk": 1e6}
@@ -86,7 +87,10 @@ def main() -> int:
         grown = []
     for what in grown:
         print(f"not flat: {what}", file=sys.stderr)
-    return int(not answers or failures > 0 or bool(grown) or any(bad(answer) for answer in answers))
+    scarce = refused_mostly(answers, samples[-1].at)
+    for what in scarce:
+        print(f"refused mostly: {what}", file=sys.stderr)
+    return int(failures > 0 or bool(grown or scarce) or any(map(bad, answers)))
 
 
 def slopes(samples: Sequence[Sample]) -> dict[str, float]:
@@ -101,8 +105,22 @@ def slopes(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def bad(answer: Answer) -> bool:
-    """Neither right, nor refused with a reason, nor left by the visitor."""
-    return not answer.how.startswith(("right", "refused", "aborted"))
+    """Neither right, nor refused by a limit, nor left by the visitor."""
+    return not (right(answer) or answer.how.startswith("refused: "))
+
+
+def right(answer: Answer) -> bool:
+    """As it should be, or left by the visitor once the server had begun to answer."""
+    return answer.how in ("right", "aborted")
+
+
+def refused_mostly(answers: Sequence[Answer], seconds: float) -> list[str]:
+    """The kinds of which less than half of the answers were right in a run of so many seconds; "all" for all
+    together, alone in a run shorter than ``JUDGED_SECONDS``, and where there is no answer."""
+    of_kind: dict[str, list[bool]] = {"all": [right(answer) for answer in answers]}
+    for answer in answers if seconds >= JUDGED_SECONDS else ():
+        of_kind.setdefault(answer.kind, []).append(right(answer))
+    return [kind for kind, own in of_kind.items() if not own or 2 * sum(own) < len(own)]
 
 
 def run(visitors: int, seconds: float, most: int, folder: Path, seen: Seen) -> int:
@@ -202,17 +220,19 @@ def report(visitors: int, minutes: float, answers: list[Answer], samples: list[S
         "",
         f"Measured {date.today()} by `make load`: {visitors} visitors for {minutes:.3g} minutes, on "
         f"{machine.describe()}. Every visitor has a tensor of its own in a file called `w.safetensors`; "
-        "every answer is compared with the library's for that tensor.",
+        "its errors, as an answer shows them (*tensor*, *reload*, *frontier*, *values*), are compared with "
+        "the library's. *Report* is of a built-in tensor, and compared likewise. Of an *upload* the last "
+        "bytes are read back, of the *page* the title and the script are checked. A *hostile* file is to be "
+        "refused in words; *abort* leaves as soon as the server has begun to answer.",
         "",
         "| request | answers | right | refused | wrong, lost or failed | p50 s | p95 s | most s |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for kind, own in sorted(by_kind.items()):
         took = np.percentile([a.seconds for a in own], [50, 95, 100])
-        right = sum(a.how.startswith(("right", "aborted")) for a in own)
-        refused, wrong = sum(a.how.startswith("refused") for a in own), sum(map(bad, own))
+        good, wrong = sum(map(right, own)), sum(map(bad, own))
         lines.append(
-            f"| {kind} | {len(own)} | {right} | {refused} | {wrong} "
+            f"| {kind} | {len(own)} | {good} | {len(own) - good - wrong} | {wrong} "
             f"| {took[0]:.2f} | {took[1]:.2f} | {took[2]:.2f} |"
         )
     lines += [

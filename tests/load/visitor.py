@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import io
+import hashlib
 import json
 import random
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,17 +22,31 @@ from safetensors.torch import save
 from torch import Tensor
 
 from explorer import SCHEMES, compare_schemes
+from explorer.analysis.sliced import analyse_anywhere
+from explorer.analysis.tensor import Side
+from explorer.figures.errors import error_figure
 from explorer.sources import load_sample
 
 NAME = "w.safetensors"
 """Every visitor's file has this name, and one tensor called ``w``."""
 SCHEMES_ASKED = ("nvfp4", "int4_group32", "int8_row", "fp8_e4m3_128x128", "mxfp4", "nf4_block64")
+KINDS = {
+    "tensor": 20, "frontier": 30, "values": 6, "report": 8, "hostile": 6, "abort": 6, "reload": 4, "page": 6,
+    "upload": 4,
+}  # fmt: skip
+"""A visitor's kinds of requests, by the names of its methods, and how often each comes."""
+REFUSALS = (413, 429, 503)
+"""The statuses of a good request that is too much here or now; the answer's ``detail`` says why."""
+LIMITS = ("has waited for", "the time limit of a run here")
+"""What a refusal by the page's limits of time says, where it has no status."""
+LARGEST = 4.0
+"""Every tensor's largest magnitude."""
 
 
 @dataclass(frozen=True)
 class Answer:
     """One request: its kind, seconds until the last of the answer, and how it ended: "right", "wrong: …",
-    "refused: …" (said by the server, with a reason), "lost" (no answer), "error: …" or "aborted"."""
+    "refused: …" (by a limit, which the server names), "lost: …" (no answer), "error: …" or "aborted"."""
 
     kind: str
     seconds: float
@@ -58,63 +73,65 @@ class Server:
 
 
 class Visitor:
-    """A session with a tensor of its own: random, of this visitor's spread and shape."""
+    """A session with a tensor of its own. By each of ``SCHEMES_ASKED`` its SQNR is another than that of every
+    visitor with another ``seed``, in what the page rounds too."""
 
     def __init__(self, server: Server, seed: int, most_bytes: int) -> None:
         self.server, self.session = server, uuid.uuid4().hex
         self.random = random.Random(seed)
         height = max(16, min(most_bytes // (4 * 1024), 16384))
-        generator = torch.Generator().manual_seed(seed)
-        self.tensor: Tensor = torch.randn(height, 1024, generator=generator)
-        self.tensor[:, seed % 1024] *= 3 + seed % 7
-        rows = compare_schemes(self.tensor, [SCHEMES[name] for name in SCHEMES_ASKED])
-        self.expected = {row.scheme.name: row.report.sqnr_db for row in rows}
+        self.own = own_tensor(seed, height)
+        self.expected: dict[str, float] = {}
+        self.drawn: dict[str, object] = {}
+        """By scheme, the SQNR in dB and what the figure of the errors draws."""
+        for name in SCHEMES_ASKED:
+            analysis = analyse_anywhere(self.own, SCHEMES[name])
+            self.expected[name] = analysis.report.sqnr_db
+            figure = error_figure([Side(SCHEMES[name].label, analysis)], NAME)
+            self.drawn[name] = json.loads(str(figure.to_json()))["data"]
         self.path = ""
 
     async def visit(self, until: float) -> AsyncIterator[Answer]:
         """Requests one after another until the monotonic time ``until``."""
-        yield await self._timed("upload", self.upload)
-        kinds = {
-            "tensor": (20, self.look),
-            "frontier": (30, self.frontier),
-            "values": (6, self.values),
-            "report": (8, self.report),
-            "hostile": (6, self.hostile),
-            "abort": (6, self.abort),
-            "reload": (4, self.reload),
-            "page": (6, self.page),
-            "upload": (4, self.upload),
-        }
-        names, weights = list(kinds), [weight for weight, _ in kinds.values()]
+        while not self.path and time.monotonic() < until:
+            yield await self.ask("upload")
+            await asyncio.sleep(self.random.expovariate(1))
         while time.monotonic() < until:
-            kind = self.random.choices(names, weights)[0]
-            yield await self._timed(kind, kinds[kind][1])
+            yield await self.ask(self.random.choices(list(KINDS), list(KINDS.values()))[0])
             await asyncio.sleep(self.random.expovariate(1))
 
-    async def _timed(self, kind: str, act: Callable[[], Coroutine[Any, Any, str]]) -> Answer:
+    async def ask(self, kind: str) -> Answer:
+        """One request of ``KINDS``, and how it ends."""
         start = time.monotonic()
         try:
-            how = await act()
+            how = await getattr(self, kind)()
         except httpx.HTTPError as error:
             how = f"lost: {type(error).__name__}"
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            how = f"wrong: an answer of another form: {error!r}"
         return Answer(kind, time.monotonic() - start, how)
 
     # --- what a visitor does ----------------------------------------------------------------------------
 
     async def upload(self) -> str:
-        body = save({"w": self.tensor})
+        """The last bytes of what was sent are read back."""
+        body = save({"w": self.own})
         answer = await self.server.client.post("gradio_api/upload", files={"files": (NAME, body)})
-        if answer.status_code in (413, 503):
-            return f"refused: {answer.json()['detail']}"
         if answer.status_code != 200:
-            return f"error: {answer.status_code}"
-        self.path = answer.json()[0]
+            return _failure(answer)
+        path, last = answer.json()[0], {"range": "bytes=-64"}
+        answer = await self.server.client.get(f"gradio_api/file={path}", headers=last)
+        if answer.status_code != 206:
+            return _failure(answer)
+        if answer.content != body[-64:]:
+            return "wrong: another file's bytes"
+        self.path = path
         return "right"
 
-    async def look(self) -> str:
+    async def tensor(self) -> str:
         scheme = self.random.choice(SCHEMES_ASKED)
         data = await self._send("tensor", self._selection(scheme))
-        return data if isinstance(data, str) else self._judge(json.dumps(data), scheme)
+        return data if isinstance(data, str) else self._judge(data, scheme)
 
     async def frontier(self) -> str:
         """The first screen until it has this tensor's own error; before, that of a sample."""
@@ -137,8 +154,13 @@ class Visitor:
         return "lost: it is computed for ever"
 
     async def values(self) -> str:
-        slots = await self._view("values", self.random.choice(SCHEMES_ASKED))
-        return slots if isinstance(slots, str) else "right" if slots.get("values-plot") else "wrong: empty"
+        """The errors of all elements, as the library draws them."""
+        scheme = self.random.choice(SCHEMES_ASKED)
+        slots = await self._view("values", scheme)
+        if isinstance(slots, str):
+            return slots
+        right = json.loads(slots["error-plot"])["data"] == self.drawn[scheme] and slots["values-plot"]
+        return "right" if right else f"wrong: another figure of the errors by {scheme}"
 
     async def report(self) -> str:
         """A built-in tensor, the same for everybody."""
@@ -150,36 +172,48 @@ class Visitor:
 
     async def hostile(self) -> str:
         """A file that is none: it is refused in words, and nothing else changes."""
-        body = io.BytesIO(bytes(self.random.randrange(256) for _ in range(2000))).getvalue()
+        body = self.random.randbytes(2000)
         answer = await self.server.client.post("gradio_api/upload", files={"files": ("j.npy", body)})
         if answer.status_code != 200:
-            return f"refused: {answer.status_code}"
+            return _failure(answer)
         slots = await self._view("frontier", "nvfp4", file=answer.json()[0], file_tensor="")
         if isinstance(slots, str):
             return slots
-        return "wrong: a junk file was shown" if slots["listed"] else "right"
+        return "right" if slots["said"] and not slots["listed"] else "wrong: a junk file was shown"
 
     async def abort(self) -> str:
         """Asks for something long and leaves."""
-        session, self.session = self.session, uuid.uuid4().hex
+        session = uuid.uuid4().hex
         number, data = self.server.numbers["tensor"], self._selection("nvfp4")
-        body = {"data": data, "fn_index": number, "session_hash": self.session}
+        body = {"data": data, "fn_index": number, "session_hash": session}
         answer = await self.server.client.post("gradio_api/queue/join", json=body)
-        if answer.status_code == 200:
-            parameters = {"session_hash": self.session}
-            async with self.server.client.stream("GET", "gradio_api/queue/data", params=parameters) as lines:
-                async for _ in lines.aiter_lines():
-                    break
-        self.session = session
-        return "aborted"
+        if answer.status_code != 200:
+            return _failure(answer)
+        async with self._stream(session) as lines:
+            if lines.status_code != 200:
+                await lines.aread()
+                return _failure(lines)
+            async for line in lines.aiter_lines():
+                return "aborted" if line.startswith("data: {") else f"wrong: {line[:200]}"
+        return "lost: the stream ended"
 
     async def reload(self) -> str:
         self.session = uuid.uuid4().hex
-        return await self.look()
+        return await self.tensor()
 
     async def page(self) -> str:
+        """The page, and the script that it names, whose address is its digest."""
         answer = await self.server.client.get("")
-        return "right" if answer.status_code == 200 and "<html" in answer.text else "error: no page"
+        if answer.status_code != 200:
+            return _failure(answer)
+        named = re.search(r'<script src="(page\.js\?v=([0-9a-f]{16}))">', answer.text)
+        if named is None or 'content="Quantization Explorer"' not in answer.text:
+            return "wrong: another page"
+        script = await self.server.client.get(named[1])
+        if script.status_code != 200:
+            return _failure(script)
+        right = hashlib.sha256(script.content).hexdigest().startswith(named[2])
+        return "right" if right else "wrong: another script"
 
     # --- the protocol -----------------------------------------------------------------------------------
 
@@ -197,13 +231,13 @@ class Visitor:
         }
         for _ in range(20):
             answer = await self.server.client.post("gradio_api/component_server", json=body)
-            if answer.status_code in (413, 422, 429):
-                return f"refused: {answer.json()['detail']}"
             if answer.status_code != 200:
-                return f"error: {answer.status_code} {answer.text[:200]}"
-            said = answer.json() or {}
+                return _failure(answer)
+            said = answer.json()
+            if said is None:
+                return "lost: null"
             if "waits" not in said:
-                return said["slots"] if "slots" in said else f"refused: {said.get('refused')}"
+                return said["slots"] if "slots" in said else _ended(said["refused"])
             if isinstance(how := await self._fill(scheme), str):
                 return how
         return "lost: it is computed for ever"
@@ -220,13 +254,13 @@ class Visitor:
         """The last data of an answer, or in words how it ended."""
         body = {"data": data, "fn_index": self.server.numbers[name], "session_hash": self.session, **more}
         answer = await self.server.client.post("gradio_api/queue/join", json=body)
-        if answer.status_code in (413, 422, 429):
-            return f"refused: {answer.json()['detail']}"
         if answer.status_code != 200:
-            return f"error: {answer.status_code} {answer.text[:200]}"
+            return _failure(answer)
         event, last = answer.json()["event_id"], None
-        parameters = {"session_hash": self.session}
-        async with self.server.client.stream("GET", "gradio_api/queue/data", params=parameters) as lines:
+        async with self._stream(self.session) as lines:
+            if lines.status_code != 200:
+                await lines.aread()
+                return _failure(lines)
             async for line in lines.aiter_lines():
                 message = json.loads(line[6:]) if line.startswith("data: ") else {}
                 if message.get("event_id") != event:
@@ -235,18 +269,48 @@ class Visitor:
                     last = message["output"].get("data")
                 if message["msg"] == "process_completed":
                     if not message["success"]:
-                        said = str(message["output"].get("error"))
-                        return f"refused: {said}" if "has waited for" in said else f"error: {said}"
+                        return _ended(str(message["output"].get("error")))
                     return message["output"].get("data") or last or []
         return "lost: the stream ended"
 
-    def _judge(self, shown: str, scheme: str) -> str:
-        """Whether the page shows this tensor's SQNR in its key numbers."""
-        wanted = self.expected[scheme]
-        if "Still shown" in shown:
-            return "wrong: refused a good file"
-        near = {f"{wanted + step:.2f}" for step in (-0.005, 0, 0.005)} | {f"{wanted:.1f}"}
-        return "right" if any(text in shown for text in near) else f"wrong: no {wanted:.2f} dB of {scheme}"
+    def _stream(self, session: str) -> AbstractAsyncContextManager[httpx.Response]:
+        """What the queue tells a session."""
+        parameters = {"session_hash": session}
+        return self.server.client.stream("GET", "gradio_api/queue/data", params=parameters)
+
+    def _judge(self, data: list[Any], scheme: str) -> str:
+        """Whether the endpoint ``tensor`` reports this tensor's SQNR by the scheme that was asked for."""
+        (found,) = data[0]
+        shown, wanted = found["report"]["sqnr_db"], self.expected[scheme]
+        if found["scheme"] == scheme and abs(shown - wanted) <= 1e-6:
+            return "right"
+        return f"wrong: {shown} dB of {found['scheme']} for {wanted} dB of {scheme}"
+
+
+def own_tensor(seed: int, height: int) -> Tensor:
+    """A tensor [height, 1024] of normal values, of which a share by the seed is ±``LARGEST``: schemes hold
+    these with hardly an error, so that every seed has about 0.4 dB more than the one before."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(height * 1024, generator=generator).clamp_(-LARGEST, LARGEST)
+    gain = 10 ** ((3 + 0.4 * seed) / 10) - 1
+    count = int(len(values) * gain / (LARGEST**2 + gain))
+    at = torch.randperm(len(values), generator=generator)[:count]
+    values[at] = LARGEST * values[at].sign()
+    return values.reshape(height, 1024)
+
+
+def _failure(answer: httpx.Response) -> str:
+    """How a request ended that a good server may refuse by a limit alone."""
+    try:
+        said = answer.json()["detail"] if answer.status_code in REFUSALS else ""
+    except (ValueError, LookupError, TypeError):
+        said = ""
+    return f"refused: {said}" if said else f"error: {answer.status_code} {answer.text[:200]}"
+
+
+def _ended(said: str) -> str:
+    """How a request ended of which the page says so much."""
+    return f"refused: {said}" if any(limit in said for limit in LIMITS) else f"error: {said}"
 
 
 @functools.cache

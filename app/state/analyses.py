@@ -209,7 +209,7 @@ def reported(
 def keep_layer(chosen: Selection, recipe: Recipe, layer: QuantizedLayer) -> None:
     """Cache the result of ``recipe`` for the selected layer, so that it is not computed again."""
     layer = dataclasses.replace(layer, snapshots=None)
-    _LAYERS.get(_key(chosen, recipe), lambda: layer, _nbytes)
+    _LAYERS.get(_key(chosen, recipe), lambda: layer)
 
 
 def output_sqnr(chosen: Selection, pairs: Sequence[tuple[Recipe, Analysis]]) -> list[float]:
@@ -250,16 +250,14 @@ def _key(chosen: Selection, recipe: Recipe) -> tuple[Hashable, ...]:
 
 
 def _analysis_of(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progress | None) -> Analysis:
-    return _ANALYSES.get(
-        _key(chosen, recipe), lambda: _analyse(chosen, matrix, recipe, progress), _analysis_nbytes
-    )
+    return _ANALYSES.get(_key(chosen, recipe), lambda: _analyse(chosen, matrix, recipe, progress))
 
 
 def _analyse(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progress | None) -> Analysis:
     if not recipe.method:
         with gpu_lock():
             return analyse_anywhere(matrix.values, recipe.scheme, lambda: _own_values(chosen, matrix))
-    layer = _LAYERS.get(_key(chosen, recipe), lambda: _repair(chosen, matrix, recipe, progress), _nbytes)
+    layer = _LAYERS.get(_key(chosen, recipe), lambda: _repair(chosen, matrix, recipe, progress))
     with gpu_lock():
         return analyse_layer(matrix.values.float().to(layer.q.packed.device), layer, recipe.method)
 
@@ -284,14 +282,3 @@ def _repair(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progres
     with gpu_lock():
         layer = apply(recipe.method, w, recipe.scheme, halves(x)[0], progress)
     return dataclasses.replace(layer, snapshots=None)
-
-
-def _analysis_nbytes(analysis: Analysis) -> int:
-    layer = _nbytes(analysis.layer) if isinstance(analysis, RepairedAnalysis) else analysis.q.packed.nbytes
-    kept = 0 if analysis.kept is None else analysis.kept.nbytes
-    return int(layer + analysis.error_map.nbytes + kept)
-
-
-def _nbytes(layer: QuantizedLayer) -> int:
-    extra = sum(tensor.nbytes for tensor in layer.extra_tensors().values())
-    return int(layer.q.packed.nbytes + layer.q.scales.scale.nbytes + extra)

@@ -112,9 +112,7 @@ def known_overview(chosen: Selection) -> tuple[ComparisonRow, ...]:
 def _finding_sizes(chosen: Selection) -> Callable[[Pieces, Units], Sizes]:
     """``sizes_of`` of the selected tensor, kept: most schemes have the same units."""
     key = tensor_key(chosen)
-    return lambda pieces, units: _SIZES.get(
-        (*key, units), lambda: sizes_of(pieces, units), lambda one: one.nbytes
-    )
+    return lambda pieces, units: _SIZES.get((*key, units), lambda: sizes_of(pieces, units))
 
 
 def _pieces(chosen: Selection) -> tuple[Pieces, tuple[int, int], str, str, str] | None:

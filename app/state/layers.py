@@ -88,7 +88,7 @@ def selected_layer(here: Selection) -> tuple[str, Tensor, Tensor]:
         return layer_of(BUILTIN, here.sample, None, None)
     if here.source == "file":
         return layer_of(FILE, "", here.file, _bare(here))
-    return _CAPTURED.get(tensor_key(here), lambda: _captured_layer(here), _size)
+    return _CAPTURED.get(tensor_key(here), lambda: _captured_layer(here))
 
 
 def inputs_of(here: Selection) -> None:
@@ -127,10 +127,6 @@ def codes_words(here: Selection) -> str:
     except SourceError:
         return NO_INPUTS
     return ""
-
-
-def _size(layer: tuple[str, Tensor, Tensor]) -> int:
-    return layer[1].nbytes + layer[2].nbytes
 
 
 _CAPTURED = Memo[tuple[str, Tensor, Tensor]](256 << 20)

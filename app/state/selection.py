@@ -76,7 +76,7 @@ def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
         matrix = load()
         return dataclasses.replace(matrix, values=place(matrix.values).move(matrix.values))
 
-    return _MATRICES.get(tensor_key(chosen), read, lambda matrix: matrix.values.nbytes)
+    return _MATRICES.get(tensor_key(chosen), read)
 
 
 def read_within(source: TensorSource, name: str | None, progress: Progress | None = None) -> Matrix:

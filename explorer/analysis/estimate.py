@@ -141,10 +141,6 @@ class Sizes:
     low: Tensor
     high: Tensor
 
-    @property
-    def nbytes(self) -> int:
-        return sum(each.nbytes for each in vars(self).values())
-
 
 def of_matrix(x: Tensor) -> Pieces:
     """Yield pieces of the contiguous float32 matrix ``x`` in memory; a single piece is a view."""

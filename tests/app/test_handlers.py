@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from app import limits
+from app import limits, ui
 from app.parts import html
 from app.sections import sizes, subject, take_away
-from app.state import visits
+from app.state import analyses, visits
 from app.state.memo import Memo, size_of
 from app.state.query import Query
 from app.state.record import Record, shape_of
@@ -174,6 +174,7 @@ def test_the_cache_is_bounded() -> None:
 
 def test_what_is_kept_of_files_is_counted_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With the keys: else a few files of many small parts fill the memory."""
+    assert ui.build  # all sections are imported
     modules = [module for name, module in sys.modules.items() if name.startswith("app.")]
     memos = [one for module in modules for one in vars(module).values() if type(one) is Memo]
     assert len(memos) > 20 and all(memo._capacity >= 1 << 20 for memo in memos)
@@ -184,6 +185,11 @@ def test_what_is_kept_of_files_is_counted_in_bytes(monkeypatch: pytest.MonkeyPat
     for i in range(4):
         subject.survey_at(shutil.copy(recorded, tmp_path / f"{i}.jsonl"))
     assert kept._used <= 300_000 and len(kept._entries) == 2
+    monkeypatch.setattr(analyses, "_ANALYSES", of_tensors := Memo[Any](1 << 30))
+    fine = Selection(sample="mlp_up", scheme="int4~1x2~symmetric~float16~minmax")
+    ((_, found),) = analyses.analyses_of(fine)[1]
+    parts = (found.q.packed, found.q.scales.scale, found.error_map, found.kept)
+    assert of_tensors._used > sum(part.nbytes for part in parts if part is not None)
     cache = Memo[int](100_000)
     for i in range(20):
         cache.get((i, "k" * 10_000), lambda: 1)

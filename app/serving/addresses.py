@@ -136,7 +136,9 @@ _NAMES = ("session_hash", "event_id", "api_name", "upload_id")
 """Parameters of addresses that the server keeps."""
 LONGEST_PART = 255
 """Bytes of a part of a path: file systems take no longer name, and Gradio asks them for any."""
-UPLOAD, JOIN, DATA = (f"{API_PREFIX}/{end}" for end in ("upload", "queue/join", "queue/data"))
+UPLOAD, JOIN, DATA, CANCEL = (
+    f"{API_PREFIX}/{end}" for end in ("upload", "queue/join", "queue/data", "cancel")
+)
 CALL, CALL_BY_NAME = f"{API_PREFIX}/call/", f"{API_PREFIX}/call/v2/"
 
 

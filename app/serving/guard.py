@@ -142,6 +142,8 @@ class Guard:
                     await self.app(scope, _checked_form(scope, body, upload), sent)
                 return
             checked, values = await _checked_json(scope, body)
+            if route == addresses.CANCEL and isinstance(values, dict):
+                _end(_queue(scope), values)
             with place:
                 if route == addresses.JOIN or route.startswith(addresses.CALL):
                     _check_turn(scope, values)
@@ -156,6 +158,14 @@ class Guard:
             if started:
                 raise
             await _refuse(refused, scope, body, send)
+
+
+def _end(queue: Queue, values: dict[str, Any]) -> None:
+    """End the request that a session cancels at its next checkpoint: Gradio waits up to a minute until a
+    generator's step is over."""
+    event = queue.event_ids_to_events.get(str(values.get("event_id")))
+    if event is not None and event.session_hash == values.get("session_hash"):
+        event.alive = False
 
 
 async def _refuse(refused: TooMuchError, scope: Scope, body: _Body, send: Send) -> None:

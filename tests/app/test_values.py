@@ -44,7 +44,8 @@ def sets(markup: str, with_: str = "") -> list[dict[str, str]]:
 @pytest.mark.parametrize("name", sampled(SCHEMES, FEW[:6]))
 def test_every_scheme_is_shown(name: str) -> None:
     """All figures and words, alone and beside another; figures are binned."""
-    for second, figures, most in (("", 4, 60_000), ("nvfp4", 6, 80_000)):
+    other = "nvfp4" if name != "nvfp4" else "mxfp4"
+    for second, figures, most in (("", 4, 60_000), (other, 6, 80_000)):
         pair = {"scheme": name, "second": second}
         slots = {**shown("values", **pair), **shown("codes", **pair)}
         drawn = figures_of(slots)

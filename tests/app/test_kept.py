@@ -221,22 +221,28 @@ def test_what_nobody_listens_for_is_dropped_after_a_while() -> None:
 
 def test_a_stream_that_is_not_read_is_not_listening(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sending waits where the other end takes nothing: so long it is as if there were no stream."""
-    clock = [0.0]
+    clock, had = [0.0], Queue()
     monkeypatch.setattr(listeners, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    had.pending_messages_per_session["s"].put_nowait("answer")
 
     @coroutine
     def send(_: Any) -> Iterator[None]:
         yield  # until it is taken
 
-    with listeners.listening("s") as stream:
-        sending = stream.watched(send)({"type": "http.response.body"})
-        sending.send(None)
+    async def answers(scope: Any, receive: Any, send: Any) -> None:
+        for _ in range(2):
+            await send({"type": "http.response.body"})
+
+    page = SimpleNamespace(get_blocks=lambda: SimpleNamespace(_queue=had))
+    scope = {"type": "http", "method": "GET", "path": "/gradio_api/queue/data", "headers": [], "app": page}
+    stream: Any = guard.Guard(answers)({**scope, "query_string": b"session_hash=s"}, None, send)  # type: ignore[arg-type]
+    for end in (listeners.UNHEARD_SECONDS + 1, math.inf):
+        stream.send(None)
         assert listeners.heard("s")
-        clock[0] = listeners.UNHEARD_SECONDS + 1
+        clock[0] = end
         assert not listeners.heard("s")
-        with suppress(StopIteration):
-            sending.send(None)
-        assert listeners.heard("s")
+    with suppress(StopIteration):
+        stream.send(None)
     assert not listeners.heard("s")
 
 

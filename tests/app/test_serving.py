@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -569,18 +570,24 @@ def test_sessions_are_bounded() -> None:
     assert list(kept.session_data) == ["visit6", "visit7", "visit8"]
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["function", "generator"])
-def test_leaving_stops_the_work(real: Any, number: int) -> None:
-    """Who closes the page holds no core: at the next checkpoint the work ends."""
+@pytest.mark.parametrize(
+    ("number", "stops"), [(0, False), (1, False), (0, True)], ids=["function", "generator", "stopped"]
+)
+def test_leaving_stops_the_work(real: Any, number: int, stops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who closes the page, or presses Stop there, holds no core: at the next checkpoint the work ends."""
     url, ended, _ = real
+    monkeypatch.setattr(listeners, "UNHEARD_SECONDS", math.inf)
     with httpx.Client(base_url=f"{url}gradio_api/", timeout=60) as client:
-        body = {"data": ["x"], "fn_index": number, "session_hash": f"leaving{number}"}
-        assert client.post("queue/join", json=body).status_code == 200
-        with client.stream("GET", "queue/data", params={"session_hash": f"leaving{number}"}) as messages:
+        body = {"data": ["x"], "fn_index": number, "session_hash": f"leaving{number}{stops}"}
+        body["event_id"] = client.post("queue/join", json=body).json()["event_id"]
+        with client.stream("GET", "queue/data", params={"session_hash": body["session_hash"]}) as messages:
             lines = messages.iter_lines()  # held: an iterator that is dropped closes its connection
             assert any("process_starts" in line for line in lines)
             assert ended.get(timeout=60) == "began"  # who leaves earlier finds nothing to stop
-    assert ended.get(timeout=60) in ("LeftError", "GeneratorExit")
+            if stops:
+                assert client.post("cancel", json=body).status_code == 200
+                assert ended.get(timeout=60) in ("LeftError", "GeneratorExit")
+    assert stops or ended.get(timeout=60) in ("LeftError", "GeneratorExit")
 
 
 def test_a_run_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -676,7 +683,8 @@ def test_what_makes_a_page_hosted(monkeypatch: pytest.MonkeyPatch, caplog: pytes
 
 
 def test_a_refused_name_does_not_open_the_page_to_strangers(client: TestClient) -> None:
-    """A site whose name points here can send the header of a proxy: refused, it decides nothing."""
+    """A site whose name points here can send the header of a proxy: refused, it decides nothing. What comes
+    through a proxy does."""
     headers = {"host": "evil.example:7860", "x-real-ip": "1"}
     assert client.get("/health", headers=headers).status_code == 400
     assert client.get("/health").json()["hosted"] is False
@@ -685,6 +693,8 @@ def test_a_refused_name_does_not_open_the_page_to_strangers(client: TestClient) 
         answer = client.post("/gradio_api/upload", files={"files": b"1"}, headers=sent)
         assert answer.status_code == 403, origin
     assert client.get("/health").json()["hosted"] is False
+    client.get("/config", headers={"x-forwarded-for": "1.2.3.4"})
+    assert client.get("/health").json()["hosted"] is True
 
 
 def test_a_page_of_this_machine_stands_in_no_other_sites_frame(

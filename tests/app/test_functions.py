@@ -318,6 +318,7 @@ def test_a_newer_view_ends_the_older(visitors: Visitors) -> None:
     until(lambda: len(functions.LINE.waiting) == 1)
     newer = visitors.call("t")
     assert waits.result().json() is None
+    assert visitors.page.said.empty() and not old.done(), "another session's goes on"
     newest = visitors.call("s")
     assert old.result().json() is None and visitors.said() == "OvertakenError"
     assert visitors.said() == "began"
@@ -338,8 +339,9 @@ def test_an_overtaken_view_that_meets_no_checkpoint_is_not_answered(
     assert old.result().json() is None and newer.result().json()["session"] == "s"
 
 
-def test_who_leaves_is_computed_nothing(visitors: Visitors) -> None:
+def test_who_leaves_is_computed_nothing(visitors: Visitors, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a stranger's views hold places and cores without costing him a connection."""
+    monkeypatch.setattr(functions, "WAIT_SECONDS", 100)
     leaving = [visitors.leaving(f"s{i}") for i in range(2)]
     assert [visitors.said(), visitors.said()] == ["began", "began"]
     waits = visitors.leaving("waits")

@@ -44,6 +44,7 @@ def address_of(name: str) -> dict[str, str]:
 def test_the_address_opens_the_first_matrix_by_the_usual_scheme(file: Path, said: list[str]) -> None:
     """As an upload does, by a fresh page's schemes, and a reload keeps the tensor that was chosen since."""
     query = address_of(opened.register(file))
+    assert len(query["opened"]) == 32, "of 64 letters: 192 bits"
     shown = visit(**query)
     stored = Path(shown.record.file or "")
     assert shown.record.source == "file" and shown.record.file_tensor == "up" and not shown.problems

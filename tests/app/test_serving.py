@@ -18,9 +18,8 @@ import shutil
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -29,6 +28,7 @@ from typing import Any, cast
 import gradio as gr
 import httpx
 import pytest
+from h11 import LocalProtocolError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -115,25 +115,45 @@ def test_a_body_has_a_bound(client: TestClient, monkeypatch: pytest.MonkeyPatch,
     assert answer.status_code == 413 and "1,048,576" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("claimed", [True, False])
+def test_an_upload_has_a_bound(client: TestClient, monkeypatch: pytest.MonkeyPatch, claimed: bool) -> None:
+    """One that says that it is too long takes no room from others before it is refused."""
+    monkeypatch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, upload_bytes=1000))
+    monkeypatch.setattr(guard, "FORM_BYTES", 1000)
+    if claimed:
+        monkeypatch.setattr(uploads.Upload, "find_room", None)
+    size, length = (1, "2001") if claimed else (2001, "9")
+    sent = {"files": ("a.csv", b"1" * size)}
+    answer = client.post("/gradio_api/upload", files=sent, headers={"content-length": length})
+    assert (
+        answer.status_code == 413 and answer.json()["detail"] == "an upload may have at most 2,000 bytes here"
+    )
+
+
 def test_a_body_arrives_in_time_and_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bodies that are announced and never finished would be kept for ever."""
 
-    async def ended(bodies: int) -> Any:
-        monkeypatch.setattr(guard, "_bodies", Counter({"192.0.2.9": bodies}))
-        with pytest.raises(guard.TooMuchError) as refused:
-            await guard._whole_body(a_post("/gradio_api/queue/join"), asyncio.Event().wait)  # type: ignore[arg-type]
-        return refused.value.status, guard._bodies["192.0.2.9"]
+    async def asked() -> list[Any]:
+        path, most = "/gradio_api/queue/join", limits.LOCAL.bodies
+        sent = [guard._whole_body(a_post(path), asyncio.Event().wait) for _ in range(most + 1)]  # type: ignore[arg-type]
+        return await asyncio.gather(*sent, return_exceptions=True)
 
     monkeypatch.setattr(guard, "BODY_SECONDS", 0)
-    assert loops.run(asyncio.run, ended(0)) == (408, 0)
-    assert loops.run(asyncio.run, ended(limits.LOCAL.bodies)) == (429, limits.LOCAL.bodies)
+    refused = [error.status for error in loops.run(asyncio.run, asked())]
+    assert refused == [408] * limits.LOCAL.bodies + [429] and not guard._bodies
 
 
 def test_streams_of_one_address_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "_streams", Counter({"127.0.0.1": limits.LOCAL.streams}))
-    for path in ("queue/data?session_hash=abc", "heartbeat/abc", "upload_progress?upload_id=a"):
-        answer = client.get(f"/gradio_api/{path}")
-        assert answer.status_code == 429 and str(limits.LOCAL.streams) in answer.json()["detail"], path
+    monkeypatch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, streams=2))
+    server, port = served(client.app)
+    url = f"http://127.0.0.1:{port}/gradio_api/"
+    with ExitStack() as open_now, httpx.Client(base_url=url, timeout=30) as visitor:
+        for path in ("heartbeat/a", "heartbeat/b"):
+            assert open_now.enter_context(visitor.stream("GET", path)).status_code == 200
+        for path in ("queue/data?session_hash=abc", "heartbeat/abc", "upload_progress?upload_id=a"):
+            with visitor.stream("GET", path) as answer:
+                assert answer.status_code == 429 and b"2 streams" in answer.read(), path
+    server.close()
 
 
 def test_the_page_holds_nothing_of_a_request(client: TestClient) -> None:
@@ -236,7 +256,11 @@ def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch
     server.server_state.connections.add(socket_of_web)
     assert watch.look(connections.HEAD_SECONDS + 1) == 0
     server.server_state.connections.remove(socket_of_web)
-    monkeypatch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, connections=0))
+    for name in ("HOSTED", "LOCAL"):
+        monkeypatch.setattr(limits, name, dataclasses.replace(getattr(limits, name), connections=0))
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    assert watch.look(connections.HEAD_SECONDS + 1) == 0, "of all visitors behind a proxy"
+    monkeypatch.setenv("EXPLORER_HOSTED", "0")
     assert watch.look(connections.HEAD_SECONDS + 1) >= 1
     server.close()
 
@@ -247,6 +271,8 @@ def test_what_a_stranger_can_have_logged_is_few_lines_a_second(caplog: pytest.Lo
     for line, level, passed in (("a1", logging.INFO, 3), ("c", logging.INFO, 9), ("b", logging.ERROR, 9)):
         said = [few.filter(logging.makeLogRecord({"msg": line, "levelno": level})) for _ in range(9)]
         assert said == [True] * passed + [False] * (9 - passed)
+    unsent = {"msg": "b", "levelno": logging.ERROR, "exc_info": (None, LocalProtocolError("x"), None)}
+    assert not few.filter(logging.makeLogRecord(unsent))
     server, port = served(JSONResponse("ok"))
     connections.watch(server)
     for _ in range(3):
@@ -310,6 +336,13 @@ def test_a_form_is_a_file_and_little_else(client: TestClient) -> None:
     assert client.post("/gradio_api/upload", files=many[1:]).status_code == 200
     answer = client.post("/gradio_api/upload", files=many)
     assert answer.status_code == 413 and "16" in answer.json()["detail"]
+    long = {"x": "x" * guard.FIELD_BYTES}
+    answer = client.post("/gradio_api/upload", files={"files": ("a.csv", b"1", "text/csv", long)})
+    assert answer.status_code == 400 and "header" in answer.json()["detail"]
+    fields = guard._Fields(b"b")
+    fields._parser.max_header_size = 1 << 20  # which older versions of python-multipart lack
+    with pytest.raises(guard.TooMuchError, match="65,536"):
+        fields.add(b"--b\r\nx: " + b"x" * guard.FIELD_BYTES)
     answer = client.post("/gradio_api/upload", files={"files": ("a.csv", b"1,2\n" * 100_000)})
     assert answer.status_code == 200
     assert Path(answer.json()[0]).read_bytes() == b"1,2\n" * 100_000
@@ -345,19 +378,24 @@ def test_a_full_disk_is_a_refusal(
 @pytest.mark.parametrize(
     ("path", "status"), [("queue/join", 413), ("nowhere", 404), (f"queue/join?{'q' * 9000}", 414)], ids=str
 )
-def test_a_refused_request_is_read_on(client: TestClient, path: str, status: int) -> None:
-    """A connection that is closed while its client sends is reset: he would never read the reason."""
+def test_a_refused_request_is_read_on(
+    client: TestClient, path: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that is closed while its client sends is reset: he would never read the reason. Who sends
+    nothing more is not waited for."""
     server, port = served(client.app)
     size = limits.LOCAL.request_bytes + (1 << 22)
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as mine:
-        head = f"POST /gradio_api/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
-        mine.sendall(head.encode())
-        for _ in range(size >> 16):
-            mine.sendall(b" " * (1 << 16))
-        answer = b""
-        while part := mine.recv(1 << 16):
-            answer += part
-    assert answer.startswith(f"HTTP/1.1 {status}".encode()) and answer.endswith(b"}")
+    head = f"POST /gradio_api/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
+    for sent, seconds in ((size, guard.LINGER_SECONDS), (0, 0)):
+        monkeypatch.setattr(guard, "LINGER_SECONDS", seconds)
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as mine:
+            mine.sendall(head.encode())
+            for _ in range(sent >> 16):
+                mine.sendall(b" " * (1 << 16))
+            answer = b""
+            while part := mine.recv(1 << 16):
+                answer += part
+        assert answer.startswith(f"HTTP/1.1 {status}".encode()) and answer.endswith(b"}")
     server.close()
 
 
@@ -374,12 +412,24 @@ def test_a_form_may_come_in_pieces(client: TestClient) -> None:
 
 
 def test_a_visitor_has_a_share_of_the_queue(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many sessions one address opens, the next visitor still gets in."""
+    """However many sessions one address opens, and at once, the next visitor still gets in. What runs is of
+    the share as well."""
     monkeypatch.setenv("EXPLORER_HOSTED", "1")
     mine = {"x-forwarded-for": "spoofed, 192.0.2.1"}
-    answers = [join(client, f"s{i}", "x", headers=mine) for i in range(limits.HOSTED.share + 3)]
-    taken = [answer.status_code for answer in answers]
-    assert taken == [200] * limits.HOSTED.share + [429] * 3
+
+    async def at_once(count: int) -> list[int]:
+        transport = httpx.ASGITransport(client.app, client=("127.0.0.1", 5))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as visitor:
+            asked = ({"data": ["x"], "fn_index": 0, "session_hash": f"s{i}"} for i in range(count))
+            sent = [visitor.post("/gradio_api/queue/join", json=body, headers=mine) for body in asked]
+            return sorted(answer.status_code for answer in await asyncio.gather(*sent))
+
+    assert client.portal
+    assert client.portal.call(at_once, limits.HOSTED.share + 3) == [200] * limits.HOSTED.share + [429] * 3
+    queue = queue_of(client)
+    line = queue.event_queue_per_concurrency_id[queue.blocks.fns[0].concurrency_id].queue
+    queue.active_jobs.append([line.pop()])
+    assert join(client, "late", "x", headers=mine).status_code == 429
     assert join(client, "other", "x", headers={"x-forwarded-for": "192.0.2.2"}).status_code == 200
 
 
@@ -406,6 +456,14 @@ def test_who_would_wait_too_long_is_told_place_and_time(
     assert re.findall(r"\d+", answer.json()["detail"]) == ["4", "75", "60", "15"]
     assert join(client, "other-line", None, 1).status_code == 200, "only that line"
     assert len(queue.event_queue_per_concurrency_id[queue.blocks.fns[0].concurrency_id].queue) == 3
+
+
+def test_a_full_queue_tells_the_place(client: TestClient) -> None:
+    """Gradio's own refusal would be a 503, for which its page shows other words."""
+    queue_of(client).max_size = 2
+    answers = [join(client, f"s{i}", "x") for i in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert re.findall(r"\d+", answers[2].json()["detail"]) == ["2", "3", "1"]
 
 
 def test_visitors_take_turns(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -620,6 +678,8 @@ def test_whose_share_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         headers = [(b"x-forwarded-for", header.encode())] if header else []
         scope: Any = {"type": "http", "client": (peer, 1), "headers": headers}
         assert visitors.address_of(scope) == counted
+    monkeypatch.setenv("EXPLORER_HOSTED", "0")
+    assert visitors.address_of(scope) == "127.0.0.1", "of a page of this machine alone"
 
 
 def test_no_answer_goes_round_the_queue(client: TestClient, release: threading.Event) -> None:

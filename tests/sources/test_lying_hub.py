@@ -18,7 +18,7 @@ from lying_hub import FLOODS, ODD, SLOW, LyingHub, body, info, named, repository
 from explorer import SourceError
 from explorer.progress import StoppedError, stoppable
 from explorer.sources.models import HubModel, open_model
-from explorer.sources.source_limits import HOSTED, SourceLimits
+from explorer.sources.source_limits import HOSTED, LOCAL, SourceLimits
 from tests.covering import sampled
 from tests.fuzz.bounds import fault
 
@@ -73,11 +73,11 @@ def test_the_token_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a hosted page a visitor must not read what only its owner may; a server that the Hub redirects to
     gets no token."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    for token, sent in ((True, "Bearer hf_secret"), (False, None)):
+    for allowed, sent in ((LOCAL, "Bearer hf_secret"), (HOSTED, None)):
         with serve(repository()) as other:
             moved = body(b"", 302, Location=f"{other.url}/model.safetensors")
             with serve(repository(moved)) as hub:
-                HubModel("a/b", endpoint=hub.url, limits=dataclasses.replace(PATIENT, token=token))
+                HubModel("a/b", endpoint=hub.url, limits=allowed)
         for server, got in ((hub, sent), (other, None)):
             assert {asked.headers.get("authorization") for asked in server.asked} == {got}
 

@@ -31,6 +31,7 @@ import pytest
 from h11 import LocalProtocolError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.testclient import TestClient
@@ -594,7 +595,7 @@ def real() -> Iterator[tuple[str, SimpleQueue[str], gr.Blocks]]:
             (name.submit if number else name.change)(handler, name, name, api_name=handler.__name__)
         name.blur(lambda text: f"{text * 1000} of {sessions.current_session()}", name, name, api_name="fill")
     blocks.queue()
-    options = {"lifespan": waiting.watched}
+    options = {"lifespan": waiting.watched, "middleware": [Middleware(guard.Guard)]}
     _, url, _ = blocks.launch(
         prevent_thread_lock=True, quiet=True, server_name="127.0.0.1", app_kwargs=options
     )
@@ -629,7 +630,9 @@ def test_sessions_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "stops"), [(0, False), (1, False), (0, True)], ids=["function", "generator", "stopped"]
+    ("number", "stops"),
+    [(0, False), (1, False), (0, True), (1, True)],
+    ids=["function", "generator", "stopped", "stopped-generator"],
 )
 def test_leaving_stops_the_work(real: Any, number: int, stops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who closes the page, or presses Stop there, holds no core: at the next checkpoint the work ends."""

@@ -329,7 +329,8 @@ def test_uploads_at_once_share_the_store(
 
 
 def test_what_arrives_counts_before_the_store_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else two uploads that each announce more than there is fill the disk between two counts."""
+    """Else two uploads that together announce more than there is fill the disk between two counts. Then a
+    result is refused as well."""
     monkeypatch.setattr(uploads, "_count", lambda: None)
     monkeypatch.setattr(uploads, "AHEAD_BYTES", 1000)
     monkeypatch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, store_bytes=5000))
@@ -339,8 +340,9 @@ def test_what_arrives_counts_before_the_store_is_counted(monkeypatch: pytest.Mon
         first.find_room()
         second.find_room()
         assert first.add(4000) and not second.add(1)
-        with pytest.raises(uploads.FullError):
-            second.find_room()
+        for more in (second.find_room, fresh_folder):
+            with pytest.raises(uploads.FullError):
+                more()
 
 
 def test_one_address_fills_the_store_for_nobody_else(

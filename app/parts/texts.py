@@ -15,6 +15,8 @@ from explorer.running.compare import ComparedToken, Comparison, Parting
 from explorer.running.engine import Token, TokenCandidate
 from explorer.running.transcript import Transcript
 
+END, PART = "[end]", "[part]"
+"""Signs of a token that ends a text, and of one of several that make a character."""
 KL_EDGES = (0.001, 0.01, 0.1, 1.0)
 """Nats: ends of the steps of colour."""
 ORIGINAL = "original"
@@ -145,7 +147,7 @@ def _shown(
         parting=_parting_words(parting, len(written.tokens), " so far" if column.state else ""),
         rows=_candidates(parting, compared),
         kl=_kl_words(compared),
-        steps=[_step(place, step) for place, step in enumerate(compared.steps, 1)],
+        steps=[_step(place, len(compared.steps), step) for place, step in enumerate(compared.steps, 1)],
     )
 
 
@@ -157,16 +159,17 @@ def _pieces(tokens: Sequence[Token], marks: dict[int, tuple[str, ...]]) -> list[
         if index not in marks:
             plain += text
             continue
-        pieces += [TextPiece(plain), TextPiece(_visible(text), marks[index])]
+        ends = index >= len(tokens) or tokens[index].ends
+        pieces += [TextPiece(plain), TextPiece(_visible(text, ends), marks[index])]
         plain = ""
     return [piece for piece in (*pieces, TextPiece(plain)) if piece.text]
 
 
-def _visible(text: str) -> str:
+def _visible(text: str, ends: bool) -> str:
     """A marked token's text; signs for one that would not be seen."""
     if text.strip():
         return text
-    return text.replace("\n", "⏎").replace(" ", "␣") or "[end]"
+    return text.replace("\n", "⏎").replace(" ", "␣") or (END if ends else PART)
 
 
 def _facts(written: Transcript, speed: str) -> list[Fact]:
@@ -204,14 +207,20 @@ def _counted(tokens: int | None) -> str:
 def _parting_words(parting: Parting | None, tokens: int, so_far: str = "") -> str:
     if parting is None:
         return f"The text is the original's{so_far}, token for token ({tokens:,})."
-    one, other = (_token_words(token) for token in (parting.original, parting.changed))
+    pair = (parting.original, parting.changed)
+    texts = [token.text for token in pair if token]
+    one, other = (_token_words(token, texts[0] == texts[-1] and len(texts) == 2) for token in pair)
     return f"Parts at token {parting.index + 1:,}: {other}, where the original {one}."
 
 
-def _token_words(token: Token | None) -> str:
+def _token_words(token: Token | None, alike: bool) -> str:
+    """What a text has where it parts; with its number if it looks as the other's."""
     if token is None:
         return "has ended"
-    return f"has {_quoted(token.text)}" if token.text else "ends"
+    if token.ends and not token.text:
+        return "ends"
+    number = f" (token {token.id})" if token.id is not None and alike else ""
+    return f"has {_quoted(token.text) if token.text else 'part of a character'}{number}"
 
 
 def _candidates(parting: Parting | None, compared: Comparison) -> list[CandidateRow]:
@@ -238,21 +247,22 @@ def _cell(top: Sequence[TokenCandidate], rank: int) -> tuple[str, str]:
 def _kl_words(compared: Comparison) -> str:
     if not compared.steps:
         return ""
-    worst = max(range(len(compared.steps)), key=lambda index: compared.steps[index].kl)
-    step = compared.steps[worst]
+    steps = compared.steps
+    worst = max(range(len(steps)), key=lambda index: steps[index].kl)
+    step = steps[worst]
     return (
         f"{words.number(compared.mean_kl or 0.0)} nats a token on average, at most {words.number(step.kl)}, "
-        f"at token {worst + 1:,}, {_quoted(step.text)}"
+        f"at token {worst + 1:,}, {_quoted(step.text) if step.text else _visible('', step is steps[-1])}"
     )
 
 
-def _step(place: int, step: ComparedToken) -> KlStep:
+def _step(place: int, count: int, step: ComparedToken) -> KlStep:
     first, second = (
         ", ".join(f"{_quoted(one.text)}\u00a0{100 * one.probability:.1f}\u00a0%" for one in top)
         for top in (step.original, step.changed)
     )
     level = bisect_right(KL_EDGES, step.kl)
-    return KlStep(place, _visible(step.text), words.number(step.kl), level, first, second)
+    return KlStep(place, _visible(step.text, place == count), words.number(step.kl), level, first, second)
 
 
 def _legend() -> list[str]:
@@ -264,4 +274,4 @@ def _legend() -> list[str]:
 
 def _quoted(text: str) -> str:
     """A token's text with its blanks, at none of which a line breaks."""
-    return json.dumps(text, ensure_ascii=False).replace(" ", "\u00a0") if text else "[end]"
+    return json.dumps(text, ensure_ascii=False).replace(" ", "\u00a0") if text else END

@@ -33,15 +33,17 @@ class Token:
     """One written token.
 
     id       None for tokens that llama.cpp holds back until their character is whole
-    text     the text that it adds; empty while a character is not whole, and for the token that ends a text
+    text     the text that it adds; empty while a character is not whole, and for a token that ``ends``
     top      the most probable tokens in its place, in order; none if the engine does not give them
     seconds  time to compute it; for the first token, with the prompt
+    ends     the model ends its text by it
     """
 
     id: int | None
     text: str
     top: tuple[TokenCandidate, ...]
     seconds: float
+    ends: bool = False
 
 
 @dataclass(frozen=True)

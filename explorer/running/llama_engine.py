@@ -159,9 +159,10 @@ class LlamaEngine(Engine):
                     yield Told(read)
                 choice = part["choices"][0]
                 if choice["finish_reason"] is not None:
-                    hidden = int(timings["predicted_n"]) - known
+                    hidden, stops = int(timings["predicted_n"]) - known, choice["finish_reason"] == "stop"
                     for left in reversed(range(hidden)):
-                        yield Token(None, "" if left else choice["text"], (), (now - before) / hidden)
+                        text, ends = "" if left else choice["text"], stops and not left
+                        yield Token(None, text, (), (now - before) / hidden, ends)
                     rates = (float(timings[f"{what}_per_second"]) for what in ("prompt", "predicted"))
                     yield Told(int(timings["prompt_n"]), *rates)
                     return
@@ -286,7 +287,8 @@ class _Parts:
 def _token(choice: dict[str, Any], seconds: float) -> Token:
     (said,) = choice["logprobs"]["content"][-1:]
     top = tuple(TokenCandidate(one["id"], one["token"], one["logprob"]) for one in said["top_logprobs"])
-    return Token(said["id"], choice["text"], top, seconds)
+    # It holds back what is part of a character: a token with a number and no text is the last.
+    return Token(said["id"], choice["text"], top, seconds, ends=not choice["text"])
 
 
 def _written(

@@ -113,7 +113,8 @@ class TorchEngine(Engine):
             seconds = time.perf_counter() - start
             ended = chosen in self._ends
             text = words.add(chosen, last=ended or index == tokens - 1)
-            yield Token(chosen, text, top_of(log_probabilities, lambda one: words.decode([one])), seconds)
+            top = top_of(log_probabilities, lambda one: words.decode([one]))
+            yield Token(chosen, text, top, seconds, ended)
             if ended:
                 return
             given = [chosen]

@@ -103,6 +103,7 @@ def test_a_text_ends_where_the_model_ends_it(ending_llama: Path) -> None:
     ours = written(torch_engine(ending_llama))
     assert 1 < len(ours) < 16 and [one.id for one in theirs] == [one.id for one in ours]
     assert (ours[-1].id, ours[-1].text) == (theirs[-1].id, theirs[-1].text) == (1, "")
+    assert [one.ends for one in ours] == [one.ends for one in theirs] == [False] * (len(ours) - 1) + [True]
 
 
 @pytest.mark.parametrize("scheme", sampled(["q8_0", "q4_0"], ["q4_0"]))

@@ -22,6 +22,8 @@ from app.state import visits
 from app.state.query import Query
 from explorer.methods.recipe import Recipe
 from explorer.running import compare, open_engine, subject_of
+from explorer.running.compare import Parting
+from explorer.running.engine import Token
 from explorer.running.torch_engine import TorchEngine
 from explorer.running.transcript import recorded_texts
 from explorer.sources import SourceError, source_limits
@@ -92,6 +94,28 @@ def test_texts_and_numbers_are_the_librarys(views_of_a_run: list[Any], llama: Pa
     top = compared.steps[compared.parting.index].changed[0]
     assert f"{100 * top.probability:.1f}</span>" in shown["a"]
     assert "torch" in shown["original"] and "tokens/s" in shown["original"]
+
+
+def test_a_part_of_a_character_is_no_end() -> None:
+    """A token may add no text and end nothing; of two that look alike the numbers are said."""
+    part, other, end = Token(5, "", (), 0), Token(6, "", (), 0), Token(2, "", (), 0, ends=True)
+    letter, same = Token(7, "a", (), 0), Token(8, "a", (), 0)
+    for original, changed, said in (
+        (part, letter, 'has "a", where the original has part of a character.'),
+        (
+            part,
+            other,
+            "has part of a character (token 6), where the original has part of a character (token 5).",
+        ),
+        (letter, same, 'has "a" (token 8), where the original has "a" (token 7).'),
+        (end, letter, 'has "a", where the original ends.'),
+        (letter, end, 'ends, where the original has "a".'),
+        (letter, None, 'has ended, where the original has "a".'),
+    ):
+        words = text_columns._parting_words(Parting(3, original, changed), 9)
+        assert words == f"Parts at token 4: {said}"
+    pieces = text_columns._pieces([letter, part, end], {1: ("a",), 2: ("b",)})
+    assert [piece.text for piece in pieces] == ["a", text_columns.PART, text_columns.END]
 
 
 def test_stop_keeps_what_is_there_and_run_works_again(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ _ROWS: tuple[Format, ...] = (
     ),
     CodebookFormat(
         name="bnb_fp4", label="FP4 (bitsandbytes)", bits=4, table=BNB_FP4_LEVELS, ties=LevelTies.LOWER,
-        note="15 levels, not E2M1",
+        note="15 levels, not E2M1; a code is a level's place in order, bitsandbytes stores other bits",
     ),
     CodebookFormat(
         name="iq4_nl", label="IQ4_NL", bits=4, table=IQ4_LEVELS, ties=LevelTies.UPPER, has_codec=False,

@@ -106,7 +106,7 @@ def timed_here(query: Query, on_cpu: bool) -> tuple[list[str], str]:
             elif every:
                 said.append(f"{label} needs {' or '.join(every)}: {next(iter(every.values()))}.")
             else:
-                said.append(f"{label} is in no library for CPUs that is known here ({', '.join(LIBRARIES)}).")
+                said.append(f"{label} has no product here for CPUs ({', '.join(LIBRARIES)}).")
         found += here
     return list(dict.fromkeys(found)), " ".join(said)
 
@@ -120,7 +120,7 @@ def _names(query: Query, on_cpu: bool) -> list[str]:
         return list(FIRST if on_cpu else USUAL_ON_GPU)
     chosen, _ = timed_here(query, on_cpu)
     if not chosen:
-        raise ValueError("Nothing was timed: no library here has A or B; time one product of each kind")
+        raise ValueError("Nothing was timed: no product here has A or B; time one product of each kind")
     return list(dict.fromkeys([*chosen, *(("fp32", "bf16") if on_cpu else ("bf16",))]))
 
 

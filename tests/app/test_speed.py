@@ -139,7 +139,7 @@ def test_this_cpu_times_a_and_b_beside_the_recorded_times() -> None:
     """Progress, then both figures; what is finished is kept, and shown as a machine. Where no library has A
     or B, that is said at once."""
     asked = {"scheme": "int4_group32", "second": "nvfp4", "shape": "4x32x64"}
-    assert "B, NVFP4, is in no library" in shown(**asked)["can"]
+    assert "B, NVFP4, has no product here for CPUs" in shown(**asked)["can"]
     steps = list(speed.SECTION.runs["measure"](Query(asked)))
     assert "Measuring" in str(steps[0]["status"]) and "3 of 3" in str(steps[-1]["status"])
     assert "at 4×32×64" in str(steps[-1]["here-title"]) and "machine" in str(steps[-1]["here-title"])
@@ -153,7 +153,7 @@ def test_this_cpu_times_a_and_b_beside_the_recorded_times() -> None:
     assert json.loads(drawn(swept[-1])["speed-sweep-here"])["data"]
     assert len({t.shape for t in visit().gemm_timings.rows}) == 5, "added to what was there"  # type: ignore[union-attr]
     for refused, why in (
-        ({"scheme": "nvfp4", "second": "mxfp4"}, "no library"),
+        ({"scheme": "nvfp4", "second": "mxfp4"}, "no product here"),
         ({"shape": "1x90000x90000"}, "may have"),
     ):
         with pytest.raises(ValueError, match=why):

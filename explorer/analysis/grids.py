@@ -12,6 +12,8 @@ from explorer.schemes import SCHEMES, Scheme
 
 MOST_VALUES = 256
 """Largest number of different values of a row on a grid of 8 bits."""
+MOST_BITS = 12
+"""Largest number of bits of an element, scales included, of what is called a grid."""
 CLOSE = 1e-6
 """Accepted error from rounding a scale and a product, relative to the largest magnitude."""
 _ROWS = 8
@@ -37,6 +39,8 @@ def exact_scheme(x: Tensor, most_bits: int = 8) -> Scheme | None:
         if scheme.format.bits > most_bits:
             return None
         checkpoint()
+        if scheme.bits_per_element(tuple(x.shape)).total > MOST_BITS:
+            continue  # a scale for few values restores anything
         if _restores(first, scheme) and _restores(x, scheme):
             return scheme
     return None

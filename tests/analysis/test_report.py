@@ -97,6 +97,7 @@ def test_weights_on_a_grid_are_told_their_scheme() -> None:
     assert torch.allclose(quantize(w, exact).dequantize(), w, atol=1e-8)
     rows = torch.randint(-1, 2, (8, 128)) * torch.arange(1, 9)[:, None]
     assert (found := exact_scheme(rows.float())) and found.format.bits == 2 and found.block == (1, None)
+    assert exact_scheme(torch.randn(64, 1)) is None, "a scale for each element restores all, in more bits"
     levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, -6])[torch.randint(8, (20, 64))]
     levels[:, :32] = levels[:, :32].clamp(-4, 4) * 2**-17  # blocks whose amax is 4 beside those of 6
     assert compare(levels, quantize(levels, SCHEMES["nvfp4"])).relative_error > 1e-3

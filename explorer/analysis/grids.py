@@ -39,7 +39,7 @@ def exact_scheme(x: Tensor, most_bits: int = 8) -> Scheme | None:
         if scheme.format.bits > most_bits:
             return None
         checkpoint()
-        if scheme.bits_per_element(tuple(x.shape)).total > MOST_BITS:
+        if scheme.bits_per_element((x.shape[0], x.shape[1])).total > MOST_BITS:
             continue  # a scale for few values restores anything
         if _restores(first, scheme) and _restores(x, scheme):
             return scheme

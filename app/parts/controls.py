@@ -57,7 +57,7 @@ class Control(ABC):
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
         values = {"chips": False, "unit": "", "slider": False, **own, **changed}
         holds = self.usual if text is None else text
-        return Markup(html.render("control", kind=type(self).__name__.lower(), holds=holds, c=values))
+        return html.render("control", kind=type(self).__name__.lower(), holds=holds, c=values)
 
 
 Options = Mapping[str, str]

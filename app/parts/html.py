@@ -63,9 +63,9 @@ _TEMPLATES.filters |= {
 _TEMPLATES.globals["term"] = glossary.term
 
 
-def render(name: str, **values: Any) -> str:
+def render(name: str, **values: Any) -> Markup:
     """The template ``name`` of ``app/templates``, with ``values``, which it escapes."""
-    return _TEMPLATES.get_template(f"{name}.html").render(**values)
+    return Markup(_TEMPLATES.get_template(f"{name}.html").render(**values))
 
 
 def render_text(text: str, **values: Any) -> str:
@@ -346,7 +346,7 @@ def format_table() -> Markup:
         )
         for f in FORMATS.values()
     ]
-    return Markup(render("format_table", rows=rows))
+    return render("format_table", rows=rows)
 
 
 def _specials(fmt: Format) -> str:

@@ -13,8 +13,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from markupsafe import Markup
-
 from app.parts import html
 from app.parts.controls import Select
 from app.parts.pictures import bars, is_photograph, photograph, picture, thumbnail
@@ -325,6 +323,6 @@ SECTION = Section(
     view=view,
     runs={FILLING.rpartition(".")[2]: fill},
     script="explorer.answerSection",
-    shares={"drop": Markup(html.drop())},
+    shares={"drop": html.drop()},
     eager=True,
 )

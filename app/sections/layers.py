@@ -20,7 +20,8 @@ def view(query: Query) -> Shown:
     """Describe a model's survey: the cost of each layer by each scheme, with the recipe's choice."""
     found = subject(query).survey
     if found is None:
-        raise ValueError("this model was not surveyed yet: survey it under Budget")
+        said = html.status("This model was not surveyed yet: survey it under Budget.")
+        return {**dict.fromkeys(("about", "layers-map", "layers"), ""), "status": said}
     try:
         plan = plan_of(query)
     except ValueError:  # Budget says why: the map needs no recipe

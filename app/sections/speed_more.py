@@ -7,8 +7,6 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from markupsafe import Markup
-
 from app.parts import html
 from app.parts.controls import TextInput
 from app.parts.report_files import REPORT_KINDS, report_slots
@@ -175,12 +173,12 @@ def _steps(query: Query) -> Shown:
 
 
 @functools.cache
-def _grouped() -> Markup:
+def _grouped() -> str:
     """Products in groups, as they were recorded; a damaged recording says what is wrong with it."""
     try:
         recording = recorded_grouped()
     except RecordingError as error:
-        return Markup(html.note(str(error)))
+        return html.note(str(error))
     layouts = "; ".join(f"<i>{name}</i>: {what}" for name, what in LAYOUTS.items())
     about = (
         f"{recording.sentence}. Each row of X is multiplied by the W of its expert (N = K = 4096), all in "
@@ -188,7 +186,7 @@ def _grouped() -> Markup:
         "not measured: bytes over bandwidth or operations over peak. Measure here: <code>explorer bench "
         "grouped</code>."
     )
-    return Markup(html.note(about) + html.table(GROUPED_HEADERS, grouped_rows(recording.rows)))
+    return html.note(about) + html.table(GROUPED_HEADERS, grouped_rows(recording.rows))
 
 
 def _files(query: Query) -> Iterator[Shown]:

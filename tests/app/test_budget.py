@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from app.parts.section import drawn
 from app.sections import budget, layers, subject
@@ -126,6 +128,14 @@ def test_the_recipe_shows_each_layers_method(store: Path) -> None:
     forced, _ = seen(for_="any", codes="gptq")
     assert {one.method for one in recipe_of(forced, store).layers.values()} == {"gptq"}
     assert "before GPTQ" in words(forced["headline"]) and "--method gptq" in words(forced["command"])
+
+
+def test_a_model_without_a_survey_shows_how_to_make_one(tmp_path: Path) -> None:
+    """Its elements, none of them as text; the map of layers says where, in its own place."""
+    save_file({"model.layers.0.mlp.up_proj.weight": torch.ones(64, 64)}, tmp_path / "model.safetensors")
+    shown, asked = seen(model=str(tmp_path))
+    assert "&lt;" not in shown["headline"] and 'data-run="survey"' in shown["headline"]
+    assert "under Budget" in str(layers.view(asked)["status"])
 
 
 def test_a_budget_beyond_the_ends_is_the_end(tmp_path: Path) -> None:

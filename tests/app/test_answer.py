@@ -73,6 +73,7 @@ NO_ACTS: list[tuple[Any, str]] = [
     (None, "1 to 1,000"),
     ([], "1 to 1,000"),
     ([1], "1 to 1,000"),
+    ([{"do": "next"}] * 1001, "1 to 1,000"),
     ([{"do": "what"}], "'what'"),
     ([{"do": ["x"]}], "no act"),
     ([{"do": "next", "side": "c"}], "side"),

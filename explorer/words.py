@@ -102,6 +102,12 @@ def byte_size(text: str) -> float:
     return float(found[1]) * (1024.0 if found[3] else 1000.0) ** power
 
 
+def percent(share: float) -> str:
+    """Write a share in percent, with the decimals that keep it from "0 %" and "100 %" where it is neither."""
+    digits = next((n for n in range(9) if 0 < float(f"{100 * share:.{n}f}") < 100), 0)
+    return f"{100 * share:.{digits}f} %"
+
+
 def times(factor: float, digits: int = 3) -> str:
     """Write a factor: "1.07×", "1,520×"."""
     return f"{number(factor, digits)}×"

@@ -112,3 +112,8 @@ def test_long_names_are_cut() -> None:
 def test_names_in_markdown_are_code(name: str, text: str) -> None:
     """Inside a span nothing else begins: no link, no tag, no heading."""
     assert words.code(name) == text
+
+
+def test_a_part_is_neither_nothing_nor_all() -> None:
+    shares = {0.37: "37 %", 0.9951: "99.5 %", 0.9996: "99.96 %", 0.001: "0.1 %", 0: "0 %", 1: "100 %"}
+    assert {share: words.percent(share) for share in shares} == shares

@@ -124,6 +124,8 @@ class BudgetPlan:
     high: float
     at: float
     """The budget in the unit of ``by``, and the ends that it may have."""
+    unmet: str
+    """What is said of a budget that was asked for and is beyond the ends; empty within them."""
 
     @property
     def bytes(self) -> int:
@@ -139,7 +141,8 @@ def plan_of(query: Query) -> BudgetPlan:
     by, asked = BY.of(query), _asked(query, one.survey)
     front = _frontier(one, asked)
     low, high = _ends(front, by)
-    at = _budget(query, by, front, low, high)
+    wanted = _budget(query, by, front, low, high)
+    at = min(max(wanted, low), high)
     if by == TIME:
         asked = dataclasses.replace(asked, seconds=1e-6 * at)
     else:
@@ -148,7 +151,10 @@ def plan_of(query: Query) -> BudgetPlan:
         )
     got, cache = bought(one.survey, asked, front), CACHE.of(query)
     recipe = got.recipe if cache == NONE else dataclasses.replace(got.recipe, cache=CachePlan.parse(cache))
-    return BudgetPlan(one, got, recipe, by, low, high, at)
+    unmet = "" if at == wanted else "cannot be met" if at > wanted else "gains nothing more"
+    ends = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    said = f" A budget of {wanted:.12g} {UNITS[by]} {unmet}: these schemes take {ends}." if unmet else ""
+    return BudgetPlan(one, got, recipe, by, low, high, at, said)
 
 
 def _asked(query: Query, found: Survey) -> Asked:
@@ -208,19 +214,16 @@ def _usual(by: str, front: Frontier, low: float, high: float) -> float:
 
 
 def _budget(query: Query, by: str, front: Frontier, low: float, high: float) -> float:
-    """The budget of an address, limited to the ends, which are said where it is beyond them."""
+    """The budget of an address, or the usual one where it has none."""
     usual = _usual(by, front, low, high)
     if not query.get("budget"):
         return usual
     ends = f"{low:g} {UNITS[by]}" if low == high else f"{low:g} to {high:g} {UNITS[by]}"
     try:
-        number = BUDGET.read(query["budget"])
+        return BUDGET.read(query["budget"])
     except ValueError:
         query.wrong("budget", ends)
         return usual
-    if not low <= number <= high:
-        query.problems["budget"] = f"The budget {number:g} is beyond what these schemes do: {ends}"
-    return min(max(number, low), high)
 
 
 # --- what is shown -----------------------------------------------------------------------------------------
@@ -234,7 +237,7 @@ def view(query: Query) -> Shown:
         **dict.fromkeys(("headline", "map", "table", "truth", "command", "do"), ""),
     }
     try:
-        plan = plan_of(query)
+        plan = _shown_plan(query)
     except (ValueError, OSError) as error:
         return {
             **shown,
@@ -260,6 +263,18 @@ def view(query: Query) -> Shown:
         "command": html.commands(commands(plan.got, f"{_name(plan)}.json")),
         "do": html.render("budget_do", file=f"{_name(plan)}.json", recipe=_encoded(plan.recipe)),
     }
+
+
+def _shown_plan(query: Query) -> BudgetPlan:
+    """``plan_of``; kept layers that leave no recipe are said, and shown is the recipe without them."""
+    try:
+        return plan_of(query)
+    except ValueError as error:
+        if not query.get("keep"):
+            raise
+        plan = plan_of(Query({**query, "keep": ""}))
+        query.problems["keep"] = words_of(error)
+        return plan
 
 
 def _way_on(query: Query) -> str:
@@ -311,7 +326,7 @@ def _headline(query: Query, plan: BudgetPlan, check: Check | None) -> list[tuple
     if not SENSITIVITIES[front.signal].is_loss:
         signal = SENSITIVITIES[front.signal]
         said = f"At {choice.bits:.2f} bits no loss is predicted, but the {signal.label}. {signal.trust}"
-        return [(said, "")]
+        return [(said + plan.unmet, "")]
     mine, how = choice.loss, f"predicted{weights_alone(front.weights_alone)}"
     if (by := forced_method(plan.got)) not in ("", RTN.name):
         how = f"predicted for rounding, before {label_of(by)}"
@@ -340,7 +355,7 @@ def _headline(query: Query, plan: BudgetPlan, check: Check | None) -> list[tuple
     parts += [(f"{colon}{_loss(mine, *interval)}, {how}. {words.bytes_(plan.bytes)}, {_opened(plan)}.", "")]
     budget = plan.at if plan.by == BITS else None
     more = slightly_more(front, choice, budget, STEP)
-    return [*parts, *([(f" {more}", "")] if more else [])]
+    return [*parts, *([(f" {more}", "")] if more else []), (plan.unmet, "")]
 
 
 def _against(mine: float, other: float) -> tuple[str, str]:
@@ -348,7 +363,7 @@ def _against(mine: float, other: float) -> tuple[str, str]:
     if abs(mine - other) <= _ALIKE * other:
         return "as much", " as "
     if mine < other:
-        return f"{100 * (1 - mine / other):.0f} % less", " than "
+        return f"{words.percent(1 - mine / other)} less", " than "
     return (f"{mine / other:.2g} times as much" if other > 0 else "more"), (" as " if other > 0 else " than ")
 
 
@@ -546,8 +561,8 @@ def change_unit(query: Query, what: Mapping[str, Any]) -> dict[str, str]:
 
 
 def typed(query: Query, what: Mapping[str, Any]) -> dict[str, str]:
-    """Take a budget in words: "4.5 bits"; the whole model's size, "90 MB", which it keeps to; or a time of a
-    step, "500us". ``ValueError`` for what is no budget, and for less than the least."""
+    """Take a budget in words, in its unit: "4.5 bits"; the whole model's size, "90 MB"; or a time of a step,
+    "500us". ``ValueError`` for what is no budget, and for less than the least."""
     text = str(what.get("value", ""))[:200].strip()
     if not text:
         return {}
@@ -555,13 +570,12 @@ def typed(query: Query, what: Mapping[str, Any]) -> dict[str, str]:
     if plan.by == TIME:
         number, by = round(1e6 * seconds_of(text), 2), TIME
     else:
-        number, by = math.floor(budget_of(text, plan.got.front) / STEP + 1e-6) * STEP, BITS
-    low, high = (plan.low, plan.high) if by == TIME else _ends(plan.got.front, BITS)
+        number, of_size = budget_of(text, plan.got.front)
+        number, by = (1e-6 * number, SIZE) if of_size else (number, BITS)
+    low, _ = (plan.low, plan.high) if by == TIME else _ends(plan.got.front, by)
     if number < low:
         raise ValueError(f"{text} is less than these schemes can do: {low:g} {UNITS[by]}")
-    if number > high:
-        limits.notify(f"Nothing is gained beyond {high:g} {UNITS[by]}, which are shown")
-    return {"by": "" if by == BY.usual else by, "budget": f"{min(round(number, 2), high):g}"}
+    return {"by": "" if by == BY.usual else by, "budget": f"{number:.12g}"}
 
 
 def open_layer(query: Query, what: Mapping[str, Any]) -> dict[str, str]:

@@ -273,20 +273,22 @@ def too_few_bits(bits: float, least: float) -> str:
     return f"these schemes take at least {least:.4g} bits per weight; the budget is {bits:g}"
 
 
-def budget_of(text: str, front: Frontier) -> float:
-    """Read a budget in words as bits per weight: "4.5", "4.5 bits", or a size of the whole model, "90 MB".
+def budget_of(text: str, front: Frontier) -> tuple[float, bool]:
+    """Read a budget in words: bits per weight, "4.5" or "4.5 bits"; or, with True, bytes of the whole model,
+    "90 MB".
 
     ``ValueError`` for anything else, and for a size below the smallest choice of ``front``.
     """
     if (bits := _BITS.fullmatch(text)) is not None:
-        return float(bits[1])
+        return float(bits[1]), False
     if _BITS.fullmatch(pointed := text.replace(",", ".")):
         raise ValueError(f"{text[:40]!r} has a comma: write {pointed.strip()[:40]}, with a point")
     try:
         size = words.byte_size(text)
     except ValueError:
         raise ValueError(f"{text[:40]!r} is not a budget: write it like 4.5 bits or 90 MB") from None
-    return front.bits_of(size)
+    front.bits_of(size)
+    return size, True
 
 
 def frontier(survey: Survey, signal: str = "", constraints: Constraints | None = None) -> Frontier:

@@ -157,7 +157,7 @@ def what_it_buys(front: Frontier, choice: Choice, interval: Interval | None = No
     best, by = min(single, key=lambda u: u.loss), ", each by its best method" if choice.methods else ""
     bought += f" {label_of_text(best.scheme)} for all layers{by}: {best.loss:.3g} at {best.bits:.2f} bits"
     if choice.loss < best.loss and best.bits > choice.bits - _SIMILAR:
-        bought += f"; a scheme for each layer loses {100 * (1 - choice.loss / best.loss):.0f} % less"
+        bought += f"; a scheme for each layer loses {words.percent(1 - choice.loss / best.loss)} less"
     return f"{bought}."
 
 
@@ -172,7 +172,7 @@ def slightly_more(front: Frontier, choice: Choice, budget: float | None, step: f
         bits = math.ceil(point / step - 1e-6) * step
         if choice.bits < point and bits <= most and loss <= (1 - _MUCH_LESS) * choice.loss:
             less = 1 - front.at(bits).loss / choice.loss
-            return f"{bits:.7g} bits would lose {100 * less:.0f} % less."
+            return f"{bits:.7g} bits would lose {words.percent(less)} less."
     return ""
 
 
@@ -214,7 +214,7 @@ def _against_singles(check: Check) -> str:
     single, better, mine = check.single, check.better, check.rows[0]
     if single is None or better is None:
         return f"{measured}; no single scheme is as small."
-    least = f"{abs(100 * better):.0f} % {'less' if better >= 0 else 'more'}"
+    least = f"{words.percent(abs(better))} {'less' if better >= 0 else 'more'}"
     count, more = len(check.singles), 100 * (mine.bits / single.bits - 1)
     beside = f"the best of {count} single schemes" if count > 1 else "the single scheme"
     where = f" in the files of {check.target}" if check.target else ""

@@ -142,7 +142,9 @@ def test_a_budget_beyond_the_ends_is_the_end(tmp_path: Path) -> None:
     """And is said; what is no number is said too, and the usual one shown."""
     for text, bits in (("1", 2.29), ("99", 8.07)):
         shown, asked = seen(for_="any", budget=text)
-        assert "2.28 to 8.07" in asked.problems["budget"]
+        said = words(shown["headline"])
+        assert f"A budget of {text} bits" in said and "2.28 to 8.07" in said and not asked.problems
+        assert "100 % less" not in said
         assert (recipe_of(shown, tmp_path).bits or 0) <= bits
     shown, asked = seen(budget="x")
     assert "2.53 to 8.07 bits" in asked.problems["budget"] and "4.50 bits" in shown["headline"]
@@ -173,6 +175,8 @@ TYPED = [
     ({}, "4.51 bits", {"budget": "4.51", "by": ""}),
     ({}, " 3 BPW ", {"budget": "3", "by": ""}),
     ({"by": "size"}, "4.5", {"budget": "4.5", "by": ""}),
+    ({}, "54.25 MB", {"budget": "54.25", "by": "size"}),
+    ({}, "100 bits", {"budget": "100", "by": ""}),
     ({"by": "time", "batch": "16"}, "300us", {"budget": "300", "by": "time"}),
 ]
 
@@ -219,6 +223,19 @@ def test_a_target_takes_only_what_it_carries(tmp_path: Path) -> None:
     assert served >= 3
     shown, asked = seen(for_="gguf", inputs="int8_row")
     assert "GGUF" in asked.problems["for"] and recipe_of(shown, tmp_path).target == "compressed-tensors"
+
+
+def test_a_pattern_of_no_layer_is_said_and_left_out() -> None:
+    """A file that is written takes nothing else for it."""
+    shown, asked = seen(keep="zzz")
+    assert "'zzz'" in asked.problems["keep"] and "At 4.50 bits" in words(shown["headline"])
+    with pytest.raises(ValueError, match="zzz"):
+        next(budget.write(Query({"keep": "zzz"})))
+
+
+def test_a_typed_size_that_kept_layers_exceed_is_said() -> None:
+    shown, asked = seen(by="size", budget="54", keep="encoder.layer.0.*")
+    assert "54 MB of the whole model cannot be met" in words(shown["headline"]) and not asked.problems
 
 
 def test_kept_and_fused_layers(tmp_path: Path) -> None:

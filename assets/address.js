@@ -36,6 +36,7 @@ Object.assign(explorer, {
   },
 
   showPlace(name) {
+    explorer.read = '';
     document.documentElement.dataset.place = name;
     for (const button of document.querySelectorAll('nav button[data-place]')) {
       if (button.dataset.place === name) button.setAttribute('aria-current', 'page');
@@ -47,7 +48,10 @@ Object.assign(explorer, {
   openPlace(name, visit) {
     explorer.closePanels();
     if (document.documentElement.dataset.place === name) return;
-    if (visit) explorer.settle();
+    if (visit) {
+      explorer.settle();
+      if (explorer.read) explorer.writeQuery({section: explorer.read}, false);
+    }
     explorer.showPlace(name);
     if (visit) explorer.writeQuery(explorer.addressOf(name, ''), true);
     explorer.arrive('');
@@ -97,13 +101,22 @@ Object.assign(explorer, {
     else scrollTo({top: 0, behavior: 'instant'});
   },
 
+  /* Where a visitor read who scrolls up to the header, which is out of sight there: Back leads to it. */
+  read: '',
+
   /* Scrolling writes the section that is at the top; arriving at one does not. */
   watchScroll() {
-    let waiting = 0;
+    let waiting = 0, last = 0;
+    addEventListener('click', ({target}) => {
+      if (!target.closest('#header')) explorer.read = '';
+    }, true);
     for (const hand of ['wheel', 'touchmove', 'keydown', 'pointerdown']) {
       addEventListener(hand, () => explorer.leave?.(), {passive: true, capture: true});
     }
     addEventListener('scroll', () => {
+      if (scrollY > last) explorer.read = '';
+      else explorer.read ||= explorer.placeOf(new URLSearchParams(location.search)).section;
+      last = scrollY;
       clearTimeout(waiting);
       waiting = setTimeout(explorer.settle, 150);
     }, {passive: true});

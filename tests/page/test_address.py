@@ -145,7 +145,8 @@ def test_old_and_broken_links(page: Page, url: str, links: list[str]) -> None:
 @pytest.mark.thorough
 def test_the_open_section(page: Page, url: str) -> None:
     """Scrolling writes the section at the top into the address, without entries of its own; a link leads
-    there until a hand scrolls away, and so does Back."""
+    there until a hand scrolls away, and so does Back, also from another place, whose button was out of
+    sight."""
     open_page(page, url)
     entries = page.evaluate("history.length")
     name = "values"
@@ -168,3 +169,13 @@ def test_the_open_section(page: Page, url: str) -> None:
     page.go_back()
     wait_for_query(page, f"section={name}")
     assert page.evaluate("history.length") == entries + 1
+    at_rest(page)
+    page.mouse.move(700, 500)
+    for _ in range(2):
+        page.mouse.wheel(0, -500)
+        at_rest(page)
+    page.get_by_role("button", name="Speed", exact=True).click()
+    wait_for_query(page, "tab=speed", "!section")
+    page.go_back()
+    wait_for_query(page, f"section={name}")
+    page.wait_for_function(f"Math.abs({top} - 92) < 60")

@@ -87,8 +87,10 @@ def test_dark(page: Page, url: str) -> None:
     drawn(page, "error-plot")
     fill = page.locator("#error-plot .xtitle").evaluate("e => getComputedStyle(e).fill")
     assert min(int(n) for n in re.findall(r"\d+", fill)[:3]) > 150
-    background = page.locator(".gradio-container").first.evaluate("e => getComputedStyle(e).backgroundColor")
-    assert max(int(n) for n in re.findall(r"\d+", background)[:3]) < 60
+    for name in ("body", ".gradio-container"):  # the body's is seen beside the bar that scrolls
+        background = page.locator(name).first.evaluate("e => getComputedStyle(e).backgroundColor")
+        assert max(int(n) for n in re.findall(r"\d+", background)[:3]) < 60
+    assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
     dark, light = page.evaluate(
         """() => {
           const accent = element => getComputedStyle(element).getPropertyValue('--color-accent').trim();

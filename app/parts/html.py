@@ -360,17 +360,20 @@ def memory(rows: Sequence[MemoryEstimate], chosen: Sequence[str]) -> str:
     ``chosen``, are marked."""
     by_model = all(row.linears_only is not None for row in rows)
     gpus = sizes_that_differ([row.linears_only or row.everything for row in rows])
+    unit, power = ("G", 3) if max(row.everything for row in rows) >= 1e8 else ("M", 2)
     head = [
         "Scheme",
         "Bits per weight",
-        *(["GB, embedding and head kept in 16 bits"] if by_model else []),
-        *(["GB, all quantized", "GiB, all quantized"] if by_model else ["GB (10⁹)", "GiB (2³⁰)"]),
+        *([f"{unit}B, embedding and head kept"] if by_model else []),
+        *(f"{unit}{what}, all quantized" if by_model else f"{unit}{what}" for what in ("B", "iB")),
         *(f"Left on {size:g} GB" for size in gpus),
     ]
-    lines = [
-        vars(row) | {"left": [left_on(row.linears_only or row.everything, size) for size in gpus]}
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        parts = [row.linears_only] if row.linears_only is not None and by_model else []
+        sizes = [*(x / 1000**power for x in (*parts, row.everything)), row.everything / 1024**power]
+        left = [left_on(row.linears_only or row.everything, size) for size in gpus]
+        lines.append(vars(row) | {"sizes": sizes, "left": left})
     return render(
         "memory", head=head, rows=lines, chosen=dict(zip(chosen, SIDES, strict=False)), by_model=by_model
     )

@@ -9,7 +9,7 @@ from app.sections import subject
 from app.state.query import Query
 from explorer import SCHEMES
 from explorer.analysis.cache import CONTEXT, USUAL, CachePlan
-from explorer.analysis.memory import MODELS, estimate
+from explorer.analysis.memory import MODELS, ModelShape, StoredModel, estimate
 from explorer.figures.cache import cache_figure
 from explorer.figures.style import empty
 from explorer.words import bytes_
@@ -33,16 +33,15 @@ def view(query: Query) -> Shown:
     """Compute the memory of a model's weights by scheme, A and B among them, and of one text's cache of keys
     and values; what a method adds to a layer is not in it."""
     model, stored = MODEL.of(query), STORED.of(query)
-    shape, name = MODELS.get(model), model
-    cache = shape.cache if shape else None
+    shape: ModelShape | StoredModel | None = MODELS.get(model)
+    cache, name = MODELS[model].cache if shape else None, model
     own = [recipe.scheme for recipe in query.record.recipes]
     rows = {scheme.name: scheme for scheme in (*own, *(SCHEMES[name] for name in SIZES))}
-    count, kept = 0 if shape else round(BILLIONS.of(query) * 1e9), 0
     if model == OPEN:
         opened = subject.subject(query)
-        count, kept = opened.weights, sum(opened.kept.values())
-        cache, name = opened.cache, opened.name
-    estimates = [estimate(scheme, shape, count, kept) for scheme in rows.values()]
+        shape, cache, name = opened.stored, opened.cache, opened.name
+    count = round(BILLIONS.of(query) * 1e9)
+    estimates = [estimate(scheme, shape, count) for scheme in rows.values()]
     table = html.memory(estimates, [scheme.label for scheme in own])
     if cache is None:
         message = (

@@ -9,7 +9,8 @@ the same weights. Without a model the survey's own is meant; without both, the f
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from app.state.query import Query
 from app.state.selection import model_source
 from explorer import SourceError, words
 from explorer.analysis.cache import CacheShape
+from explorer.analysis.memory import StoredModel
 from explorer.models.files import Role, itemsize, role_of, weights_sha256
 from explorer.sources.base import TensorSource
 from explorer.sources.models import folder_stamp
@@ -38,6 +40,10 @@ OWN = "own"
 NO_OWN = "A link cannot carry a survey of one's own: open its file again. Until then a recorded one is shown"
 ANOTHER = "The survey {} is of {}, and is not shown with {}"
 MOST_NAME = 400
+TABLES = (Role.EMBEDDING, Role.HEAD)
+BESIDE = {Role.EMBEDDING: "embeddings", Role.OTHER_EMBEDDING: "embeddings", Role.HEAD: "output head",
+          Role.EXPERTS: "stacked experts"}  # fmt: skip
+"""What stands beside the linear layers, by its role."""
 _AT_REVISION = re.compile(r"([\w.-]+/[\w.-]+)@(\S+)")
 """A Hub id with a revision."""
 _SURVEYS = Memo[Survey](128 << 20)
@@ -54,10 +60,10 @@ class ModelSubject:
 
     name: its last part, for headings. place: where its weights are, as ``model_source`` and
     ``runnable_model`` take it, with ``revision``; of a survey alone, where it was surveyed. which: the
-    recorded survey's name, ``OWN``, or "" without a survey. layers: the names of the matrices that schemes
-    can be chosen for, in the model's order; of ``weights`` weights. kept: bytes of what stays as it is, by
-    kind. bytes: of all its tensors, as they are stored. named: True if the address names the model, and not
-    a survey alone. stamp: changes with its survey. cache: what its config says of keys and values.
+    recorded survey's name, ``OWN``, or "" without a survey. stored: its linear layers, and what is beside
+    them; ``beside``: bytes of that, by kind. bytes: of all its tensors, as they are stored. named: True if
+    the address names the model, and not a survey alone. stamp: changes with its survey. cache: what its
+    config says of keys and values.
     """
 
     name: str
@@ -65,9 +71,8 @@ class ModelSubject:
     revision: str
     survey: Survey | None
     which: str
-    layers: tuple[str, ...]
-    weights: int
-    kept: Mapping[str, int] = field(default_factory=dict)
+    stored: StoredModel
+    beside: Mapping[str, int] = field(default_factory=dict)
     bytes: int = 0
     parameters: int = 0
     named: bool = False
@@ -134,18 +139,23 @@ def _of_survey(which: str, path: Path) -> ModelSubject:
 
 
 def _surveyed(found: Survey, which: str, path: Path, place: str, revision: str, named: bool) -> ModelSubject:
-    head, chosen = found.head, found.linear
-    stored = sum(layer.stored_bytes for layer in found.layers if layer.bits)
+    head = found.head
+    size = head.kept_bytes + sum(layer.stored_bytes for layer in found.layers if layer.bits)
+    beside = dict(head.kept_parts or _kept_of(found))
+    for one in found.layers:
+        if one.bits and (what := BESIDE.get(one.role) or "" if one.reached else "layers without effect"):
+            beside[what] = beside.get(what, 0) + one.stored_bytes
+    chosen = [(one.role, one.shape, one.stored_bytes) for one in found.linear if one.role is Role.LINEAR]
+    tables = [(x.role, x.shape, x.stored_bytes) for x in found.layers if x.role in TABLES]
     return ModelSubject(
         name=_short(head.model),
         place=place,
         revision=revision,
         survey=found,
         which=which,
-        layers=tuple(layer.name for layer in chosen),
-        weights=sum(layer.weights for layer in chosen),
-        kept=head.kept_parts or _kept_of(found),
-        bytes=head.kept_bytes + stored,
+        stored=_stored([*chosen, *tables], size),
+        beside=beside,
+        bytes=size,
         parameters=head.parameters,
         named=named,
         stamp=(place, str(path), stamp_of(path)),
@@ -208,30 +218,38 @@ def _recorded_of(source: TensorSource) -> tuple[str, Path | None]:
 
 def _unsurveyed(source: TensorSource, place: str, revision: str) -> ModelSubject:
     """What the headers of a model say; which matrices are multiplied is told by their names."""
-    layers, weights, total = [], 0, 0.0
-    kept: dict[str, float] = {}
+    matrices, total = [], 0.0
+    beside: dict[str, float] = {}
     for info in source.infos:
         size, role = info.elements * itemsize(info.dtype), role_of(info)
         total += size
-        if role in (Role.LINEAR, Role.HEAD):
-            layers.append(info.name.removesuffix(".weight"))
-            weights += info.elements
-        else:
-            what = "norms, biases and others" if role is None else "embeddings"
-            kept[what] = kept.get(what, 0.0) + size
+        if role in (Role.LINEAR, *TABLES):
+            matrices.append((role, info.shape, size))
+        if role is not Role.LINEAR:
+            what = BESIDE[role] if role else "norms, biases and others"
+            beside[what] = beside.get(what, 0.0) + size
     return ModelSubject(
         name=_short(place),
         place=place,
         revision=revision,
         survey=None,
         which="",
-        layers=tuple(layers),
-        weights=weights,
-        kept={what: round(size) for what, size in kept.items()},
+        stored=_stored(matrices, total),
+        beside={what: round(size) for what, size in beside.items()},
         bytes=round(total),
         parameters=sum(info.elements for info in source.infos),
         named=True,
     )
+
+
+def _stored(matrices: Sequence[tuple[Role | None, tuple[int, ...], float]], total: float) -> StoredModel:
+    """The matrices of a model of ``total`` bytes, each with its role, shape and bytes."""
+    linears = Counter(shape for role, shape, _ in matrices if role is Role.LINEAR)
+    tables = Counter(shape for role, shape, _ in matrices if role in TABLES)
+    of_tables = sum(size for role, _, size in matrices if role in TABLES)
+    rest = total - sum(size for *_, size in matrices)
+    both = [tuple((n, k, count) for (n, k), count in found.items()) for found in (linears, tables)]
+    return StoredModel(both[0], both[1], round(of_tables), round(rest))
 
 
 def _short(place: str) -> str:
@@ -244,10 +262,16 @@ def name_of(query: Query) -> str:
 
 
 def about(one: ModelSubject) -> tuple[str, str]:
-    """Two lines on a model: its size, and what stays as it is."""
-    parts = [f"{_many(one.weights)} weights in {len(one.layers)} layers", words.bytes_(one.bytes)]
-    kept = ", ".join(f"{what} {words.bytes_(size)}" for what, size in one.kept.items())
-    return " · ".join([*parts, *([one.kind] if one.kind else [])]), f"kept as stored: {kept or 'nothing'}"
+    """Two lines on a model: its size, and what is beside its linear layers."""
+    linears = one.stored.linears
+    weights, layers = sum(n * k * count for n, k, count in linears), sum(count for *_, count in linears)
+    parts = [
+        f"{_many(weights)} weights in {layers} linear layer{'s' * (layers != 1)}",
+        words.bytes_(one.bytes),
+    ]
+    largest = sorted(one.beside.items(), key=lambda part: (-part[1], part[0]))
+    beside = ", ".join(f"{what} {words.bytes_(size)}" for what, size in largest)
+    return " · ".join([*parts, *([one.kind] if one.kind else [])]), f"beside them: {beside or 'nothing'}"
 
 
 def _many(count: int) -> str:

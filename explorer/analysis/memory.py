@@ -70,6 +70,18 @@ MODELS: dict[str, ModelShape] = {
 }
 """Models by name. Mistral-7B is version 0.1, which has a sliding window; later versions have none."""
 
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model by its files: its ``linears`` and ``tables``, which are embedding and head, as (out, in,
+    count); bytes of the tables and of the ``rest`` as they are stored."""
+
+    linears: tuple[tuple[int, int, int], ...]
+    tables: tuple[tuple[int, int, int], ...]
+    table_bytes: int
+    rest: int
+
+
 GPUS: dict[str, float] = {
     "T4 16 GB": 16, "L4 24 GB": 24, "RTX 4090 24 GB": 24, "RTX 5090 32 GB": 32, "L40S 48 GB": 48,
     "A100 80 GB": 80, "H100 80 GB": 80, "H200 141 GB": 141, "B200 180 GB": 180,
@@ -85,7 +97,8 @@ class MemoryEstimate:
     """Bytes of weights under one scheme, and ``bits`` per parameter.
 
     everything    size if all parameters are quantized
-    linears_only  size if embedding, head and norms stay in FP16; None if only a parameter count is known
+    linears_only  size if embedding, head and norms stay in FP16, or as the model stores them; None if only a
+                  parameter count is known
     fits          GPUs with enough memory for ``everything`` and a tenth of it left
     """
 
@@ -97,18 +110,25 @@ class MemoryEstimate:
 
 
 def estimate(
-    scheme: Scheme, model: ModelShape | None = None, parameters: int = 0, kept: float = 0
+    scheme: Scheme, model: ModelShape | StoredModel | None = None, parameters: int = 0
 ) -> MemoryEstimate:
-    """Compute the size of a known model, or of ``parameters`` weights in 4096×4096 matrices and ``kept``
-    bytes that stay as they are stored.
+    """Compute the size of a known model, or of ``parameters`` weights in 4096×4096 matrices.
 
     ``ValueError`` without a model and without a positive count.
     """
-    if model is not None:
-        linear = sum(
-            n * k * count * scheme.bits_per_element((n, k)).total / 8 for n, k, count in model.linears
-        )
-        table = (model.vocabulary, model.hidden)
+
+    def coded(matrices: Sequence[tuple[int, int, int]]) -> float:
+        return sum(n * k * count * scheme.bits_per_element((n, k)).total / 8 for n, k, count in matrices)
+
+    kept = 0
+    if isinstance(model, StoredModel):
+        linear, kept = coded(model.linears), model.rest
+        total, linears_only = linear + coded(model.tables), linear + model.table_bytes + kept
+        parameters = sum(n * k * count for n, k, count in (*model.linears, *model.tables))
+        if not parameters:
+            raise ValueError("the model has no matrices to quantize")
+    elif model is not None:
+        linear, table = coded(model.linears), (model.vocabulary, model.hidden)
         total = linear + model.other_parameters * scheme.bits_per_element(table).total / 8
         parameters, linears_only = model.parameters, linear + 2 * model.other_parameters
     elif parameters < 1:

@@ -18,12 +18,14 @@ import torch
 from safetensors.torch import save_file
 
 from app.parts.section import drawn
-from app.sections import budget, layers, subject
+from app.sections import budget, layers, sizes, subject
 from app.serving import uploads
 from app.state.memo import Memo
 from app.state.query import Query
 from app.state.visits import VisitData
+from explorer.analysis.memory import estimate
 from explorer.checkpoints import EXPORTS
+from explorer.schemes import Scheme
 from explorer.survey import Survey, load_survey
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import line_of
@@ -136,6 +138,23 @@ def test_a_model_without_a_survey_shows_how_to_make_one(tmp_path: Path) -> None:
     shown, asked = seen(model=str(tmp_path))
     assert "&lt;" not in shown["headline"] and 'data-run="survey"' in shown["headline"]
     assert "under Budget" in str(layers.view(asked)["status"])
+
+
+def test_memory_and_budget_agree_on_a_model(tmp_path: Path) -> None:
+    """Of one scheme for all layers, embedding and head as they are stored; without a survey they are beside
+    the linear layers, too."""
+    front, one = budget.plan_of(Query({"for": "any"})).got.front, subject.subject(Query({}))
+    for single in front.uniform:
+        size = front.kept_bytes + single.bits * front.weights / 8
+        assert estimate(Scheme.parse(single.scheme), one.stored).linears_only == pytest.approx(size, rel=1e-6)
+    parts = {"model.embed_tokens": (96, 64), "lm_head": (96, 64), "model.layers.0.mlp.up_proj": (128, 64)}
+    tensors = {f"{name}.weight": torch.ones(shape) for name, shape in parts.items()}
+    save_file({**tensors, "model.norm.weight": torch.ones(64)}, tmp_path / "model.safetensors")
+    first, beside = subject.about(subject.subject(Query({"model": str(tmp_path)})))
+    assert "0.00819 M weights in 1 linear layer " in first
+    assert beside == "beside them: embeddings 24.6 kB, output head 24.6 kB, norms, biases and others 256 B"
+    table = words(str(sizes.view(Query({"model": str(tmp_path)}))["table"]))
+    assert "MB, embedding and head kept" in table
 
 
 def test_a_budget_beyond_the_ends_is_the_end(tmp_path: Path) -> None:

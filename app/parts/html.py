@@ -373,7 +373,7 @@ def memory(rows: Sequence[MemoryEstimate], chosen: Sequence[str]) -> str:
         parts = [row.linears_only] if row.linears_only is not None and by_model else []
         sizes = [*(x / 1000**power for x in (*parts, row.everything)), row.everything / 1024**power]
         left = [left_on(row.linears_only or row.everything, size) for size in gpus]
-        lines.append(vars(row) | {"sizes": sizes, "left": left})
+        lines.append(vars(row) | {"sizes": [*map(words.number, sizes)], "left": left})
     return render(
         "memory", head=head, rows=lines, chosen=dict(zip(chosen, SIDES, strict=False)), by_model=by_model
     )

@@ -67,6 +67,9 @@ def test_speed_is_recorded_corrected_and_measured(page: Page, url: str, tmp_path
     section.get_by_role("button", name="Measure this CPU").click()
     expect(section.locator("[data-slot=here-title]")).to_contain_text("at 4×32×64")
     expect(status).to_contain_text("timings at 4×32×64")
+    at_rest(page)
+    words, tools = status.bounding_box(), section.locator(".two .figure-tools").first.bounding_box()
+    assert words and tools and tools["y"] >= words["y"] + words["height"], "tools cover no words"
     section.get_by_role("button", name="Show these in all figures").click()
     expect(source).to_contain_text("Measured now")
     wait_for_query(page, "machine=live", "shape=4x32x64")

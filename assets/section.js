@@ -110,7 +110,8 @@ class Section {
     const line = this.element.querySelector('[data-slot=status]'), top = line?.getBoundingClientRect().top;
     this.box.toggleAttribute('data-computing', kind === 'computing');
     const unseen = !line?.parentElement.offsetParent || top < explorer.contents.bottom() || top > innerHeight;
-    if (words && unseen && (!line || kind === 'refusal')) explorer.notice(words);
+    const told = words === document.querySelector('#answer [role=alert]')?.textContent;
+    if (words && unseen && !told && (!line || kind === 'refusal')) explorer.notice(words);
     if (!line) return;
     const said = Object.assign(document.createElement('div'), {className: `status ${kind}`, textContent: words});
     said.setAttribute('role', 'status');

@@ -159,8 +159,11 @@ def _is_photograph(chosen: Record) -> bool:
 
 
 def _among(chosen: Record) -> int:
-    """How many tensors there are in the record's file."""
-    return len(file_source(chosen.file).infos) if chosen.source == "file" else 1
+    """How many tensors there are in the record's file; one where none is open."""
+    try:
+        return len(file_source(chosen.file).infos) if chosen.source == "file" else 1
+    except (ValueError, OSError):
+        return 1
 
 
 def _samples(chosen: Record) -> str:
@@ -306,7 +309,9 @@ def view(query: Query) -> Shown:
     except (ValueError, OSError) as error:
         return {
             **dict.fromkeys(("head", "frontier", "of-rows", "listed", "elsewhere", "picture"), ""),
-            "said": html.render("not_read", why=words_of(error)),
+            "said": html.render(
+                "not_read", why=words_of(error), among=_among(chosen), retry=chosen.source != "file"
+            ),
             "goals": html.goals(list(GOALS.values()), GOALS[DEFAULT]),
             "samples": _samples(chosen),
             "tick": COMPLETE,

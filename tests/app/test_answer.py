@@ -110,6 +110,8 @@ def test_a_refused_file_is_named_with_the_scheme(tmp_path: Path) -> None:
     np.savez(good, c=np.ones(3, np.int64), a=np.full((2, 2), np.nan), w=np.ones((4, 8), np.float32))
     record = next_record(Record(), {"do": "file"}, good)
     assert (record.source, record.file, record.file_tensor) == ("file", good, "w")
+    said = str(answer.view(query_of(source="file", file=good, file_tensor="a"))["said"])
+    assert "1 of 3 tensors" in said and "choose another" in said and "Try again" not in said
     pickers = str(bar.tensor_panel(query_of(source="file", file=good, file_tensor="w"))["pickers"])
     assert pickers.count("<option value=") >= 3 and 'value="w"' in pickers
 

@@ -108,10 +108,11 @@ MOVED = """window.moved = []; new PerformanceObserver(list => { for (const e of 
 
 
 def test_two_tensors_and_a_bad_file(page: Page, url: str, tmp_path: Path) -> None:
-    """Two tensors in a file: the first matrix is shown, and Back leads over the choice of the other. A broken
+    """Two tensors in a file: the first matrix is shown, and Back leads over the choice of the other. From one
+    that cannot be shown, which is said once, the way to another stays. A broken
     file is one message that moves nothing, and bar, numbers and file box name the same tensor as before."""
     first = np.random.default_rng(0).standard_normal((32, 64))
-    np.savez(tmp_path / "mine.npz", first=first, second=np.ones((8, 8)))
+    np.savez(tmp_path / "mine.npz", first=first, second=np.ones((8, 8)), hole=np.full((8, 8), np.nan))
     (tmp_path / "bad.npy").write_bytes(b"nonsense")
     open_page(page, url)
     load_file(page, tmp_path / "mine.npz")
@@ -126,6 +127,19 @@ def test_two_tensors_and_a_bad_file(page: Page, url: str, tmp_path: Path) -> Non
     expect(shown).to_contain_text("first · 32×64")
     page.go_forward()
     expect(shown).to_contain_text("second · 8×8")
+    at_rest(page)
+    choose, answer = page.get_by_role("button", name="choose another"), page.locator("#answer")
+    choose.click()
+    page.locator("#panel-tensor [data-of=tensor]:visible").fill("hole")
+    page.keyboard.press("Enter")
+    expect(answer).to_contain_text("64 of 64 values are NaN")
+    at_rest(page)
+    expect(page.locator(".page-notice")).to_have_count(0)
+    choose.click()
+    page.locator("#panel-tensor [data-of=tensor]:visible").fill("second")
+    page.keyboard.press("Enter")
+    expect(shown).to_contain_text("second · 8×8")
+    at_rest(page)
     page.evaluate(MOVED)
     load_file(page, tmp_path / "bad.npy")
     refused = page.locator("#drop .refused")

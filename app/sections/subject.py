@@ -74,7 +74,6 @@ class ModelSubject:
     stored: StoredModel
     beside: Mapping[str, int] = field(default_factory=dict)
     bytes: int = 0
-    parameters: int = 0
     named: bool = False
     stamp: Hashable = None
     cache: CacheShape | None = None
@@ -145,18 +144,16 @@ def _surveyed(found: Survey, which: str, path: Path, place: str, revision: str, 
     for one in found.layers:
         if one.bits and (what := BESIDE.get(one.role) or "" if one.reached else "layers without effect"):
             beside[what] = beside.get(what, 0) + one.stored_bytes
-    chosen = [(one.role, one.shape, one.stored_bytes) for one in found.linear if one.role is Role.LINEAR]
-    tables = [(x.role, x.shape, x.stored_bytes) for x in found.layers if x.role in TABLES]
+    used = [x for x in found.layers if x.role in TABLES or (x.role is Role.LINEAR and x.bits and x.reached)]
     return ModelSubject(
         name=_short(head.model),
         place=place,
         revision=revision,
         survey=found,
         which=which,
-        stored=_stored([*chosen, *tables], size),
+        stored=_stored([(x.role, x.shape, x.stored_bytes) for x in used], size),
         beside=beside,
         bytes=size,
-        parameters=head.parameters,
         named=named,
         stamp=(place, str(path), stamp_of(path)),
     )
@@ -237,7 +234,6 @@ def _unsurveyed(source: TensorSource, place: str, revision: str) -> ModelSubject
         stored=_stored(matrices, total),
         beside={what: round(size) for what, size in beside.items()},
         bytes=round(total),
-        parameters=sum(info.elements for info in source.infos),
         named=True,
     )
 

@@ -20,6 +20,8 @@ def build() -> gr.Blocks:
     gr.set_static_paths([ASSETS, PLOTLY])
     keep = limits.current().keep_seconds
     known = {key for place in PLACES for section in place.SECTIONS for key in section.keys}
+    by_place = {place.NAME: [section.name for section in place.SECTIONS] for place in PLACES}
+    sections = {tab: by_place[name] for tab, (name, _) in NAMES.items()}
     with CheckedBlocks(
         title="Quantization Explorer",
         analytics_enabled=False,
@@ -28,7 +30,7 @@ def build() -> gr.Blocks:
     ) as blocks:
         block(_header(), js_on_load="explorer.header(element)", elem_id="header")
         with gr.Column(elem_id="bar"):
-            for section in (bar(known), *PANELS):
+            for section in (bar(known, sections, MOVED), *PANELS):
                 section.build()
         block(elem_id="notice")
         for place in PLACES:

@@ -57,13 +57,19 @@ Object.assign(explorer, {
     explorer.arrive('');
   },
 
+  /* The last section that was gone to, and how far the page was scrolled then. */
+  arrived: {},
+
   /* The section that begins in the window's upper third, the first of several; else the one that began above
-     it; "" above the first one. */
+     it; "" above the first one. At the page's end the last one, or the one that was gone to. */
   sectionAtTop() {
     const root = document.documentElement, shown = [];
     for (const [name, {box}] of explorer.sections) if (box.offsetHeight && box.matches('.section')) shown.push([name, box]);
     if (scrollY < 2) return '';
-    if (scrollY + innerHeight > root.scrollHeight - 2) return shown.at(-1)?.[0] || '';
+    const {section, at} = explorer.arrived;
+    if (scrollY + innerHeight > root.scrollHeight - 2) {
+      return (at === scrollY && shown.some(([name]) => name === section) ? section : shown.at(-1)?.[0]) || '';
+    }
     const bar = explorer.contents.bottom(), top = ([, box]) => box.getBoundingClientRect().top;
     const above = shown.findLast(one => top(one) < bar + 30);
     const begins = shown.find(one => top(one) >= bar - 8 && top(one) < innerHeight / 3);
@@ -93,6 +99,8 @@ Object.assign(explorer, {
       calm = box.offsetTop === last ? calm + 1 : 0;
       last = box.offsetTop;
       box.scrollIntoView({block: 'start', behavior: 'instant'});
+      explorer.arrived = {section, at: scrollY};
+      explorer.contents.markLater();
       if (!explorer.ready || (calm < 10 && performance.now() - began < 8000)) setTimeout(hold, 100);
       else setTimeout(leave, 200);
     };

@@ -53,7 +53,7 @@ PICTURES = 4
 LOOKED_EVERY_S = 0.7
 """Seconds between two looks at rows that are being computed."""
 SUGGESTED = 4
-OTHER_MODELS = "?tab=model&section=whole-model"
+OTHER_MODELS = "?tab=model"
 
 _DRAWN = Memo[str](32 << 20)
 _PICTURES = Memo[str](32 << 20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from app import limits
@@ -130,12 +130,25 @@ def unknown_keys(query: Query, known: Iterable[str]) -> dict[str, str]:
     return dict.fromkeys(keys, said)
 
 
-def bar(known: Iterable[str]) -> Section:
-    """The bar of a page whose sections read the keys ``known``."""
+def check_place(
+    query: Query, sections: Mapping[str, Sequence[str]], moved: Mapping[str, tuple[str, str]]
+) -> None:
+    """Note a place, or a section of it, that the page does not have. ``sections``: by what a link calls a
+    place; ``moved``: sections that are found whatever the place."""
+    tab, section = query.one_of("tab", sections, "tensor"), query.get("section", "")
+    if section and section not in moved and section not in sections[tab]:
+        query.wrong("section", ", ".join(sections[tab]))
+
+
+def bar(
+    known: Iterable[str], sections: Mapping[str, Sequence[str]], moved: Mapping[str, tuple[str, str]]
+) -> Section:
+    """The bar of a page whose sections read the keys ``known``; of the others see ``check_place``."""
     every = {*known, *RECORD, *subject.KEYS}
 
     def shown(query: Query) -> Shown:
         query.problems |= unknown_keys(query, every)
+        check_place(query, sections, moved)
         return view(query)
 
     return Section(

@@ -13,7 +13,7 @@ from app import ui
 from app.parts.controls import NumberInput
 from app.places import NAMES, PLACES
 from app.sections import answer
-from app.sections.bar import unknown_keys
+from app.sections.bar import check_place, unknown_keys
 from app.serving.sessions import CurrentRequest, answering
 from app.state.query import NO_FILE, Query, texts_of
 from app.state.record import Record
@@ -75,6 +75,24 @@ def test_keys_that_no_section_reads_are_named() -> None:
     (said,) = set(unknown_keys(Query(dict.fromkeys("abcde", "1")), known).values())
     assert "'a'" in said and "2 more" in said
     assert {place for place, _ in NAMES.values()} <= {place.NAME for place in PLACES}
+
+
+def test_a_place_and_a_section_that_are_not_there_are_said() -> None:
+    """Else a link to a section that was renamed shows the place's beginning without a word."""
+    sections, moved = (
+        {"tensor": ["values"], "model": ["sizes"], "old": ["sizes"]},
+        {"speed": ("speed", "speed")},
+    )
+    for link in ("", "section=values", "tab=old&section=sizes", "section=speed"):
+        check_place(query := Query(dict(parse_qsl(link))), sections, moved)
+        assert not query.problems, link
+    for link, wrong in (
+        ("tab=pear", "tab"),
+        ("section=sizes", "section"),
+        ("tab=model&section=x", "section"),
+    ):
+        check_place(query := Query(dict(parse_qsl(link))), sections, moved)
+        assert [*query.problems] == [wrong], link
 
 
 def test_a_record_and_its_address_are_one() -> None:

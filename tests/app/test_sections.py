@@ -27,6 +27,9 @@ def ended(section: Section, run: str, **query: str) -> str:
     return last
 
 
+PLACE: dict[str, list[str]] = {"tensor": []}
+
+
 def test_two_checkpoints_take_the_bars_model_at_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the one that is named instead of it at none."""
     opened: list[Any] = []
@@ -48,9 +51,10 @@ def test_a_problem_of_a_link_is_said_in_one_place() -> None:
     """The bar's keys by the bar, a control's by its section, an unknown survey where one is chosen. Programs
     see one section and hear all."""
     link = {"scheme": "zzz", "row": "x", "range": "9", "survey": "pear"}
+    top = bar.bar(link, PLACE, {})
     said = {
         section.name: set(functions_of(section)["view"](dict(link)).get("problems", ()))
-        for section in (bar.bar(link), ranges.SECTION, values.SECTIONS[2], take_away.SECTION, budget.SECTION)
+        for section in (top, ranges.SECTION, values.SECTIONS[2], take_away.SECTION, budget.SECTION)
     }
     assert said == {
         "bar": {"scheme", "row"}, "calibration": {"range"}, "inspector": set(), "take-away": set(),
@@ -75,7 +79,7 @@ def test_a_scheme_that_is_none_is_refused_in_the_pages_words() -> None:
     """Nobody at the page has a command line."""
     query = Query({"scheme": "pear"})
     assert query.record
-    refused = functions_of(bar.bar(()))["act"](
+    refused = functions_of(bar.bar((), PLACE, {}))["act"](
         {"act": "choose", "what": '{"acts": [{"do": "scheme", "text": "pear"}]}'}
     )
     for said in (query.problems["scheme"], refused["refused"]):

@@ -140,16 +140,17 @@ class Section {
     return this.follows && this.stale ? this.ask() : null;
   }
 
-  /* Show the view of the record, unless another one is asked for meanwhile; `same`: what is shown is of this
-     record, of which more is known. */
+  /* Show the view of the record, unless another one is asked for meanwhile; `same`: what was asked for last is
+     of this record, of which more is known. What is shown is of another one until an answer comes. */
   async ask(same = false) {
     if (this.element.querySelector('.unbuilt')) return this.build();
     if (this.folded) return;
     this.stale = false;
+    this.other ||= !same;
     if (!this.server?.view) return this.setControls();
     clearTimeout(this.again);
     const mine = ++this.asked, slow = setTimeout(() => {
-      if (this.drawn) this.box.toggleAttribute('data-behind', !same);
+      if (this.drawn) this.box.toggleAttribute('data-behind', this.other);
       else if (this.element.querySelector('[data-slot=status]')) this.say('Computing …', 'computing');
     }, 250);
     this.asking = true;
@@ -161,6 +162,7 @@ class Section {
       const some = Object.keys(answer.slots || {}).length > 0;
       if (some) this.fill(answer.slots);
       this.drawn ||= some;
+      this.other &&= !some;
       this.box.toggleAttribute('data-waits', Boolean(answer.waits) && !some);
       this.box.toggleAttribute('data-behind', this.drawn && !some);
       this.say(answer.waits || answer.refused, 'computing');
@@ -169,6 +171,7 @@ class Section {
       this.again = setTimeout(() => { if (this.near) this.ask(); else this.stale = true; }, soon);
       return;
     }
+    this.other = false;
     this.box.removeAttribute('data-behind');
     this.box.removeAttribute('data-waits');
     this.take(answer);

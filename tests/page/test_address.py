@@ -101,6 +101,14 @@ def test_back_while_an_answer_is_on_its_way(page: Page, url: str) -> None:
     expect(page.locator("#shortlist tr.is-a")).to_have_attribute("data-scheme", "int4_row")
     page.go_forward()
     expect(page.locator("#chip-a")).to_have_text(stepped)
+    filled(page)
+    page.evaluate(
+        """() => { const {server} = window.list = explorer.sections.get('frontier'), {view} = server;
+        server.view = () => new Promise(() => {}); list.ask(); list.ask(true); server.view = view; }"""
+    )
+    expect(page.locator("#section-frontier[data-behind]")).to_have_count(1)  # more of one that never came
+    page.evaluate("list.ask()")
+    expect(page.locator("#section-frontier[data-behind]")).to_have_count(0)
 
 
 LINKS = {

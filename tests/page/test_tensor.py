@@ -20,6 +20,7 @@ from tests.page.acts import (
     click,
     drawn,
     drop,
+    leave_panel,
     load_file,
     look_at,
     open_page,
@@ -109,8 +110,8 @@ MOVED = """window.moved = []; new PerformanceObserver(list => { for (const e of 
 
 def test_two_tensors_and_a_bad_file(page: Page, url: str, tmp_path: Path) -> None:
     """Two tensors in a file: the first matrix is shown, and Back leads over the choice of the other. From one
-    that cannot be shown, which is said once, the way to another stays. A broken
-    file is one message that moves nothing, and bar, numbers and file box name the same tensor as before."""
+    that cannot be shown, which is said once, the way to another stays. A broken file is one message that
+    moves nothing, and bar, numbers and file box name the same tensor as before."""
     first = np.random.default_rng(0).standard_normal((32, 64))
     np.savez(tmp_path / "mine.npz", first=first, second=np.ones((8, 8)), hole=np.full((8, 8), np.nan))
     (tmp_path / "bad.npy").write_bytes(b"nonsense")
@@ -139,6 +140,7 @@ def test_two_tensors_and_a_bad_file(page: Page, url: str, tmp_path: Path) -> Non
     page.locator("#panel-tensor [data-of=tensor]:visible").fill("second")
     page.keyboard.press("Enter")
     expect(shown).to_contain_text("second · 8×8")
+    leave_panel(page)
     at_rest(page)
     page.evaluate(MOVED)
     load_file(page, tmp_path / "bad.npy")

@@ -38,7 +38,7 @@ from starlette.testclient import TestClient
 
 from app import api, limits
 from app.parts.refusals import refusal_words
-from app.serving import connections, guard, listeners, sessions, uploads, visitors, waiting
+from app.serving import connections, guard, listeners, sessions, uploads, visitors, waiting, work
 from app.serving.headers import HEADERS, MadeOnce
 from app.serving.values import CheckedBlocks
 from app.serving.work import LeftError, check_of_this_run, while_heard
@@ -664,6 +664,22 @@ def test_a_run_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.HOSTED, run_seconds=-1))
     with pytest.raises(StoppedError, match="time limit"), stoppable(check_of_this_run()):
         checkpoint()
+
+
+def test_what_gives_way_to_views_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what a crowded page computes for a large tensor never ends: each run would begin anew."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    quiet = SimpleNamespace(wait=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(work, "time", clock)
+    monkeypatch.setattr(work, "_NO_VIEW", quiet)
+    check, spent = check_of_this_run(work.FILLING), 0.0
+    with pytest.raises(StoppedError, match="time limit"):
+        while spent < 2 * limits.current().run_seconds:
+            check()
+            now[0] += 10
+            spent += 10
+    assert spent == limits.current().run_seconds + 10
 
 
 def test_one_request_has_few_schemes() -> None:

@@ -21,7 +21,7 @@ from app.parts.section import RECORD, NotComputedError, Section, Shown
 from app.sections.all_schemes import all_schemes_table
 from app.sections.bar import tensor_name
 from app.serving.work import FILLING
-from app.state.analyses import Pairs, analyses_of, analysing, at_hand, output_sqnr
+from app.state.analyses import Pairs, analyses_of, analysing, at_hand, each, keep_at_hand, output_sqnr
 from app.state.estimates import Estimated, estimated
 from app.state.known import keep_analyses, keep_whole, known_rows
 from app.state.layers import codes_words
@@ -244,8 +244,7 @@ def fill(query: Query) -> Iterator[Shown]:
     failed = visit().failed
     failed.clear()
     try:
-        for said in analysing(chosen):
-            yield {"status": html.status(said)}
+        _, pairs = yield from each(analysing(chosen), lambda said: {"status": html.status(said)})
     except (ValueError, OSError) as error:
         failed[tensor_key(chosen), chosen.schemes] = words_of(error)
         yield {"tick": COMPLETE}
@@ -253,6 +252,7 @@ def fill(query: Query) -> Iterator[Shown]:
     looked = 0.0
     for done, total in filling(chosen):
         checkpoint()
+        keep_at_hand(chosen, pairs)
         if time.monotonic() - looked > LOOKED_EVERY_S:
             yield {"status": html.status(f"{done} of {total} schemes"), "tick": _tick_of(chosen)}
             looked = time.monotonic()

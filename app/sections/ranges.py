@@ -51,7 +51,7 @@ def run(query: Query) -> Iterator[Shown]:
     for point in locked_steps(share_curve(x, scheme)):
         found[1].append(point)
         yield {"status": html.status(f"{100 * point[0]:.0f} % of min-max …")}
-    _RANGES.get(_key(chosen), lambda: found)
+    _RANGES.keep(_key(chosen), found)
     yield {**view(query), "status": ""}
 
 

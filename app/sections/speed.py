@@ -306,7 +306,7 @@ def _errors(query: Query) -> Iterator[Shown]:
             errors |= output_errors(x, w, [gemm])
     if not errors:
         raise ValueError("none of these products can take this tensor: their blocks do not fit it")
-    _ERRORS.get(_errors_key(query, place), lambda: errors)
+    _ERRORS.keep(_errors_key(query, place), errors)
     yield {"status": "", **errors_view(query)}
 
 

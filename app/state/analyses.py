@@ -94,6 +94,14 @@ def at_hand(chosen: Selection) -> bool:
     return False
 
 
+def keep_at_hand(chosen: Selection, pairs: Pairs) -> None:
+    """Make what ``analyses_of`` found the newest in the caches, while the rest of what is seen is computed:
+    on a crowded page others' tensors push it out."""
+    matrix_of(chosen)
+    for recipe, analysis in pairs:
+        _ANALYSES.keep(_key(chosen, recipe), analysis)
+
+
 def sides_of(pairs: Sequence[tuple[Recipe, Analysis]]) -> list[Side]:
     """The analyses as figures take them, by their recipes' labels."""
     return [Side(recipe.label, analysis) for recipe, analysis in pairs]
@@ -208,8 +216,7 @@ def reported(
 
 def keep_layer(chosen: Selection, recipe: Recipe, layer: QuantizedLayer) -> None:
     """Cache the result of ``recipe`` for the selected layer, so that it is not computed again."""
-    layer = dataclasses.replace(layer, snapshots=None)
-    _LAYERS.get(_key(chosen, recipe), lambda: layer)
+    _LAYERS.keep(_key(chosen, recipe), dataclasses.replace(layer, snapshots=None))
 
 
 def output_sqnr(chosen: Selection, pairs: Sequence[tuple[Recipe, Analysis]]) -> list[float]:

@@ -49,9 +49,9 @@ def _whole_row(chosen: Selection, row: ComparisonRow) -> ComparisonRow:
 
 def keep_whole(chosen: Selection, text: str, report: Report, errors: Errors | None = None) -> None:
     """Keep the report of the recipe ``text`` on all of the selected tensor, and its errors."""
-    _WHOLE.get(_key(chosen, text), lambda: report)
+    _WHOLE.keep(_key(chosen, text), report)
     if errors is not None:
-        _ERRORS.get(_key(chosen, text), lambda: errors)
+        _ERRORS.keep(_key(chosen, text), errors)
 
 
 def keep_analyses(chosen: Selection, pairs: Pairs) -> None:
@@ -78,7 +78,7 @@ def refuse(chosen: Selection, text: str, error: Exception) -> None:
         why = (isinstance(error, OSError) and error.strerror) or str(error)
         visit().failed[tensor_key(chosen), (text,)] = why
         return
-    _REFUSED.get(_key(chosen, text), lambda: str(error))
+    _REFUSED.keep(_key(chosen, text), str(error))
 
 
 def refused(chosen: Selection, text: str) -> str:

@@ -74,6 +74,10 @@ class Memo(Generic[Value]):
                 self._used -= freed
         return value
 
+    def keep(self, key: Hashable, value: Value) -> None:
+        """Make ``value`` the newest, or the one that is there under ``key``."""
+        self.get(key, lambda: value)
+
     def peek(self, key: Hashable) -> Value | None:
         """The value under ``key``, None if it is not there."""
         with self._lock:

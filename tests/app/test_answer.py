@@ -21,11 +21,12 @@ from app.parts import html
 from app.sections import answer, bar
 from app.serving import work
 from app.serving.sessions import CurrentRequest, answering
-from app.state import analyses, known, rows
+from app.state import analyses, known, rows, selection
 from app.state.analyses import analyses_of
+from app.state.memo import Memo
 from app.state.record import Record, goal_now, next_record
 from app.state.selection import Selection, matrix_of
-from explorer import SCHEMES
+from explorer import SCHEMES, compare_schemes
 from explorer.analysis.schemes import ComparisonRow
 from explorer.progress import checkpoint
 from explorer.schemes import Scheme
@@ -191,6 +192,28 @@ def test_the_frontier_is_kept_for_its_tensor(tmp_path: Path, monkeypatch: pytest
     assert f"{len(SCHEMES) + 1} schemes" in late["of-rows"], "the caption counts what the figure has"
     for slots in (late, shown(**own_file, second="nvfp4")):
         assert {"A", "B"} <= {trace.get("name") for trace in traces(slots["frontier"])}
+
+
+def test_what_is_seen_is_at_hand_when_its_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a crowded page others' tensors push it out meanwhile: the view would wait for run after run."""
+    path = tmp_path / "own.npy"
+    np.save(path, np.random.default_rng(0).standard_normal((1056, 1024), np.float32))
+    query = query_of(source="file", file=str(path), file_tensor="own", shortlist="int8_row")
+    chosen = query.record
+    caches = ((selection, "_MATRICES"), (analyses, "_ANALYSES"))
+    for module, name in caches:
+        monkeypatch.setattr(module, name, Memo[Any](1 << 24))
+
+    def crowded(x: Any, _: object) -> Iterator[ComparisonRow]:
+        assert analyses.at_hand(chosen)
+        for module, name in caches:
+            getattr(module, name).keep("another's", np.zeros(1 << 24, np.uint8))
+            assert not analyses.at_hand(chosen)
+        yield from compare_schemes(x[:64], [SCHEMES["int8_row"]])
+
+    monkeypatch.setattr(rows, "survey", crowded)
+    ran(answer.fill(query))
+    assert analyses.at_hand(chosen)
 
 
 GOAL_ACTS: list[tuple[dict[str, str], str, tuple[str, ...]]] = [

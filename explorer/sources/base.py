@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from explorer.progress import Progress
+from explorer.progress import Progress, checkpoint
 from explorer.sources.matrix import Matrix, as_matrix, matrix_shape, to_float32
 from explorer.sources.source_limits import SourceLimits
 from explorer.words import plain
@@ -231,6 +231,7 @@ def check_claims(infos: Sequence[TensorInfo], origin: str, limits: SourceLimits)
     if len(infos) > limits.tensors:
         raise SourceError(f"{origin} lists {len(infos):,} tensors; accepted are up to {limits.tensors:,}")
     for info in infos:
+        checkpoint()
         if len(info.name) > LONGEST_NAME or not info.name.isprintable():
             raise SourceError(
                 f"{origin} holds a tensor called {info.name[:40]!a}; accepted are printable names of "

@@ -54,6 +54,10 @@ _CODES_END = re.compile(
     r"(^|[._]_?)(weight|qweight|weight_packed|packed|qdata|data|codes|blocks|int[48]?|fp8|w_q|q|B)$",
     re.IGNORECASE,
 )
+_SMALL = 1 << 14
+"""Largest accepted number of bytes of a tensor that describes a weight: a shape, or some words of JSON."""
+_MOST_WORDS = 16
+"""Number of last words of a scale's own name, at each of which the name of its layer may end."""
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Exceptions that the entries and numbers of a damaged layer raise."""
 ReadRows = Callable[[TensorInfo, int | None, Progress | None], Tensor]
@@ -140,10 +144,14 @@ class CodedSource(TensorSource):
         settings = stated if isinstance(stated, Mapping) else {}
         absent = (TensorInfo(name, (), "not in the files") for name in self.promised() if name not in raw)
         every = (*absent, *raw.values())
-        scales = {base: info for info in every for base in _bases(info.name)}
-        changes = {base: info for info in every for base in _bases(info.name, _CHANGES)}
+        scales, changes = dict[str, TensorInfo](), dict[str, TensorInfo]()
+        for info in every:
+            checkpoint()
+            scales |= dict.fromkeys(_bases(info.name), info)
+            changes |= dict.fromkeys(_bases(info.name, _CHANGES), info)
         coded, shown = {}, dict[str, TensorInfo | None](raw)
         for info in raw.values():
+            checkpoint()
             weight = self._weight(info, raw, changes, settings) or _unknown(info, scales, settings)
             if weight is not None:
                 if weight.form:
@@ -180,7 +188,7 @@ class CodedSource(TensorSource):
                 if form is None or at != main:
                     continue
                 name = (base + form.weight)[1:]
-                if name in raw.keys() - {info.name}:
+                if name != info.name and name in raw:
                     continue
                 parts = {end: part for end, part in beside.items() if end in (main, *form.others)}
                 layer = CodedLayer(parts, settings, main)
@@ -191,7 +199,7 @@ class CodedSource(TensorSource):
                 scales = (".weight_scale", ".weight_scale_inv", ".scale")
                 if more or sum(end in parts for end in scales) > 1:
                     raise ValueError(f"beside {', '.join(parts)} there are {', '.join(more) or 'two scales'}")
-                shape = tuple(form.shape(layer, lambda part: self.read_stored(part, None, None)))
+                shape = tuple(form.shape(layer, self._read_small))
                 bits = 8 * sum(map(bytes_of, parts.values())) / max(math.prod(shape), 1)
                 return CodedWeight(
                     TensorInfo(name, shape, f"{form.label(layer)} · {bits:.7g} bits"), layer, form
@@ -202,6 +210,12 @@ class CodedSource(TensorSource):
                 layer = CodedLayer({main: info, **beside}, settings, main)
                 return CodedWeight(replace(info, name=name), layer, form, problem)
         return None
+
+    def _read_small(self, info: TensorInfo) -> Tensor:
+        """Read a tensor that describes a weight, to list it."""
+        if bytes_of(info) > _SMALL:
+            raise ValueError(f"{info.name} has {bytes_of(info):,} bytes; accepted are up to {_SMALL:,}")
+        return self.read_stored(info, None, None)
 
     def info(self, name: str | None = None) -> TensorInfo:
         weight = self.coded((name or "").removesuffix(STORED))
@@ -323,8 +337,8 @@ def _bases(name: str, holding: re.Pattern[str] = _SCALES) -> Iterator[str]:
         yield name.partition(".")[2]
     if found is None:
         return
-    for place in range(first, found.start() + 1):
-        if name[place] in "._":
-            yield name[:place].rstrip("._")
+    places = [place for place in range(first, found.start() + 1) if name[place] in "._"]
+    for place in places[-_MOST_WORDS:]:
+        yield name[:place].rstrip("._")
     if not name[: found.start()].rstrip("._"):
         yield ""

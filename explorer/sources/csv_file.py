@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from explorer.words import plain
 
 ROWS_AT_ONCE = 4096
 """Number of rows parsed between two checks for a request to stop."""
+_AT_ONCE = 4 << 20
+"""As many characters of them, and of the longest line that is accepted."""
 
 
 def open_csv(path: Path, origin: str, limits: SourceLimits) -> TensorSource:
@@ -29,7 +32,7 @@ def open_csv(path: Path, origin: str, limits: SourceLimits) -> TensorSource:
             "save larger ones as .npy or .safetensors"
         )
     text = io.StringIO(file.read(0, file.size).decode("utf-8-sig", errors="replace"), newline=None)
-    lines = (line for line in text if line.strip())
+    lines = _lines(text, origin)
     first = next(lines, None)
     if first is None:
         raise SourceError(f"{origin} is empty")
@@ -37,7 +40,7 @@ def open_csv(path: Path, origin: str, limits: SourceLimits) -> TensorSource:
     rows = itertools.chain([first], lines) if all(map(_is_number, first.split(delimiter))) else lines
     parts: list[np.ndarray] = []
     before = 0
-    while some := list(itertools.islice(rows, ROWS_AT_ONCE)):
+    for some in _together(rows):
         checkpoint()
         try:
             with warnings.catch_warnings():
@@ -55,6 +58,32 @@ def open_csv(path: Path, origin: str, limits: SourceLimits) -> TensorSource:
         before += len(some)
     values = np.concatenate(parts) if parts else np.empty((0, 0))
     return InMemory(origin, plain(path.stem), torch.from_numpy(values))
+
+
+def _lines(text: Iterable[str], origin: str) -> Iterator[str]:
+    """The lines that are not blank."""
+    for number, line in enumerate(text):
+        if number % ROWS_AT_ONCE == 0:
+            checkpoint()
+        if len(line) > _AT_ONCE:
+            raise SourceError(
+                f"{origin} has a line of more than {_AT_ONCE:,} characters; save the table as .npy"
+            )
+        if line.strip():
+            yield line
+
+
+def _together(rows: Iterable[str]) -> Iterator[list[str]]:
+    """Rows in lists, each of ``ROWS_AT_ONCE`` or up to the row that makes ``_AT_ONCE`` characters full."""
+    some, size = list[str](), 0
+    for row in rows:
+        some.append(row)
+        size += len(row)
+        if len(some) == ROWS_AT_ONCE or size >= _AT_ONCE:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _fault(rows: list[str], delimiter: str, before: int, columns: int) -> str:

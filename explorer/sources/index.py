@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from explorer.progress import checkpoint
 from explorer.sources.base import SourceError, TensorInfo
 from explorer.sources.coded import CodedSource
 from explorer.sources.safetensors_header import parse_json
@@ -65,7 +66,10 @@ def weight_map(index: bytes | bytearray, origin: str, limits: SourceLimits) -> d
     weights = parsed.get("weight_map") if isinstance(parsed, dict) else None
     if not isinstance(weights, dict) or not weights:
         raise SourceError(f"{origin} is not a valid index")
+    if len(weights) > limits.tensors:
+        raise SourceError(f"{origin} lists {len(weights):,} tensors; accepted are up to {limits.tensors:,}")
     for name in weights.values():
+        checkpoint()
         if not is_plain_name(name):
             raise SourceError(f"{origin} names {ascii(name)[:100]}, which is not a plain file name")
     return weights

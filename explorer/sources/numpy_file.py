@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explorer.progress import Progress
+from explorer.progress import Progress, checkpoint
 from explorer.sources.base import (
+    MOST_AXES,
     Pieces,
     SourceError,
     TensorInfo,
@@ -40,8 +41,9 @@ from explorer.words import plain
 
 _PREFIX = 12
 """Largest number of bytes of a file's magic, version and header length."""
-_LONGEST_HEADER = 10_000
-"""Largest accepted header in bytes: NumPy's limit for untrusted files."""
+_LONGEST_HEADER = 2048
+"""Largest accepted header in bytes: one of ``MOST_AXES`` axes of 20 digits has fewer. Python's parser takes
+about 1 µs a byte, and an archive has a header for each member."""
 _PIECE = 4 << 20
 _VERSIONS = ((1, 0), (2, 0), (3, 0))
 _ACCEPTED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -134,7 +136,8 @@ class NpzFile(CodedSource):
 def _read_header(file: IO[bytes], origin: str, size: int) -> _Header:
     """Read the header of an .npy stream of ``size`` bytes."""
     # NumPy reads a header of any claimed length before it checks the length.
-    start = io.BytesIO(file.read(_PREFIX + _LONGEST_HEADER))
+    checkpoint()
+    start = io.BytesIO(raw := file.read(_PREFIX + _LONGEST_HEADER))
     with refused(f"{origin} has no valid .npy header"):
         version = np.lib.format.read_magic(start)
         if version not in _VERSIONS:
@@ -142,6 +145,14 @@ def _read_header(file: IO[bytes], origin: str, size: int) -> _Header:
             raise SourceError(
                 f"{origin} is an .npy file of version {version[0]}.{version[1]}; accepted are {accepted}"
             )
+        longest = start.tell() + (2 if version == (1, 0) else 4)
+        length = int.from_bytes(raw[start.tell() : longest], "little")
+        if length > _LONGEST_HEADER:
+            raise SourceError(
+                f"{origin} has a header of {length:,} bytes; accepted are up to {_LONGEST_HEADER:,}"
+            )
+        if raw.count(b",", 0, longest + length) > MOST_AXES + 3:
+            raise SourceError(f"{origin} has a header of more than {MOST_AXES} axes or fields")
         parse = (
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         )
@@ -200,7 +211,9 @@ def _first_of_columns(file: IO[bytes], header: _Header, rows: int, progress: Pro
     for first in range(0, columns, together):
         count = min(together, columns - first)
         piece = _take(file, (count - 1) * column + head, None)
-        file.seek(column - head, io.SEEK_CUR)
+        for place in range(0, column - head, _PIECE):  # a compressed member is inflated
+            checkpoint()
+            file.seek(min(_PIECE, column - head - place), io.SEEK_CUR)
         kept += np.ndarray((count, head), np.uint8, piece, strides=(column, 1)).tobytes()
         if progress is not None:
             progress(first + count, columns)
@@ -215,6 +228,7 @@ def _take(file: IO[bytes], size: int, progress: Progress | None) -> bytearray:
         if not piece:
             raise SourceError(f"cut short: {len(data):,} of {size:,} bytes")
         data += piece
+        checkpoint()
         if progress is not None:
             progress(len(data), size)
     return data

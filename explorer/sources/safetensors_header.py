@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from explorer.progress import checkpoint
 from explorer.sources.base import MOST_AXES, SourceError, TensorInfo, check_claims
 from explorer.sources.source_limits import SourceLimits
 from explorer.words import plain
@@ -97,6 +98,7 @@ def parse_json(raw: bytes | bytearray, origin: str, what: str, limits: SourceLim
         raise SourceError(f"{origin} has no valid {what}: more parts than {limits.tensors:,} tensors have")
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        checkpoint()
         found = dict(pairs)
         if len(found) < len(pairs):
             twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -141,6 +143,7 @@ def entries(
 def _entry(name: str, claim: Any, offset: int, data_bytes: int | None, origin: str) -> Entry:
     """Parse one entry, and check that its span, relative to the header's end, agrees with its shape and
     dtype."""
+    checkpoint()
     shown = plain(name, 80)
     try:
         start, stop = claim["data_offsets"]

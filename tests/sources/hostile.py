@@ -329,9 +329,9 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "bomb.png": lambda: png(1 << 12, 1 << 12, bytes(1 << 24)),
     "no-width.png": lambda: png(0, 4, b""),
     "text-bomb.png": lambda: png(
-        4, 4, bytes(20), more=_chunk(b"zTXt", b"x\0\0" + zlib.compress(bytes(1 << 26)))
+        4, 4, bytes(20), more=chunk(b"zTXt", b"x\0\0" + zlib.compress(bytes(1 << 26)))
     ),
-    "exif.png": lambda: png(4, 4, bytes(20), more=_chunk(b"eXIf", b"MM\0*\xff\xff\xff\xff")),
+    "exif.png": lambda: png(4, 4, bytes(20), more=chunk(b"eXIf", b"MM\0*\xff\xff\xff\xff")),
     "not-one.jpg": lambda: b"\xff\xd8\xff" + bytes(999),
 }  # fmt: skip
 
@@ -340,12 +340,31 @@ def png(width: int, height: int, rows: bytes, colours: int = 0, more: bytes = b"
     """A PNG of 8 bits a channel whose header claims a size; ``rows`` begin with the number of a filter each,
     ``colours`` is the type of the header: 0 grey, 6 RGBA. ``more``: chunks before the pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, colours, 0, 0, 0)
-    parts = _chunk(b"IHDR", header), more, _chunk(b"IDAT", zlib.compress(rows)), _chunk(b"IEND", b"")
+    parts = chunk(b"IHDR", header), more, chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
+def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def scans(width: int, height: int, count: int) -> bytes:
+    """A progressive grey JPEG of ``count`` scans, all but the first of blocks that have ended: each goes
+    through the picture, and has a few bytes."""
+
+    def segment(marker: int, content: bytes) -> bytes:
+        return struct.pack(">BBH", 255, marker, len(content) + 2) + content
+
+    blocks = -(-width // 8) * -(-height // 8)
+    bits = ("0" + "1" * 14) * -(-blocks // 32767)  # "0": the end of 16,384 blocks and as many more as follow
+    bits += "1" * (-len(bits) % 8)
+    ended = int(bits, 2).to_bytes(len(bits) // 8).replace(b"\xff", b"\xff\0")
+    parts = [segment(0xDB, b"\0" + b"\1" * 64)]
+    parts += [segment(0xC2, struct.pack(">BHHB", 8, height, width, 1) + b"\1\x11\0")]
+    parts += [segment(0xC4, bytes([at, 1, *[0] * 15, symbol])) for at, symbol in ((0, 0), (16, 0xE0))]
+    parts += [segment(0xDA, b"\1\1\0\0\0\0") + bytes(-(-blocks // 8))]
+    parts += [segment(0xDA, b"\1\1\0\1\x3f\0") + ended] * (count - 1)
+    return b"\xff\xd8" + b"".join(parts) + b"\xff\xd9"
 
 
 def _same_names() -> bytes:

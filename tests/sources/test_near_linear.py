@@ -1,0 +1,161 @@
+"""Small files of many parts: work that can be stopped between them, and grows as they do.
+
+If these fail, one visitor's file of a few megabytes holds a core long after the page's time limit. What is
+counted is checkpoints and operations, never time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from explorer import SourceError, open_source
+from explorer.progress import StoppedError, stoppable
+from explorer.sources.base import TensorInfo
+from explorer.sources.coded import CodedSource
+from explorer.sources.source_limits import HOSTED
+from tests.sources.hostile import array_header, chunk, entry, npy, png, safetensors, scans, zipped
+
+LIMITS = dataclasses.replace(HOSTED, folders=True)
+EMPTY = chunk(b"prVt", b"")
+
+
+def plain_jpeg() -> bytes:
+    out = io.BytesIO()
+    Image.new("L", (8, 8)).save(out, "JPEG")
+    return out.getvalue()
+
+
+def markers(count: int) -> bytes:
+    """A picture with ``count`` comments before it."""
+    return b"\xff\xd8" + b"\xff\xfe\0\2" * count + plain_jpeg()[2:]
+
+
+def layers_of_gptq(count: int) -> dict[str, object]:
+    """A header of ``count`` layers, with their bytes in order."""
+    parts = {"qweight": ("I32", (1, 8), 32), "scales": ("F16", (1, 8), 16), "qzeros": ("I32", (1, 1), 4)}
+    found, at = dict[str, object](), 0
+    for layer in range(count):
+        for end, (dtype, shape, size) in parts.items():
+            found[f"l{layer}.{end}"] = entry(list(shape), at, at + size, dtype)
+            at += size
+    return found
+
+
+MANY: dict[str, tuple[Callable[[], bytes], int]] = {
+    "scans.jpg": (lambda: scans(64, 64, 90), 90),
+    "markers.jpg": (lambda: markers(3000), 3000),
+    "chunks.png": (lambda: png(1, 1, bytes(2), more=EMPTY * 3000), 3000),
+    "members.npz": (lambda: zipped({f"{i}.npy": npy(array_header((1,)), bytes(4)) for i in range(500)}), 500),
+    "gptq.safetensors": (lambda: safetensors(layers_of_gptq(300), bytes(52 * 300)), 900),
+    "lines.csv": (lambda: b"\n" * 200_000 + b"1\n", 40),
+    "long-lines.csv": (lambda: (b"1," * 9999 + b"1\n") * 1000, 5),
+}
+"""Name -> the file's bytes, and the number of checkpoints that opening it passes at least."""
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_opening_a_file_of_many_parts_can_be_stopped_between_them(name: str, tmp_path: Path) -> None:
+    """At the last of these checkpoints too, with no other error in its place."""
+    path, (make, least), passed = tmp_path / name, MANY[name], list[None]()
+    path.write_bytes(make())
+
+    def count() -> None:
+        passed.append(None)
+        if len(passed) == least:
+            raise StoppedError("stopped")
+
+    with stoppable(count), pytest.raises(StoppedError, match="stopped"):
+        open_source(str(path), limits=LIMITS)
+
+
+REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
+    "scans.jpg": (lambda: scans(64, 64, 101), "more than 100 scans"),
+    "markers.jpg": (lambda: markers(200_001), "more than 200,000 parts"),
+    "chunks.png": (lambda: png(1, 1, bytes(2), more=EMPTY * 200_001), "more than 200,000 parts"),
+    "axes.npy": (lambda: npy(array_header((1,) * 100), bytes(4)), "more than 64 axes"),
+    "header.npy": (lambda: npy(array_header((4,)) + " " * 3000, bytes(16)), "a header of 3,0"),
+    "columns.csv": (lambda: b"1," * (2 << 20) + b"1\n", "a line of more than"),
+    "state.safetensors": (
+        lambda: safetensors({
+            "l.weight": entry([8, 1], 0, 8, "U8"), "l.weight.absmax": entry([1], 8, 12),
+            "l.weight.quant_map": entry([16], 12, 76),
+            "l.weight.quant_state.bitsandbytes__nf4": entry([70_000], 76, 70_076, "U8"),
+        }, bytes(70_076)),
+        "has 70,000 bytes; accepted",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_more_parts_than_such_a_file_has_are_refused(name: str, tmp_path: Path) -> None:
+    path, (make, words) = tmp_path / name, REFUSED[name]
+    path.write_bytes(make())
+    with pytest.raises(SourceError, match=words):
+        source = open_source(str(path), limits=LIMITS)
+        source.matrix(source.infos[0].name)
+
+
+def test_an_orientation_among_long_values_is_found(tmp_path: Path) -> None:
+    """Only the entry of the orientation is read, of a directory of thousands that are as long as it all."""
+    path, entries = tmp_path / "x.jpg", 4000
+    fields = [struct.pack(">HHII", 0x9000 + i, 1, 60_000, 8) for i in range(entries)]
+    fields.insert(7, struct.pack(">HHIHH", 0x0112, 3, 1, 6, 0))
+    exif = b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">H", len(fields)) + b"".join(fields) + bytes(12_000)
+    out = io.BytesIO()
+    Image.new("L", (16, 8)).save(out, "JPEG")
+    path.write_bytes(b"\xff\xd8\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + out.getvalue()[2:])
+    read = list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("PIL.TiffImagePlugin.ImageFileDirectory_v2.load", lambda *_: read.append(1))
+        assert open_source(str(path)).infos[0].shape == (16, 8)
+    assert not read
+
+
+class InMind(CodedSource):
+    """Tensors of a header without a file."""
+
+    def __init__(self, header: dict[str, object]) -> None:
+        self.origin = "x"
+        listed = json.loads(json.dumps(header)).items()
+        self.stored = tuple(TensorInfo(n, tuple(e["shape"]), e["dtype"]) for n, e in listed)
+
+    def read_stored(self, info: TensorInfo, rows: int | None, progress: object) -> Tensor:
+        return torch.zeros(info.shape)
+
+
+class Seen(dict[str, TensorInfo]):
+    """Tensors by name, which cannot be gone through."""
+
+    def gone_through(self) -> NoReturn:
+        raise AssertionError("gone through all names")
+
+    keys = values = items = __iter__ = gone_through  # type: ignore[assignment]
+
+
+def test_the_names_of_a_file_are_not_gone_through_for_each_layer() -> None:
+    """Twice the layers would take four times the work."""
+    source = InMind(layers_of_gptq(2))
+    weight = source._weight(source.stored[0], Seen({info.name: info for info in source.stored}), {}, {})
+    assert weight is not None and weight.info.name == "l0.weight" and not weight.problem
+
+
+def test_a_name_of_many_words_stands_for_few_layers() -> None:
+    """Each beginning of a scale's name may be the layer's; a name of a thousand characters has hundreds."""
+    names = [f"{i}" + "_a" * 490 + "_scale" for i in range(20)]
+    source = InMind({"w": entry([1], 0, 1, "I8")} | {name: entry([1], 0, 4) for name in names})
+    with pytest.MonkeyPatch.context() as patch:
+        bases = list[str]()
+        patch.setattr("explorer.sources.coded._unknown", lambda info, scales, _: bases.extend(scales))
+        source.find_codes()
+    assert 0 < len(set(bases)) <= 20 * 16

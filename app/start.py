@@ -42,9 +42,6 @@ from explorer.gpu.runtime import arch_of, compile_all
 from explorer.recordings.files import leave_out_damaged
 from explorer.schemes import Scheme
 
-NOTES_A_SECOND = 50
-"""Lines of the page's own log a second, beside warnings."""
-
 
 def serve(port: int, file: Path | None = None, open_browser: bool = False) -> None:
     """Build the page and serve it on ``port`` until interrupted. ``file`` is a tensor file that the printed
@@ -73,7 +70,7 @@ def serve(port: int, file: Path | None = None, open_browser: bool = False) -> No
     internals.check(page)
     page.launch(**launch_options(port), prevent_thread_lock=True)
     connections.watch(page.server)
-    logging.getLogger("explorer").addFilter(connections.FewPerSecond(NOTES_A_SECOND, ("",), logging.INFO))
+    connections.limit_log()
     _announce(page, f"http://localhost:{port}{query}", open_browser)
     wait(page)
 

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LEVELS = [
     {
+        "explorer.cached",
         "explorer.error_sums",
         "explorer.export.files",
         "explorer.paths",

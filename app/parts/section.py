@@ -181,7 +181,7 @@ class Section:
 
         def run(event: gr.EventData) -> Iterator[str]:
             asked = event._data if isinstance(event._data, dict) else {}
-            function, number = self.runs.get(str(asked.get("run"))), asked.get("number")
+            function, number = self.runs.get(str(asked.get("run"))), str(asked.get("number"))[:20]
             if function is None:
                 raise gr.Error(f"a run is one of {', '.join(self.runs)}", print_exception=False)
             for said in _steps(f"{self.name}.{asked['run']}", function, asked.get("query"), self.controls):
@@ -237,6 +237,7 @@ def _object(text: str) -> dict[str, Any]:
     """The JSON object of what was clicked; ``ValueError`` for anything else."""
     try:
         found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()  # half a character is none in any answer
     except (ValueError, RecursionError) as error:
         raise ValueError("what was clicked is a JSON object") from error
     if not isinstance(found, dict):

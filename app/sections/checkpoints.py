@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,12 @@ def _about(row: LayerDiff) -> str:
     return f"{row.name}, {shape}: {row.kind}, {words.number(row.bits, 4)} bits per weight, {error}.{remark}"
 
 
+def show_weight(query: Query, what: Mapping[str, Any]) -> dict[str, str]:
+    """Show the weight of a point of the figure, which has its name first."""
+    data = what.get("data")
+    return {WEIGHT.key: data[0]} if isinstance(data, list) and data and isinstance(data[0], str) else {}
+
+
 SECTION = Section(
     name="checkpoints",
     title="Two checkpoints",
@@ -186,5 +192,5 @@ SECTION = Section(
     controls=(ONE, OTHER, ORDER, WEIGHT),
     view=view,
     runs={"compare": compare},
-    acts={"point": lambda query, what: {WEIGHT.key: str(what["data"][0])} if what.get("data") else {}},
+    acts={"point": show_weight},
 )

@@ -193,7 +193,7 @@ def shape_of(query: Query) -> tuple[Shape, tuple[int, int] | None]:
 
 def shape_in(text: str) -> Shape:
     """(64, 8192, 8192) of "64x8192x8192", "64×8192×8192" or "64 * 8192 * 8192"; ``ValueError`` for others."""
-    parts = re.split(r"\s*[x×*]\s*", text.strip().lower())
+    parts = [part.strip() for part in re.split("[x×*]", text.lower())]
     numbers = tuple(int(part) for part in parts if re.fullmatch(r"[1-9]\d{0,8}", part))
     if len(parts) != 3 or len(numbers) != 3:
         raise ValueError("M, N and K as in 64x8192x8192, or a number of tokens")

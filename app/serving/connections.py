@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections import Counter, deque
@@ -17,10 +18,15 @@ from typing import Any
 from h11 import LocalProtocolError
 
 from app import limits
+from app.serving.headers import SENT
 from app.serving.visitors import is_private, network_of
 
 HEAD_SECONDS = 20.0
-"""Time in which the head of a request has to arrive, on a new connection or after the last answer."""
+"""Time in which the head of a request has to arrive, on a new connection or after the last answer, and in
+which a client has to take something of an answer."""
+SENT_AHEAD = 1 << 18
+"""Bytes that the system takes for a client that has not read them; it has room for twice as many."""
+LINES_A_SECOND = 50
 EVERY_SECONDS = 1.0
 DESCRIPTORS = 1 << 16
 """Open files and connections that this process asks the system for."""
@@ -32,33 +38,42 @@ BY_STRANGERS = (
 
 
 class FewPerSecond(logging.Filter):
-    """Lets ``most`` lines a second through of those up to ``level`` that begin with one of ``begins``, and
+    """Lets ``most`` lines and one traceback a second through of those that begin with one of ``begins``, and
     none of an answer that cannot be sent, because its client sent bytes after its request that are none."""
 
-    def __init__(self, most: int, begins: tuple[str, ...], level: int = logging.CRITICAL) -> None:
+    def __init__(self, most: int, begins: tuple[str, ...] = ("",)) -> None:
         super().__init__()
-        self._most, self._begins, self._level = most, begins, level
-        self._passed = deque[float](maxlen=most)
+        self._begins = begins
+        self._passed, self._long = deque[float](maxlen=most), deque[float](maxlen=1)
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], LocalProtocolError):
             return False
-        if record.levelno > self._level or not record.getMessage().startswith(self._begins):
+        said, now = record.getMessage(), time.monotonic()
+        if not said.startswith(self._begins):
             return True
-        now = time.monotonic()
-        if len(self._passed) == self._most and now - self._passed[0] < 1:
+        passed = self._long if record.exc_info or "\n" in said else self._passed
+        if len(passed) == passed.maxlen and now - passed[0] < 1:
             return False
-        self._passed.append(now)
+        passed.append(now)
         return True
 
 
+def limit_log() -> None:
+    """Let all that is logged be ``LINES_A_SECOND``, and a traceback, in each second: what a request has a
+    library say, too."""
+    for name in ("", "uvicorn"):  # its messages come to no other handler
+        for handler in logging.getLogger(name).handlers:
+            handler.addFilter(FewPerSecond(LINES_A_SECOND))
+
+
 class Watch:
-    """The connections of a running uvicorn ``server``, with the last request of each silent one and the time
-    from which it is silent."""
+    """The connections of a running uvicorn ``server``: of each whose client has to ask or to read, the last
+    request and how much of its answer was taken, and since when that is so."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
-        self._silent: dict[Any, tuple[Any, float]] = {}
+        self._silent: dict[Any, tuple[tuple[Any, ...], float]] = {}
 
     def look(self, now: float) -> int:
         """End silent and excess connections at a monotonic time; the number ended."""
@@ -66,9 +81,11 @@ class Watch:
         cycles = {one: getattr(one, "cycle", None) for one in open_now}  # a WebSocket has none
         before, self._silent = self._silent, {}
         for one, cycle in cycles.items():
-            if cycle is None or cycle.response_complete:
-                last, since = before.get(one, (cycle, now))
-                self._silent[one] = (cycle, since if last is cycle else now)
+            unsent = _unsent(one)
+            if cycle is None or cycle.response_complete or unsent:
+                state = (cycle, cycle and cycle.scope.get(SENT), unsent)
+                last, since = before.get(one, (state, now))
+                self._silent[one] = (state, since if last == state else now)
         over = {one for one, (_, since) in self._silent.items() if now - since > HEAD_SECONDS}
         most, seen = limits.current().connections, Counter[str]()
         for one in open_now:
@@ -79,6 +96,14 @@ class Watch:
         for one in over:
             one.loop.call_soon_threadsafe(one.transport.abort)
         return len(over)
+
+
+def _unsent(connection: Any) -> int:
+    """Bytes that wait in this process for a connection's client."""
+    try:
+        return int(connection.transport.get_write_buffer_size())
+    except (AttributeError, RuntimeError):  # a WebSocket has none; another thread may change them just now
+        return 0
 
 
 def _from_proxy(address: str) -> bool:
@@ -94,6 +119,8 @@ def watch(server: Any) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < (wanted := min(DESCRIPTORS, hard)):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    for listening in (one for each in getattr(server, "servers", ()) for one in each.sockets):
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SENT_AHEAD)  # its connections inherit that
     for name in ("asyncio", "uvicorn.error"):
         logging.getLogger(name).addFilter(FewPerSecond(1, BY_STRANGERS))
     connections = Watch(server)

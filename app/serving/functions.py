@@ -26,10 +26,13 @@ from gradio.routes import API_PREFIX
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from app import limits
 from app.serving.cores import share_of_cores
 from app.serving.guard import TOO_MANY, TooMuchError
+from app.serving.headers import in_pieces
+from app.serving.listeners import counted
 from app.serving.measure import LOG, measured
 from app.serving.sessions import CurrentRequest, answering
 from app.serving.values import DEFECT, checked_texts, logged
@@ -186,6 +189,23 @@ class Line:
             first.notice()
 
 
+UNSENT = Counter[str]()
+"""By address: bytes of answers that its clients have not taken."""
+
+
+class _Answer(Response):
+    """JSON that is sent as its client takes it, and counts as its ``address``'s until then."""
+
+    def __init__(self, found: bytes, address: str) -> None:
+        super().__init__(found, media_type="application/json")
+        self._address = address
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with counted(UNSENT, self._address, len(self.body)):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await in_pieces(bytes(self.body), send)
+
+
 LINE = Line()
 _latest: dict[tuple[str, int, str], Call] = {}
 """By session, component and function: the call that is answered."""
@@ -200,6 +220,9 @@ async def answer(request: Request) -> Response:
     body = json.loads(await request.body() or b"null")  # the guard has read it
     named = named_by(request.app.get_blocks().blocks, body)
     call = Call(named, address_of(request.scope))
+    if UNSENT[call.address] >= limits.current().answer_bytes:
+        message = "answers to your address wait to be read, as many bytes as one may have"
+        raise TooMuchError(TOO_MANY, f"{message}; {_TOO_BUSY}", "unread", 1)
     if (earlier := _latest.get(named.kind)) is not None:
         earlier.end(OvertakenError("stopped: something else was asked for"))
     _latest[named.kind] = call
@@ -209,7 +232,7 @@ async def answer(request: Request) -> Response:
             with answering(CurrentRequest(named.session, call.check, call.address)):
                 found = await to_thread.run_sync(call.answer, limiter=_THREADS)
                 call.check()  # what met no checkpoint since it was overtaken
-        return Response(found, media_type="application/json")
+        return _Answer(found, call.address)
     except (LeftError, OvertakenError):
         return JSONResponse(None)
     except TooMuchError:

@@ -47,7 +47,7 @@ STREAMS = tuple(
 """How the addresses begin that are answered by streams of events."""
 _streams: Counter[str] = Counter()
 """Open streams, by address."""
-VALUES = 50_000
+VALUES = 10_000
 """Values in a request, and commas in its texts; the page's own have some hundred."""
 DEPTH = 60
 """Levels of lists and objects in a request; the page's own have five."""
@@ -298,7 +298,10 @@ def _checked_form(scope: Scope, receive: Receive, upload: uploads.Upload) -> Rec
     kind, options = parse_options_header(Headers(scope=scope).get("content-type", ""))
     if kind != b"multipart/form-data" or b"boundary" not in options:
         raise TooMuchError(400, "an upload is a form with a file", "body")
-    fields = _Fields(options[b"boundary"])
+    try:
+        fields = _Fields(options[b"boundary"])
+    except ValueError as error:
+        raise TooMuchError(400, f"the form cannot be read: {error}", "body") from error
 
     async def checked() -> Message:
         try:

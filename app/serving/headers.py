@@ -25,6 +25,7 @@ from app.theme import HEAD, LATE_HEAD
 
 NOWHERE = "page.invalid"
 """A host that no address has (RFC 2606)."""
+SENT = "explorer.sent"
 CHUNK = 1 << 16
 """Bytes that are sent at a time."""
 SPACES = " https://huggingface.co https://*.hf.space"
@@ -61,13 +62,15 @@ HEADERS = {
 
 
 class SecurityHeaders:
-    """Adds ``HEADERS`` to every response, and ``policy`` if the response has no policy."""
+    """Adds ``HEADERS`` to every response, and ``policy`` if the response has no policy; counts under ``SENT``
+    in the scope what the client has taken of it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
+            scope[SENT] = scope.get(SENT, 0) + 1
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
@@ -140,10 +143,7 @@ class MadeOnce:
         headers["content-length"] = str(len(body))
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
-        for start in range(0, len(body), CHUNK):  # what a slow client has not read is no copy of the page
-            part, more = body[start : start + CHUNK], start + CHUNK < len(body)
-            await send({"type": "http.response.body", "body": part, "more_body": more})
-            await asyncio.sleep(0)  # a client that has left is noticed: asyncio logs what is sent to it
+        await in_pieces(body, send)
 
     async def _made(self, scope: Scope, query: bytes) -> tuple[int, str]:
         """Status and text of Gradio's answer, asked for under a host that does not exist."""
@@ -161,6 +161,14 @@ class MadeOnce:
         bare: Scope = {"method": "GET", "query_string": query, "headers": headers, "scheme": "http"}
         await self.app({**scope, **bare}, empty, received)
         return status, b"".join(parts).decode()
+
+
+async def in_pieces(body: bytes, send: Send) -> None:
+    """Send the body of a response as its client takes it: what a slow one has not read is no copy of it."""
+    for start in range(0, len(body), CHUNK):
+        part, more = body[start : start + CHUNK], start + CHUNK < len(body)
+        await send({"type": "http.response.body", "body": part, "more_body": more})
+        await asyncio.sleep(0)  # a client that has left is noticed: asyncio logs what is sent to it
 
 
 def _with_head(html: str) -> str:

@@ -79,13 +79,13 @@ def listening(session: str) -> Iterator[Stream]:
 
 
 @contextmanager
-def counted(counter: Counter[str], name: str) -> Iterator[None]:
-    """One more of ``name`` for as long as this lasts; a name that has none is not kept."""
-    counter[name] += 1
+def counted(counter: Counter[str], name: str, by: int = 1) -> Iterator[None]:
+    """So many more of ``name`` for as long as this lasts; a name that has none is not kept."""
+    counter[name] += by
     try:
         yield
     finally:
-        counter[name] -= 1
+        counter[name] -= by
         if not counter[name]:
             del counter[name]
 

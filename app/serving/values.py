@@ -22,8 +22,10 @@ from app.serving.visitors import address_of
 from app.serving.work import while_heard
 
 LOG = logging.getLogger("explorer")
-MOST_LINE = 1 << 16
-"""Characters of a text."""
+MOST_LINE, MOST_TEXT = 1 << 16, 1 << 12
+"""Characters of a text, and of one of an address."""
+LONG = ("what", "prompt", "of_text", "cachetext")
+"""Keys of texts that may be longer."""
 MOST_ITEMS = 1000
 """Entries of one list or object."""
 MOST_KEYS, MOST_KEY = 100, 64
@@ -83,7 +85,7 @@ def checked_texts(given: Any) -> dict[str, str]:
     for key, value in given.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ValueError(f"{shortened(key)} is a text, not {shortened(value)}")
-        check_sizes(shortened(key), value)
+        check_sizes(shortened(key), value, MOST_LINE if key in LONG else MOST_TEXT)
     return dict(given)
 
 
@@ -101,12 +103,12 @@ def check_values(function: Any, values: Sequence[Any]) -> None:
         check_sizes(part.label, value)
 
 
-def check_sizes(name: str, value: Any) -> None:
-    """``ValueError`` for a text, a list or an object that is too long, and a number that no float can be,
-    anywhere in ``value``."""
+def check_sizes(name: str, value: Any, most: int = MOST_LINE) -> None:
+    """``ValueError`` for a text of more than ``most`` characters, a list or an object that is too long, and
+    a number that no float can be, anywhere in ``value``."""
     for part in _parts(value):
-        if isinstance(part, str) and len(part) > MOST_LINE:
-            raise ValueError(f"{name} has {len(part):,} characters; at most {MOST_LINE:,} are taken")
+        if isinstance(part, str) and len(part) > most:
+            raise ValueError(f"{name} has {len(part):,} characters; at most {most:,} are taken")
         if isinstance(part, dict | list) and len(part) > MOST_ITEMS:
             raise ValueError(f"{name} has {len(part):,} entries; at most {MOST_ITEMS:,} are taken")
         if isinstance(part, int) and not -_LARGEST <= part <= _LARGEST:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 
 from app.serving import opened, uploads
@@ -14,6 +13,7 @@ from app.state.record import MOST_LISTED, SEPARATOR, Record
 from app.state.selection import file_source
 from explorer import words
 from explorer.analysis.goals import GOALS, is_goal
+from explorer.cached import cached_property
 from explorer.methods.recipe import Recipe
 from explorer.sources.coded import STORED
 from explorer.sources.samples import SAMPLES

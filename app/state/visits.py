@@ -6,13 +6,13 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from app import limits
 from app.serving.sessions import current_request
 from app.state.memo import size_of
+from explorer.cached import cached_property
 from explorer.checkpoints.diff import Diff
 from explorer.methods.evaluate import Outcome
 from explorer.recordings.files import Recording

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from explorer.analysis.histograms import Histogram
 from explorer.analysis.intervals import EVEN, carrying, factor
 from explorer.analysis.report import Report, measure, own_histogram, sqnr_db
 from explorer.analysis.schemes import ComparisonRow, searches, spans_rows
+from explorer.cached import cached_property
 from explorer.core.quantize import quantize
 from explorer.schemes import Scheme
 

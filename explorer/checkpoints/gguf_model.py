@@ -6,10 +6,10 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from explorer.cached import cached_property
 from explorer.checkpoints.target import needed
 from explorer.progress import checkpoint
 from explorer.sources.base import SourceError, TensorInfo

@@ -6,13 +6,13 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from explorer.cached import cached_property
 from explorer.models.skeleton import TRANSPOSED, LayerPlace, Skeleton, auto_class, config_of, skeleton_of
 from explorer.progress import checkpoint
 from explorer.sources.base import SourceError, TensorInfo

@@ -7,7 +7,6 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from explorer.analysis.cache import CachePlan
+from explorer.cached import cached_property
 from explorer.checkpoints.model import ModelFolder
 from explorer.core.quantize import QuantizedTensor
 from explorer.methods.recipe import Recipe

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from explorer.cached import cached_property
 from explorer.core.blocks import Rectangle, chunks, rectangles, spread
 from explorer.core.flat import unrolled, with_grid, with_rows
 from explorer.formats import IntegerFormat

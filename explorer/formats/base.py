@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from explorer.cached import cached_property
 from explorer.formats.rounding import Rounding, round_to_odd
 from explorer.formats.subnormals import keeps_subnormals
 

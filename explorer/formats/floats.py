@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from explorer.cached import cached_property
 from explorer.formats.base import FEW, BitField, Format
 from explorer.formats.rounding import Rounding, required, round_away, round_stochastic
 

@@ -12,12 +12,13 @@ import math
 import threading
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from explorer.cached import cached_property
 from explorer.gpu import runtime
 from explorer.gpu.config import (
     BLOCKS,

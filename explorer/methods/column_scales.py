@@ -8,10 +8,11 @@ apart, and by schemes that quantize scales or search them.
 from __future__ import annotations
 
 import dataclasses
-from functools import cached_property, partial
+from functools import partial
 
 from torch import Tensor
 
+from explorer.cached import cached_property
 from explorer.core.encode import UnderScales
 from explorer.core.importances import takes_importance
 from explorer.core.quantize import find_ranges, quantize

@@ -13,11 +13,12 @@ import fnmatch
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 
+from explorer.cached import cached_property
 from explorer.methods import RTN, names_in
 from explorer.models.capture import Captured, Model, capture, linear_layers
 from explorer.models.quantize import quantize_by_method

@@ -11,13 +11,14 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from explorer.cached import cached_property
 from explorer.sources.base import SourceError, first_line
 
 MOST_MODULES = 200_000

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from explorer.cached import cached_property
 from explorer.gpu import gemm as kernel
 from explorer.gpu.runtime import Build
 from explorer.products import baselines, layouts

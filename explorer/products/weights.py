@@ -22,6 +22,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from explorer.cached import cached_property
 from explorer.core import ops as operators
 from explorer.core.backend import kernel_capability
 from explorer.core.cuda import quantize_on_device
@@ -63,7 +64,7 @@ class WeightForm(ABC):
     x: Scheme | None
     shape: tuple[int, int]
 
-    @functools.cached_property
+    @cached_property
     def text(self) -> str:
         """The name that ``form_called`` reads."""
         n, k = self.shape
@@ -153,7 +154,7 @@ class _HopperForm(WeightForm):
     def tiles(self) -> Tiles:
         """Layout of W for that kernel."""
 
-    @functools.cached_property
+    @cached_property
     def _launches(self) -> Callable[[int, int, torch.dtype, torch.device], SwapAB]:
         def launch(m: int, row_bytes: int, dtype: torch.dtype, device: torch.device) -> SwapAB:
             return SwapAB(m, self.shape[0], row_bytes, self.tiles, dtype, device, early=True)
@@ -189,7 +190,7 @@ class TilesForm(_HopperForm):
     name = "tiles"
     row_step = 64
 
-    @functools.cached_property
+    @cached_property
     def tiles(self) -> Tiles:
         return layouts.tiles_of(self.w, x_type_of(self.x))
 
@@ -268,20 +269,20 @@ class RowsForm(_HopperForm):
     name = "rows"
     row_step = 128
 
-    @functools.cached_property
+    @cached_property
     def kind(self) -> OperandType:
         return x_type_of(self.x)
 
-    @functools.cached_property
+    @cached_property
     def blocks(self) -> bool:
         """True if the scales are of blocks along K."""
         return self.w.block == (128, 128)
 
-    @functools.cached_property
+    @cached_property
     def tiles(self) -> Tiles:
         return Tiles(self.kind, scales=ScalePlace.BLOCK if self.blocks else ScalePlace.ROW)
 
-    @functools.cached_property
+    @cached_property
     def _is_few(self) -> Callable[[int], bool]:
         """True for a number of tokens for which gemm_swap_ab is the faster kernel."""
         names = {"s8": "int8", "e4m3": "fp8_e4m3_row", "e5m2": "fp8_e5m2_row"}
@@ -293,7 +294,7 @@ class RowsForm(_HopperForm):
 
         return functools.lru_cache(KEPT_SHAPES)(is_few)
 
-    @functools.cached_property
+    @cached_property
     def zero_terms(self) -> bool:
         assert self.x is not None
         return self.x.asymmetric or self.w.asymmetric
@@ -398,7 +399,7 @@ class RegistersForm(WeightForm):
         packed = held[0][:, : packed_row_bytes(self.w.format, self.shape[1])].contiguous()
         return QuantizedTensor(packed, scales, self.w, self.shape)
 
-    @functools.cached_property
+    @cached_property
     def _how(self) -> kernel.Weight:
         return layouts.weight_of(self.w)
 

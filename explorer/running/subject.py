@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
 from pathlib import Path
 
 import torch
 
+from explorer.cached import cached_property
 from explorer.checkpoints.gguf_model import GgufModel, open_gguf
 from explorer.checkpoints.stored import gguf_of
 from explorer.methods.recipe import Recipe

@@ -18,7 +18,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ from explorer.analysis.cache import (
     is_fixed,
     matrix_of,
 )
+from explorer.cached import cached_property
 from explorer.models.capture import LONGEST, Model
 from explorer.models.evaluate import built_in_texts, held_out_texts
 from explorer.models.inputs import fixed_scale, quantized_inputs

@@ -18,11 +18,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from explorer.cached import cached_property
 from explorer.core.quantize import quantize
 from explorer.methods import RTN, apply, label_of, names_in
 from explorer.methods.gptq import same_inputs

@@ -6,11 +6,11 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from explorer.analysis.cache import CachePlan
+from explorer.cached import cached_property
 from explorer.checkpoints.inputs import check_scheme
 from explorer.export.files import replacing
 from explorer.methods.recipe import Recipe

@@ -11,12 +11,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from explorer.cached import cached_property
 from explorer.models.files import Role, itemsize
 from explorer.models.kinds import KINDS
 from explorer.paths import ASSETS

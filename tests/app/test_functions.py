@@ -21,12 +21,15 @@ import gradio as gr
 import httpx
 import pytest
 from gradio.routes import App
+from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 
 from app import limits
 from app.serving import functions
 from app.serving.sessions import CurrentRequest, answering, current_session
+from app.serving.values import MOST_TEXT
 from app.state import visits
+from app.state.query import Query
 from app.state.visits import visit
 from explorer.progress import checkpoint
 from tests.app.servers import served, until
@@ -217,11 +220,60 @@ def test_another_site_calls_no_view(
 
 
 def test_a_view_is_called_with_little(client: TestClient, page: Page) -> None:
-    body = page.body() | {"data": {str(i): "x" * 65_536 for i in range(99)}}
+    body = page.body() | {"data": {str(i): "x" * MOST_TEXT for i in range(99)} | {"what": "x" * 65_536}}
     assert client.post(PATH, json=body).status_code == 200
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, request_bytes=1 << 20))
+        patch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, request_bytes=1 << 18))
         assert client.post(PATH, json=body).status_code == 413
+
+
+def test_what_one_address_leaves_unread_is_little(
+    client: TestClient, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers of megabytes that are never read would fill the memory; others are answered meanwhile."""
+    monkeypatch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, answer_bytes=1 << 25))
+    monkeypatch.setattr(page, "answer", lambda query: {"text": "x" * (1 << 24)})
+    monkeypatch.setattr(functions, "address_of", lambda scope: Headers(scope=scope)["session"])
+    server, port = served(page.app)
+
+    def asked(who: str, session: str) -> tuple[socket.socket, bytes]:
+        body = json.dumps(page.body(session)).encode()
+        mine = socket.create_connection(("127.0.0.1", port), timeout=30)
+        mine.sendall(
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nSession: {who}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        return mine, mine.recv(12)[-3:]
+
+    unread = [asked("greedy", str(number)) for number in range(4)] + [asked("other", "o")]
+    wanted = [b"200", b"200", b"429", b"429", b"200"]  # two have as many bytes as one answer may have
+    assert [status for _, status in unread] == wanted
+    for one, _ in unread:
+        one.close()
+    until(lambda: not functions.UNSENT, lambda: f"still held: {functions.UNSENT}")
+    server.close()
+
+
+def test_one_record_is_made_while_another_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11's cached properties have one lock for all: a slow file of one visitor stops all others."""
+    began, release = threading.Event(), threading.Event()
+
+    def slow(query: Query) -> str | None:
+        began.set()
+        assert query.get("sample") != "held" or release.wait(60)
+        return None
+
+    monkeypatch.setattr(Query, "_file", slow)
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(lambda: Query({"source": "file", "sample": "held"}).record)
+        assert began.wait(60)
+        free = threading.Thread(target=lambda: Query({"source": "file"}).record, daemon=True)
+        free.start()
+        free.join(20)
+        waits = free.is_alive()
+        release.set()
+        assert held.result().source == "builtin" and not waits
 
 
 def test_a_view_has_an_end(client: TestClient, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from app.places import NAMES, PLACES
 from app.sections import answer
 from app.sections.bar import check_place, unknown_keys
 from app.serving.sessions import CurrentRequest, answering
+from app.serving.values import MOST_TEXT
 from app.state.query import NO_FILE, Query, texts_of
 from app.state.record import Record
 from tests.app.acting import query_of, ran, shown
@@ -110,9 +111,14 @@ def test_a_record_and_its_address_are_one() -> None:
 
 def test_a_query_takes_texts_alone() -> None:
     """Values of other kinds come from programs alone."""
-    for given in (None, [], {"a": 1}, {"a": "x" * 70_000}, {str(i): "" for i in range(101)}, {1: "a"}):
+    long = {"shape": f"1{' ' * MOST_TEXT}1"}
+    many = {str(i): "" for i in range(101)}
+    for given in (None, [], {"a": 1}, long, {"what": "x" * 70_000}, many, {1: "a"}):
         with pytest.raises(ValueError, match=r"text|characters"):
             Query(given)
+    for control in (one for place in PLACES for section in place.SECTIONS for one in section.controls):
+        text = "x" * getattr(control, "most", 1)
+        assert Query({control.key: text})[control.key] == text
 
 
 def test_a_link_that_cannot_be_shown_says_why() -> None:

@@ -3,6 +3,8 @@ another choice than the page shows, or a visitor is told the same thing in three
 
 from __future__ import annotations
 
+import itertools
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,9 @@ import gradio as gr
 import pytest
 
 from app.parts.section import Section
+from app.places import PLACES
 from app.sections import bar, budget, checkpoints, methods, ranges, take_away, values
+from app.serving.values import DEFECT
 from app.state import analyses
 from app.state.query import Query
 from explorer import SourceError
@@ -84,6 +88,26 @@ def test_a_scheme_that_is_none_is_refused_in_the_pages_words() -> None:
     )
     for said in (query.problems["scheme"], refused["refused"]):
         assert "'pear'" in said and "in the bar" in said and "explorer schemes" not in said
+
+
+CLICKED = (
+    *(f'{{"{key}": {value}}}'
+      for key in ("data", "to", "value", "path", "figure", "acts", "set", "name", "layer")
+      for value in ("5", "null", "[]", "{}", '{"a": 1}', "[5]", "[[]]", '[{"do": {}}]', '"x"', "1e308")),
+    '{"data": ["\\ud800"]}', '{"value": "\\udfff"}', "{}",
+)  # fmt: skip
+"""What a program may say was clicked."""
+
+
+def test_what_was_clicked_is_no_defect(caplog: pytest.LogCaptureFixture) -> None:
+    """Each is a traceback in the log else, as many as a stranger wants."""
+    sections = [section for place in PLACES for section in place.SECTIONS] + [bar.bar((), PLACE, {})]
+    acting = [(functions_of(section)["act"], section) for section in sections if section.acts]
+    for act, section in acting:
+        for name, what in itertools.product(section.acts, CLICKED):
+            said = act({"act": name, "what": what})
+            assert DEFECT not in str(said) and not caplog.records, (section.name, name, what)
+            assert json.dumps(said, ensure_ascii=False).encode()
 
 
 def test_an_act_changes_its_own_keys_alone() -> None:

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
+from io import StringIO
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -39,14 +40,14 @@ from starlette.testclient import TestClient
 from app import api, limits
 from app.parts.refusals import refusal_words
 from app.serving import connections, guard, listeners, sessions, uploads, visitors, waiting, work
-from app.serving.headers import HEADERS, MadeOnce
+from app.serving.headers import HEADERS, MadeOnce, SecurityHeaders
 from app.serving.values import CheckedBlocks
 from app.serving.work import LeftError, check_of_this_run, while_heard
 from app.state import choices
 from app.state.files import fresh_folder
 from explorer.progress import StoppedError, checkpoint, stoppable
 from tests import loops
-from tests.app.servers import served
+from tests.app.servers import served, until
 
 
 def a_post(path: str, **more: Any) -> Any:
@@ -113,7 +114,7 @@ def test_a_body_has_a_bound(client: TestClient, monkeypatch: pytest.MonkeyPatch,
     body = json.dumps({"data": ["x" * limits.HOSTED.request_bytes], "fn_index": 0, "session_hash": "a"})
     length = {} if claimed else {"content-length": "9"}
     answer = client.post("/gradio_api/queue/join", content=body, headers=length)
-    assert answer.status_code == 413 and "1,048,576" in answer.json()["detail"]
+    assert answer.status_code == 413 and f"{limits.HOSTED.request_bytes:,}" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("claimed", [True, False])
@@ -267,11 +268,19 @@ def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_a_stranger_can_have_logged_is_few_lines_a_second(caplog: pytest.LogCaptureFixture) -> None:
-    """And bytes that are no request, after one that is answered, are no traceback. Warnings all are."""
-    few = connections.FewPerSecond(3, ("a", "b"), logging.INFO)
-    for line, level, passed in (("a1", logging.INFO, 3), ("c", logging.INFO, 9), ("b", logging.ERROR, 9)):
+    """Of any level, a traceback once a second; and bytes that are no request, after one that is answered, are
+    no traceback."""
+    few = connections.FewPerSecond(3, ("a", "b"))
+    for line, level, passed in (("a1", logging.INFO, 3), ("c", logging.INFO, 9), ("b", logging.ERROR, 0)):
         said = [few.filter(logging.makeLogRecord({"msg": line, "levelno": level})) for _ in range(9)]
         assert said == [True] * passed + [False] * (9 - passed)
+    few = connections.FewPerSecond(9)
+    for error in (KeyError("x"), KeyError("y")):
+        defect = {"msg": "d", "levelno": logging.ERROR, "exc_info": (KeyError, error, None)}
+        said = [few.filter(logging.makeLogRecord(defect)) for _ in range(3)]
+        assert said == [error.args == ("x",), False, False]
+    assert few.filter(logging.makeLogRecord({"msg": "a"})), "lines are counted apart"
+    assert not few.filter(logging.makeLogRecord({"msg": "failed: Traceback\n a"})), "one that is a text, too"
     unsent = {"msg": "b", "levelno": logging.ERROR, "exc_info": (None, LocalProtocolError("x"), None)}
     assert not few.filter(logging.makeLogRecord(unsent))
     server, port = served(JSONResponse("ok"))
@@ -284,6 +293,42 @@ def test_what_a_stranger_can_have_logged_is_few_lines_a_second(caplog: pytest.Lo
     server.close()
     assert len([line for line in caplog.messages if "Invalid" in line]) <= 1
     assert not any(record.exc_info for record in caplog.records)
+
+
+def test_every_log_of_the_server_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of libraries, too: python-multipart has a line for each bad byte."""
+    out = StringIO()
+    handlers = {name: logging.StreamHandler(out) for name in ("", "uvicorn")}
+    for name, handler in handlers.items():
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [handler])
+    connections.limit_log()
+    for number in range(500):
+        logging.getLogger("uvicorn.error").error("one %d", number)
+        logging.getLogger("python_multipart.multipart").warning("two %d", number)
+    assert out.getvalue().count("one ") <= 2 * connections.LINES_A_SECOND
+    assert 1 <= out.getvalue().count("two ") <= 2 * connections.LINES_A_SECOND
+
+
+def test_a_client_that_takes_nothing_of_its_answer_is_left() -> None:
+    """One that reads slowly is not."""
+    server, port = served(SecurityHeaders(MadeOnce(HTMLResponse("a" * (1 << 25)))))
+    connections.watch(server)
+    watch, size = connections.Watch(server), 0
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as mine:
+        mine.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        until(lambda: any(one.flow.write_paused for one in server.server_state.connections))
+        (held,) = server.server_state.connections
+        option = held.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        assert option <= 2 * connections.SENT_AHEAD, "which Linux doubles"
+        for now in (0.0, 15.0, 30.0):  # the kernel has room for parts of an answer only once several are read
+            while mine.recv(1 << 16) and (size := size + 1) % 128:
+                pass
+            until(lambda: all(one.flow.write_paused for one in server.server_state.connections))
+            assert watch.look(now) == 0
+        assert watch.look(30 + connections.HEAD_SECONDS - 1) == 0
+        assert watch.look(30 + connections.HEAD_SECONDS + 1) == 1
+        until(lambda: not server.server_state.connections)
+    server.close()
 
 
 def test_values_nested_without_end(client: TestClient) -> None:
@@ -328,6 +373,9 @@ def test_a_request_has_few_values(client: TestClient) -> None:
 
 def test_a_form_is_a_file_and_little_else(client: TestClient) -> None:
     """Gradio keeps a form's fields in memory, whatever their size."""
+    for boundary in ("b" * 300, "", '"'):
+        kind = {"content-type": f"multipart/form-data; boundary={boundary}"}
+        assert client.post("/gradio_api/upload", content=b"x", headers=kind).status_code == 400
     for field in ("field", "filename"):
         for size in (1, guard.FIELD_BYTES + 1):
             answer = client.post("/gradio_api/upload", data={field: "x" * size}, files={"files": b"1,2"})

@@ -95,7 +95,7 @@ def byte_size(text: str) -> float:
 
     ``ValueError`` for anything else.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b?)\s*", text, re.IGNORECASE)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b?)", text.strip(), re.IGNORECASE)
     if found is None:
         raise ValueError(f"{text[:40]!r} is no size: write it like 3.2GB, 800 MB or 2 GiB")
     power = "kmgt".index(found[2].lower()) + 1 if found[2] else 0

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import FailFast, TypeAdapter, ValidationError
 
 from explorer.paths import ASSETS, checkout
 from explorer.recordings.machine import Machine, MachineLimits
@@ -38,7 +38,7 @@ class Recording(Generic[Row]):
     """Rows of one type, and the machine they were measured on; false if it has no rows."""
 
     machine: Machine
-    rows: tuple[Row, ...]
+    rows: Annotated[tuple[Row, ...], FailFast()]
 
     def __bool__(self) -> bool:
         return bool(self.rows)

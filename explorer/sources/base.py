@@ -8,7 +8,7 @@ import struct
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +88,7 @@ class TensorSource(ABC):
     paths: tuple[Path, ...] = ()
     restored: frozenset[str] = frozenset()
     problems: tuple[str, ...] = ()
+    _by_name: tuple[tuple[TensorInfo, ...], Mapping[str, TensorInfo]] = ((), {})
 
     @property
     def kept_bytes(self) -> int:
@@ -127,9 +128,10 @@ class TensorSource(ABC):
             raise SourceError(
                 f"{self.origin} holds {len(self.infos)} tensors; choose one: {_some_names(self.infos)}"
             )
-        for info in self.infos:
-            if info.name == name:
-                return info
+        if self._by_name[0] is not self.infos:
+            self._by_name = self.infos, {info.name: info for info in reversed(self.infos)}
+        if (found := self._by_name[1].get(name)) is not None:
+            return found
         holds = "; left out: ".join([_some_names(self.infos), *self.broken[:1]])
         raise SourceError(f"no tensor '{plain(name, 80)}' in {self.origin}; it holds {holds}")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from explorer.progress import Progress
+from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError, TensorInfo, TensorSource, refused
 from explorer.sources.coded import CONFIG
 from explorer.sources.gguf_file import SUFFIX as GGUF
@@ -107,6 +107,7 @@ def layers(source: TensorSource, containing: str = "", most: int | None = None) 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
     """Sort key that compares digits as numbers."""
+    checkpoint()
     parts = re.split(r"(\d+)", name, flags=re.ASCII)
     return [(0, int(part)) if part.isdecimal() and part.isascii() else (1, part) for part in parts if part]
 

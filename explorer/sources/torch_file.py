@@ -51,18 +51,18 @@ class TorchFile(CodedSource):
         answer = _answer_of_reader(self._file, what, limits)
         self._tensors: dict[str, _Strided] = {}
         with refused(what):
-            listed = [self._checked(entry) for entry in answer]
+            listed = [self._checked(entry, limits) for entry in answer]
         if not listed:
             raise SourceError(f"{origin} holds no tensors")
-        check_claims([tensor.info for tensor in listed], origin, limits)
         for tensor in listed:
             if self._tensors.setdefault(tensor.info.name, tensor) is not tensor:
                 self.broken += (f"{origin}: a second tensor called {tensor.info.name}",)
         self.stored = tuple(tensor.info for tensor in self._tensors.values())
 
-    def _checked(self, entry: dict[str, Any]) -> _Strided:
+    def _checked(self, entry: dict[str, Any], limits: SourceLimits) -> _Strided:
         """Validate one line of the reader's answer, which is trusted no more than the file."""
         info, start = TensorInfo(entry["name"], tuple(entry["shape"]), entry["dtype"]), entry["start"]
+        check_claims((info,), self.origin, limits)
         dtype = getattr(torch, info.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise SourceError(

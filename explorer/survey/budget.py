@@ -33,7 +33,7 @@ from explorer.survey.rows import Layer, Survey
 from explorer.survey.sensitivities import SENSITIVITIES
 from explorer.survey.times import PredictedTime, StepTimes
 
-_BITS = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:bits?(?: per weight)?|bpw)?\s*", re.IGNORECASE)
+_BITS = re.compile(r"(\d+(?:\.\d+)?)\s*(?:bits?(?: per weight)?|bpw)?", re.IGNORECASE)
 _SLACK = 1e-6
 _TOLD = 2
 """Largest number of refusals in a message."""
@@ -279,10 +279,10 @@ def budget_of(text: str, front: Frontier) -> tuple[float, bool]:
 
     ``ValueError`` for anything else, and for a size below the smallest choice of ``front``.
     """
-    if (bits := _BITS.fullmatch(text)) is not None:
+    if (bits := _BITS.fullmatch(text.strip())) is not None:
         return float(bits[1]), False
-    if _BITS.fullmatch(pointed := text.replace(",", ".")):
-        raise ValueError(f"{text[:40]!r} has a comma: write {pointed.strip()[:40]}, with a point")
+    if _BITS.fullmatch(pointed := text.strip().replace(",", ".")):
+        raise ValueError(f"{text[:40]!r} has a comma: write {pointed[:40]}, with a point")
     try:
         size = words.byte_size(text)
     except ValueError:

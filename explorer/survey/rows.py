@@ -43,6 +43,8 @@ MOST_LAYERS = 20_000
 """Most layers of a survey or a recipe, and the end of their depths."""
 MOST_SCHEMES = 200
 """Most schemes of a survey."""
+MOST_PARTS = 100_000
+"""Most commas of a recipe, or of a line of a survey."""
 MOST_NUMBERS = 1 << 20
 """Most sizes, costs and shares of all layers of a survey: in a file, a number can take 4 bytes."""
 FOLDS = 8
@@ -340,6 +342,8 @@ def _check_cells(head: Head, layer: Layer, name: str) -> None:
 
 def parsed_json(text: str, what: str) -> Any:
     """Parse ``text`` as JSON; ``ValueError`` names it as ``what``."""
+    if text.count(",") > MOST_PARTS:  # each may have a defect, and the description of one takes a kilobyte
+        raise ValueError(f"{what} has more than {MOST_PARTS:,} parts")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

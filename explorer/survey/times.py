@@ -223,5 +223,5 @@ def seconds_of(text: str) -> float:
     """Read a time, "12ms", "800us" or "0.5 s", as seconds; ``ValueError`` for anything else."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|us|µs|μs|s)\s*", text)
     if found is None or not float(found[1]) > 0:
-        raise ValueError(f"{text!r} is no time: write it like 12ms or 800us")
+        raise ValueError(f"{text[:40]!r} is no time: write it like 12ms or 800us")
     return float(found[1]) * _UNITS[found[2]]

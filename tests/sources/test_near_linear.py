@@ -10,20 +10,29 @@ import dataclasses
 import io
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 import torch
 from PIL import Image
+from pydantic import ValidationError
 from torch import Tensor
 
+from app.sections.speed_machines import shape_in
 from explorer import SourceError, open_source
 from explorer.progress import StoppedError, stoppable
+from explorer.recordings.files import RecordingError
+from explorer.recordings.gemm import gemms_of_text
 from explorer.sources.base import TensorInfo
 from explorer.sources.coded import CodedSource
 from explorer.sources.source_limits import HOSTED
+from explorer.survey.budget import budget_of
+from explorer.survey.recipe import KEY, ModelRecipe
+from explorer.survey.times import seconds_of
+from explorer.words import byte_size
+from tests.fuzz.bounds import fault
 from tests.sources.hostile import array_header, chunk, entry, npy, png, safetensors, scans, zipped
 
 LIMITS = dataclasses.replace(HOSTED, folders=True)
@@ -134,6 +143,23 @@ class InMind(CodedSource):
         return torch.zeros(info.shape)
 
 
+class Listed(tuple[TensorInfo, ...]):
+    """Entries that count how often they are gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[TensorInfo]:
+        Listed.times += 1
+        return super().__iter__()
+
+
+def test_tensors_are_found_by_name_without_going_through_all_for_each() -> None:
+    source, Listed.times = InMind(layers_of_gptq(20)), 0
+    source.infos = Listed(source.stored)
+    assert [source.info(info.name) for info in source.stored] == list(source.stored)
+    assert Listed.times <= 2
+
+
 class Seen(dict[str, TensorInfo]):
     """Tensors by name, which cannot be gone through."""
 
@@ -159,3 +185,28 @@ def test_a_name_of_many_words_stands_for_few_layers() -> None:
         patch.setattr("explorer.sources.coded._unknown", lambda info, scales, _: bases.extend(scales))
         source.find_codes()
     assert 0 < len(set(bases)) <= 20 * 16
+
+
+def test_axes_are_counted_before_they_are_multiplied(tmp_path: Path) -> None:
+    """By the answer of the process that reads a pickle: a product of n long numbers takes n² steps."""
+    path, claim = tmp_path / "x.pt", {"name": "w", "dtype": "float32", "start": 0, "stop": 4}
+    path.write_bytes(bytes(4))
+    with pytest.MonkeyPatch.context() as patch:
+        answer = [{**claim, "shape": [1 << 62] * 200_000, "stride": [0] * 200_000}]
+        patch.setattr("explorer.sources.torch_file._answer_of_reader", lambda *_: answer)
+        assert fault(lambda: open_source(str(path)), (SourceError,)) is None
+
+
+def test_of_many_defects_of_a_file_one_is_described() -> None:
+    """Each takes a kilobyte: of a recording of 2 MB, all of them are gigabytes."""
+    with pytest.raises(RecordingError, match=r"rows\.0") as refusal:
+        gemms_of_text(b'{"machine":{},"rows":[' + b"0," * 5000 + b"0]}")
+    assert isinstance(cause := refusal.value.__cause__, ValidationError) and cause.error_count() < 5
+    with pytest.raises(ValueError, match="more than 100,000 parts"):
+        ModelRecipe.from_json(f'{{"{KEY}":1,"schemes":[{"0," * 100_000}0]}}')
+
+
+@pytest.mark.parametrize("read", [byte_size, lambda text: budget_of(text, None), seconds_of, shape_in])
+def test_blanks_in_a_text_are_passed_once(read: Callable[[str], object]) -> None:
+    """Two repeats that both match blanks go through n of them n times."""
+    assert fault(lambda: read("1" + " " * 200_000 + "1x"), (ValueError,)) is None

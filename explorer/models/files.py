@@ -66,6 +66,7 @@ _STACKED = re.compile(r"\.experts\.[^.]+$|_exps(\.weight)?$")
 
 def matches(layer: str, pattern: str) -> bool:
     """True if ``pattern`` matches a layer's name: as a pattern of ``fnmatch``, or as a part of the name."""
+    checkpoint()
     return fnmatch.fnmatchcase(layer, pattern) or pattern in layer
 
 
@@ -75,6 +76,7 @@ def role_of(info: TensorInfo, network: Skeleton | None = None) -> Role | None:
     ``network`` says which matrices are linear layers, and excludes those outside its language part; without a
     network their names say it.
     """
+    checkpoint()
     name = info.name.removesuffix(WEIGHT)
     codes = info.dtype.startswith(gguf_file.CODED) or stored_bits(info.dtype) is not None
     if not (info.dtype in FLOATS or codes) or min(info.shape, default=0) < 2:

@@ -23,6 +23,7 @@ from explorer.methods.recipe import Recipe
 from explorer.models.files import Role, matches
 from explorer.models.kinds import fused_groups, has_one_scale, scheme_groups
 from explorer.models.skeleton import is_expert
+from explorer.progress import checkpoint
 from explorer.schemes import Scheme
 from explorer.schemes.scheme import todays_text
 from explorer.survey.carried import bits_in_files, bytes_around, product_refusal
@@ -394,8 +395,12 @@ def _refusals(
             found = product(scheme)
         return found or (times.refusal(scheme, layer.shape, own) if times else "")
 
-    each = {layer.name: {name: why(layer, scheme) for name, scheme in schemes.items()} for layer in layers}
-    return {layer: {name: said for name, said in own.items() if said} for layer, own in each.items()}
+    found = {}
+    for layer in layers:
+        checkpoint()
+        own = {name: why(layer, scheme) for name, scheme in schemes.items()}
+        found[layer.name] = {name: said for name, said in own.items() if said}
+    return found
 
 
 def _families(names: Sequence[str], target: Export | None) -> list[tuple[str, ...]]:
@@ -427,14 +432,15 @@ def _left_by(
     for group in groups:
         if any(not any(name in refusals[layer] for layer in group) for name in family):
             continue
+        worst = sorted(group, key=lambda x: len(refusals[x]), reverse=True)[:2]
         for layer in group:
             own = [f"{name}: {refusals[layer][name]}" for name in family if name in refusals[layer]]
             if len(own) == len(family):
                 more = f"; and {len(own) - _TOLD} more" if len(own) > _TOLD else ""
                 found[layer] = f"{'; '.join(own[:_TOLD])}{more}"
             else:
-                worst = max((x for x in group if x != layer), key=lambda x: len(refusals[x]))
-                found[layer] = f"no scheme serves it and the layers that share one with it, such as {worst}"
+                other = next(x for x in worst if x != layer)
+                found[layer] = f"no scheme serves it and the layers that share one with it, such as {other}"
     return found
 
 
@@ -490,6 +496,7 @@ def _cells(
     stored = bits_in_files(kept_to.target, survey) if kept_to.target else None
     found: dict[str, dict[str, tuple[float, float]]] = {}
     for layer in layers:
+        checkpoint()
         own, by = found.setdefault(layer.name, {}), methods.get(layer.name, {})
         for name in names:
             if name not in refusals[layer.name]:
@@ -534,6 +541,7 @@ def _tables(
     for family in families:
         sizes, costs, seconds = np.full((3, len(units), len(family)), np.inf)
         for u, unit in enumerate(units):
+            checkpoint()
             for s, name in enumerate(family):
                 if not all(name in cells[x] for x in unit):
                     continue

@@ -185,6 +185,7 @@ def _undominated(sizes: np.ndarray, costs: np.ndarray, step: float = 0.0) -> np.
 
 def _hull(sizes: np.ndarray, costs: np.ndarray) -> list[int]:
     """Indices on the lower convex hull of (size, cost), from the smallest on, each cheaper than the last."""
+    checkpoint()
     hull: list[int] = []
     best = _undominated(sizes, costs)
     points = dict(

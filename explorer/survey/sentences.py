@@ -100,9 +100,10 @@ def kept(survey: Survey) -> str:
 
 def kept_words(left: Mapping[str, str]) -> list[str]:
     """Name the layers that stay as they are, in a sentence for each reason."""
-    found = []
-    for why in dict.fromkeys(left.values()):
-        names = [name for name, one in left.items() if one == why]
+    found, by_reason = [], dict[str, list[str]]()
+    for name, why in left.items():
+        by_reason.setdefault(why, []).append(name)
+    for why, names in by_reason.items():
         parts = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
         which = names[0] if len(names) == 1 else f"{len(names)} layers ({parts}), such as {names[0]}"
         found.append(f"kept as stored: {which}: {why}")

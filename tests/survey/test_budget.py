@@ -6,15 +6,18 @@ If these fail, the slider's recipe is not the best of its size, or breaks what a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import ItemsView
 
 import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from explorer.progress import stoppable
 from explorer.schemes import MappingType, Scheme
 from explorer.survey import Constraints, Survey, frontier, recipe_of
+from explorer.survey.budget import _left_by
 from explorer.survey.recipe import ModelRecipe
-from explorer.survey.sentences import slightly_more, what_it_buys
+from explorer.survey.sentences import kept_words, slightly_more, what_it_buys
 from explorer.words import bytes_ as byte_words
 from tests.survey.conftest import target
 
@@ -170,6 +173,47 @@ def test_a_family_that_serves_more_layers_is_taken(made_up: Survey) -> None:
     left = {made_up.layer(name).shape[0] for name in front.left}
     sizes = {rows: sum(x.weights for x in made_up.linear if x.shape[0] == rows) for rows in (64, 128)}
     assert left == {min(sizes, key=sizes.__getitem__)}
+
+
+def test_a_large_group_is_gone_through_once_for_all_its_layers() -> None:
+    """A visitor's survey may have 20,000 experts, which share a scheme."""
+
+    class Refusals(dict[str, dict[str, str]]):
+        looked = 0
+
+        def __getitem__(self, layer: str) -> dict[str, str]:
+            self.looked += 1
+            return super().__getitem__(layer)
+
+    refusals = Refusals({str(n): {"ab"[n % 2]: "not here"} for n in range(400)})
+    left = _left_by("ab", [tuple(refusals)], refusals)
+    assert len(left) == 400 and left["0"].endswith("such as 1") and left["7"].endswith("such as 0")
+    assert refusals.looked < 20 * 400
+
+
+def test_reasons_are_gathered_in_one_pass() -> None:
+    """Each layer of a visitor's survey may have a reason of its own."""
+
+    class Left(dict[str, str]):
+        def items(self) -> ItemsView[str, str]:
+            passes.append(len(self))
+            return super().items()
+
+    passes = list[int]()
+    assert kept_words(Left(a="too small", b="odd", c="too small")) == [
+        "kept as stored: 2 layers (a, c), such as a: too small",
+        "kept as stored: b: odd",
+    ]
+    assert passes == [3]
+
+
+def test_the_frontier_of_many_layers_can_be_stopped(made_up: Survey) -> None:
+    """At each layer, in each of its passes; patterns of layers that are kept at each layer too."""
+    for keep, least in ((), 3 * len(made_up.linear)), (("lm_head",), 5 * len(made_up.linear)):
+        passed = list[None]()
+        with stoppable(lambda: passed.append(None)):  # noqa: B023
+            frontier(made_up, constraints=Constraints(keep=keep))
+        assert len(passed) >= least
 
 
 def test_families_do_not_mix(made_up: Survey) -> None:

@@ -288,25 +288,30 @@ def with_outliers(layers: Sequence[LayerDiff]) -> Iterator[LayerDiff]:
     for layer in layers:
         if layer.changed and math.isfinite(layer.sqnr_db):
             groups.setdefault(layer.kind, []).append(layer.sqnr_db)
+    spreads = {kind: _spread(values) for kind, values in groups.items() if len(values) >= LEAST_LAYERS}
     for layer in layers:
-        values = groups.get(layer.kind, ())
-        yield _judged(layer, values) if layer.changed and len(values) >= LEAST_LAYERS else layer
+        spread = spreads.get(layer.kind)
+        yield _judged(layer, *spread) if layer.changed and spread else layer
 
 
-def _judged(layer: LayerDiff, values: Sequence[float]) -> LayerDiff:
+def _spread(values: Sequence[float]) -> tuple[float, float, int]:
+    """The median, the deviation that a normal distribution would have, and the number of ``values``."""
+    middle = statistics.median(values)
+    return middle, _OF_A_NORMAL * statistics.median(abs(value - middle) for value in values), len(values)
+
+
+def _judged(layer: LayerDiff, middle: float, deviation: float, many: int) -> LayerDiff:
     if math.isnan(layer.sqnr_db):
         return replace(layer, outlier="its error is no number: NaN or infinity is stored")
-    middle = statistics.median(values)
-    deviation = _OF_A_NORMAL * statistics.median(abs(value - middle) for value in values)
     below = middle - layer.sqnr_db
     if not math.isfinite(below):
         return layer
     z = -below / deviation if deviation else None if below else 0.0
-    least = LEAST_DB if len(values) >= FEW_LAYERS else FEW_DB
+    least = LEAST_DB if many >= FEW_LAYERS else FEW_DB
     if below < least or (z is not None and z > -LEAST_Z):
         return replace(layer, z=z)
     score = "" if z is None else f" (robust z {number(z, 2)})"
-    words = f"{number(below, 2)} dB below the median of the {len(values)} layers of {layer.kind}{score}"
+    words = f"{number(below, 2)} dB below the median of the {many} layers of {layer.kind}{score}"
     return replace(layer, z=z, outlier=words)
 
 

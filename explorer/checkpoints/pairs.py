@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from explorer.checkpoints.stored import Checkpoint, GgufCheckpoint
+from explorer.progress import checkpoint
 from explorer.sources.base import SourceError
 from explorer.words import plain
 
@@ -102,6 +103,7 @@ def _places(original: Checkpoint, quantized: Checkpoint) -> Iterator[tuple[str, 
         yield next(iter(original.weights)), tuple(quantized.weights)
         return
     for name in original.weights:
+        checkpoint()
         for place in _candidates(name, quantized):
             if place and all(part in quantized for part in place):
                 yield name, place

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from explorer.figures.style import CLEAR, FONT, MUTED
+from explorer.progress import checkpoint
 
 WIDTHS = (220.0, 290.0, 360.0, 600.0, 800.0, 1000.0, 1280.0)
 """Widths of a plot in pixels, from a phone to a wide screen, at which names must not overlap."""
@@ -30,6 +31,8 @@ _SIDES = ((1, 0), (-1, 0), (0, -1), (0, 1), (1, -0.6), (-1, -0.6), (1, 0.6), (-1
 """Directions from the point, right and down, in the order in which they are tried."""
 _LEADER_STEPS = 12
 _PIECES = 32
+_CELLS = 1 << 21
+"""Number of rectangles times boxes that are compared at once."""
 _ATTEMPTS = 8
 """Number of orders that are tried: an essential name without room comes first in the next one."""
 
@@ -107,6 +110,7 @@ def place(spots: Sequence[Spot], canvas: Canvas, lines: Sequence[Segment] = ()) 
     for _ in range(_ATTEMPTS):
         taken, found = _Taken(spots, lines, canvas), dict[int, Label]()
         for i in order:
+            checkpoint()
             if (label := taken.room_for(spots[i])) is not None:
                 taken.add(spots[i], label)
                 found[i] = label
@@ -250,7 +254,9 @@ class _Taken:
 def _pieces(line: Segment) -> list[Segment]:
     """Cut a slanted line into pieces, as each takes the box around it."""
     across, up = abs(line[2] - line[0]), abs(line[3] - line[1])
-    count = max(1, math.ceil(_PIECES * max(across, up))) if across and up else 1
+    if not (across and up):
+        return [line]
+    count = max(1, math.ceil(_PIECES * max(across, up)))
     x, y = (np.linspace(line[i], line[i + 2], count + 1).tolist() for i in (0, 1))
     return segments_of(list(zip(x, y, strict=True)))
 
@@ -282,6 +288,11 @@ def _grid() -> np.ndarray:
 def _meets(low: np.ndarray, high: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     """bool [n]: True for each rectangle ``low`` … ``high`` [plots, n, 2] that overlaps one of the boxes
     [plots, m, 4] in any size."""
-    corner, far = boxes[:, None, :, :2], boxes[:, None, :, 2:]
-    met = np.logical_and(low[:, :, None] < far, high[:, :, None] > corner)
-    return np.asarray(np.any(np.all(met, 3), (0, 2)))
+    met = np.zeros(low.shape[1], dtype=bool)
+    step = max(1, _CELLS // max(low[..., 0].size, 1))
+    for first in range(0, boxes.shape[1], step):
+        checkpoint()
+        some = boxes[:, None, first : first + step]
+        inside = np.logical_and(low[:, :, None] < some[..., 2:], high[:, :, None] > some[..., :2])
+        met |= np.any(np.all(inside, 3), (0, 2))
+    return met

@@ -340,6 +340,8 @@ PER_WEIGHT, PER_SIZE = "bits per weight, scales included", "MB of the whole mode
 _HEIGHT, _WIDTHS = 380, (300.0, 620.0, 960.0)
 """Pixels of the figure of budgets, and widths of its plot at which names have room."""
 _NAME_SIZE = 12
+MOST_POINTS = 1_000
+"""Columns of the axis in which a frontier of more points is drawn, one point each."""
 
 
 def budget_figure(
@@ -351,8 +353,9 @@ def budget_figure(
     measured: Sequence[LossPoint] = (),
 ) -> go.Figure:
     """Draw bits per weight, with ``in_bytes`` the size of the whole model, or of a frontier with times the
-    time of a step, against loss: the frontier, single schemes for all layers, of which those ``compared``
-    are A and B, the budget, and models that were ``measured``.
+    time of a step, against loss: the frontier, of which about ``MOST_POINTS`` points are drawn, single
+    schemes for all layers, of which those ``compared`` are A and B, the budget, and models that were
+    ``measured``.
 
     A click on the line sets its point's budget in the page's address, one on a scheme sets A.
     """
@@ -371,6 +374,8 @@ def budget_figure(
         singles = {u.scheme: (1e6 * (u.seconds or 0.0), u.loss) for u in front.uniform}
         measured = ()  # their times were not taken
     singles = {name: point for name, point in singles.items() if point[1] > 0}
+    drawn = _drawn(at, losses, [own, *(singles[name][0] for name in compared if name in singles)])
+    at, losses = at[drawn], losses[drawn]
     fig = figure(title, "", name, _HEIGHT)
     captioned(fig, "Loss against size of the model", survey.head.model, elements=_weights(survey))
     hover = f"%{{x:.4g}} {unit}: %{{y:.3g}}"
@@ -399,6 +404,18 @@ def budget_figure(
         xaxis_range=x_range,
         yaxis={"type": "log", "exponentformat": "power", "dtick": 1, "range": y_range},
     )
+
+
+def _drawn(at: np.ndarray, losses: np.ndarray, marked: Sequence[float]) -> np.ndarray:
+    """bool [points]: of many points the last one in each column of the axis, the ends, and the points of the
+    budgets ``marked``."""
+    if len(at) <= MOST_POINTS:
+        return np.ones(len(at), dtype=bool)
+    column = np.floor((at - at[0]) / (at[-1] - at[0] or 1.0) * MOST_POINTS)
+    drawn = np.append(column[1:] > column[:-1], True)
+    drawn[np.maximum(np.searchsorted(at, marked, "right") - 1, 0)] = True
+    drawn[[0, *np.flatnonzero(losses > 0)[-1:]]] = True
+    return drawn
 
 
 def _add_singles(

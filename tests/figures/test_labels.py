@@ -6,12 +6,15 @@ If these fail, words lie over each other, or an axis reads "5 2 0.1 5 2".
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
 
+from explorer.figures import labels as placing
 from explorer.figures import style
-from explorer.figures.labels import WIDTHS, Canvas, Spot, label_box, place
+from explorer.figures.labels import WIDTHS, Canvas, Spot, label_box, place, segments_of
+from explorer.progress import stoppable
 from tests.covering import sampled
 
 CANVAS = Canvas.of(WIDTHS, [320], 10)
@@ -44,6 +47,17 @@ def test_a_letter_stands_where_words_have_no_room() -> None:
     assert labels[:-1] == [None] * len(crowd) and labels[-1] is not None and labels[-1].text == "A"
     same = place([Spot(0.5, 0.5, 5, "word" * 2) for _ in range(200)], CANVAS)
     assert same[0] is not None and same[-1] is None
+
+
+def test_many_boxes_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of many pieces takes no more memory than one of few, and can be stopped."""
+    spots = [Spot(0.1 * i, 0.5, 5, f"name {i}", essential=True) for i in range(1, 9)]
+    line = segments_of([(i / 500, 0.5 + 0.3 * math.sin(i)) for i in range(501)])
+    whole, passed = place(spots, CANVAS, line), list[None]()
+    monkeypatch.setattr(placing, "_CELLS", 1 << 12)
+    with stoppable(lambda: passed.append(None)):
+        assert place(spots, CANVAS, line) == whole
+    assert len(passed) > 1000
 
 
 def test_log_axes_have_labels_that_are_numbers() -> None:

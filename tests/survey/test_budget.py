@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from explorer.figures.survey import budget_figure
 from explorer.progress import stoppable
 from explorer.schemes import MappingType, Scheme
 from explorer.survey import Constraints, Survey, frontier, recipe_of
@@ -19,7 +20,7 @@ from explorer.survey.budget import _left_by
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.sentences import kept_words, slightly_more, what_it_buys
 from explorer.words import bytes_ as byte_words
-from tests.survey.conftest import target
+from tests.survey.conftest import SCHEMES, target
 
 BUDGETS = (2.28, 2.5, 3.7, 4.5, 6.0, 8.04, 20.0)
 
@@ -214,6 +215,27 @@ def test_the_frontier_of_many_layers_can_be_stopped(made_up: Survey) -> None:
         with stoppable(lambda: passed.append(None)):  # noqa: B023
             frontier(made_up, constraints=Constraints(keep=keep))
         assert len(passed) >= least
+
+
+def test_a_long_frontier_is_drawn_at_the_points_of_a_plot(made_up: Survey) -> None:
+    """A visitor's survey may have half a million points: ends and the budgets' own points are among those
+    that are drawn, each as it is, and none is further from the line than a column of the axis."""
+    front = frontier(made_up)
+    bits = np.sort(np.random.default_rng(0).uniform(2.3, 8, 50_000))
+    long = dataclasses.replace(front, bits=bits, loss=np.append(40.0 * 4 ** -bits[:-1], 0))
+    passed = list[None]()
+    with stoppable(lambda: passed.append(None)):
+        drawn = budget_figure(made_up, long, front.at(4.5), False, SCHEMES[:1])
+    line = drawn.data[0]
+    at = np.searchsorted(bits, line.x)
+    assert 900 < len(line.x) < 1100 and len(line.customdata) == len(line.x)
+    assert (bits[at] == line.x).all() and (long.loss[at] == line.y).all()
+    assert np.diff(line.x).max() < 2 * 5.7 / 1000 and {0, len(bits) - 2} <= set(at)
+    own = [front.at(4.5).bits, *(one.bits for one in front.uniform if one.scheme == SCHEMES[0])]
+    assert {int(np.searchsorted(bits, one, "right")) - 1 for one in own if one > bits[0]} <= set(at)
+    assert len(passed) > len(front.uniform), "placing names can be stopped"
+    few = budget_figure(made_up, front, front.at(4.5)).data[0]
+    assert len(few.x) == (front.loss > 0).sum()
 
 
 def test_families_do_not_mix(made_up: Survey) -> None:

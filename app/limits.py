@@ -15,6 +15,7 @@ import gradio as gr
 from explorer.sources import source_limits as sources
 from explorer.sources.base import TensorInfo
 from explorer.sources.source_limits import SourceLimits
+from explorer.words import bytes_
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,13 @@ HOSTED = Limits(
     recording_bytes=2 << 20,
     recordings=2,
 )
+
+
+def check_answer(size: int) -> None:
+    """``ValueError`` for an answer of more bytes than ``Limits.answer_bytes``; the log has a line."""
+    if size > (most := current().answer_bytes):
+        _LOG.warning("an answer of %d bytes is refused", size)
+        raise ValueError(f"what is shown here has {bytes_(size)}; it may have at most {bytes_(most)}")
 
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

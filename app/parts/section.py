@@ -226,11 +226,13 @@ def _patiently(compute: Callable[[Query], Shown] | None, query: Query) -> Shown:
 
 
 def drawn(shown: Shown) -> dict[str, str]:
-    """The slots as texts: figures as the JSON that plotly's script takes."""
-    return {
+    """The slots as texts, figures as the JSON that plotly's script takes; ``ValueError`` if they are too long."""
+    texts = {
         name: plot_data(value) if isinstance(value, go.Figure) else str(value)
         for name, value in shown.items()
     }
+    limits.check_answer(sum(map(len, texts.values())))
+    return texts
 
 
 def _object(text: str) -> dict[str, Any]:

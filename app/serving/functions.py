@@ -39,7 +39,6 @@ from app.serving.values import DEFECT, checked_texts, logged
 from app.serving.visitors import address_of
 from app.serving.work import LeftError, OvertakenError, awaited, check_of_this_run
 from explorer.progress import StoppedError, stoppable
-from explorer.words import bytes_
 
 AT_ONCE = 16
 """Calls that run at once, of all visitors. They have threads of their own, so that slow ones take none from
@@ -135,11 +134,7 @@ class Call:
             if isinstance(found, dict) and "refused" in found:
                 outcome.how = "refused"
             text = orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
-            if len(text) > (most := limits.current().answer_bytes):
-                LOG.warning("%s answers %d bytes: refused", self.named.label, len(text))
-                raise ValueError(
-                    f"what is shown here has {bytes_(len(text))}; it may have at most {bytes_(most)}"
-                )
+            limits.check_answer(len(text))
         return text
 
 

@@ -3,6 +3,7 @@ another choice than the page shows, or a visitor is told the same thing in three
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import gradio as gr
 import pytest
 
+from app import limits
 from app.parts.section import Section
 from app.places import PLACES
 from app.sections import bar, budget, checkpoints, methods, ranges, take_away, values
@@ -72,6 +74,15 @@ def test_a_run_takes_no_invalid_value_for_the_usual_one() -> None:
     """It would compute for minutes what nobody asked for."""
     assert "Methods" in ended(methods.SECTION, "methods", methods="pear")
     assert "from 0.02 to 1" in ended(ranges.SECTION, "ranges", range="0.01")
+
+
+def test_what_a_run_shows_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an answer of a view has: nobody may read it."""
+    monkeypatch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, answer_bytes=1000))
+    for size, said in ((900, '"slots"'), (1001, "at most 1 kB")):
+        run = Section(name="x", runs={"go": lambda query, size=size: iter([{"a": "x" * size}])})  # type: ignore[misc]
+        steps = list(run._runner()(gr.EventData(None, {"run": "go", "number": "1", "query": {}})))
+        assert said in steps[0] and '"ended": true' in steps[-1]
 
 
 def test_the_report_has_the_range_that_the_page_shows() -> None:

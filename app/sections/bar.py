@@ -40,6 +40,7 @@ from app.state.record import (
 from app.state.selection import file_source, model_source
 from explorer import CALIBRATORS, words
 from explorer.methods.recipe import Recipe
+from explorer.progress import checkpoint
 from explorer.sources.base import TensorSource
 from explorer.sources.coded import STORED
 from explorer.sources.models import layers
@@ -81,6 +82,7 @@ def choose(query: Query, what: Mapping[str, Any]) -> Mapping[str, str]:
         raise ValueError(f"acts are a list of 1 to {MOST_ACTS:,} objects")
     wanted = held
     for act in acts:  # type: ignore[union-attr]
+        checkpoint()
         try:
             wanted = _after(wanted, act)
         except ValueError as error:

@@ -215,18 +215,17 @@ async def answer(request: Request) -> Response:
     body = json.loads(await request.body() or b"null")  # the guard has read it
     named = named_by(request.app.get_blocks().blocks, body)
     call = Call(named, address_of(request.scope))
-    if UNSENT[call.address] >= limits.current().answer_bytes:
-        message = "answers to your address wait to be read, as many bytes as one may have"
-        raise TooMuchError(TOO_MANY, f"{message}; {_TOO_BUSY}", "unread", 1)
     if (earlier := _latest.get(named.kind)) is not None:
         earlier.end(OvertakenError("stopped: something else was asked for"))
     _latest[named.kind] = call
     leaving = asyncio.create_task(_end_with_client(request, call))
     try:
         async with LINE.place(call):
+            _check_unread(call)
             with answering(CurrentRequest(named.session, call.check, call.address)):
                 found = await to_thread.run_sync(call.answer, limiter=_THREADS)
                 call.check()  # what met no checkpoint since it was overtaken
+                _check_unread(call)
         return _Answer(found, call.address)
     except (LeftError, OvertakenError):
         return JSONResponse(None)
@@ -242,6 +241,13 @@ async def answer(request: Request) -> Response:
         with suppress(KeyError):
             if _latest[named.kind] is call:
                 del _latest[named.kind]
+
+
+def _check_unread(call: Call) -> None:
+    """``TooMuchError`` where the call's address has as many unread bytes as one answer may have."""
+    if UNSENT[call.address] >= limits.current().answer_bytes:
+        message = "answers to your address wait to be read, as many bytes as one may have"
+        raise TooMuchError(TOO_MANY, f"{message}; {_TOO_BUSY}", "unread", 1)
 
 
 async def _end_with_client(request: Request, call: Call) -> None:

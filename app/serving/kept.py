@@ -21,6 +21,8 @@ UPLOADS = 1000
 """Uploads of which it is remembered how far they are; the oldest are forgotten."""
 FILES_EVERY = 120
 """Sweeps between two looks at which uploaded files still exist."""
+FILES_AT_ONCE = 1000
+"""Files that one sweep looks at: nobody is answered meanwhile."""
 
 
 class Silence:
@@ -78,6 +80,7 @@ class Sweeper:
 
     def __init__(self, app: Any) -> None:
         self._app, self._sweeps = app, 0
+        self._files: list[tuple[set[str], str]] = []
         app.get_blocks()._queue.ANALYTICS_MAX_EVENTS = ANALYTICS
 
     def sweep(self) -> None:
@@ -91,9 +94,13 @@ class Sweeper:
                 del known[upload]
         self._sweeps += 1
         if self._sweeps % FILES_EVERY == 0:
-            self._forget_files()
+            self._files = [(names, name) for names in self._app.get_blocks().temp_file_sets for name in names]
+        self._forget_files()
 
     def _forget_files(self) -> None:
-        """Names of uploaded files that are gone: Gradio forgets only those that it has deleted itself."""
-        for names in self._app.get_blocks().temp_file_sets:
-            names -= {name for name in list(names) if not Path(name).exists()}
+        """Forget the names of uploaded files that are gone, of a part at a time: Gradio forgets only those
+        that it has deleted itself."""
+        for names, name in self._files[-FILES_AT_ONCE:]:
+            if not Path(name).exists():
+                names.discard(name)
+        del self._files[-FILES_AT_ONCE:]

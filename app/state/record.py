@@ -32,7 +32,7 @@ from explorer.analysis.goals import DEFAULT, GOALS, Goal, goal_of, nearest_goal
 from explorer.methods.recipe import Recipe
 from explorer.sources.models import layers
 
-MOST_ACTS = 1000
+MOST_ACTS = 100
 MOST_LISTED = 5
 """Schemes of the shortlist."""
 SEPARATOR = ","

@@ -20,7 +20,7 @@ from explorer.schemes.named import ALIASES, NAMES, ROWS, STORED_BY
 from explorer.schemes.names import named
 from explorer.schemes.parts import SEPARATOR, SchemeParts
 from explorer.schemes.rules import NESTED_BLOCK, SUPER_BLOCK, Convention, MappingType
-from explorer.schemes.text import check_ascii, read, unlisted
+from explorer.schemes.text import LONGEST, check_ascii, read, unlisted
 
 _PLAIN = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -66,7 +66,8 @@ class Scheme(SchemeParts):
 
         Raises ``ValueError`` that names the wrong part of the text and the accepted values.
         """
-        return _parse(text)
+        text = text.strip()
+        return _parse(text) if len(text) <= LONGEST else _parse.__wrapped__(text)  # an error is not kept
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as text, name and label where the text can be read back: a row of ``SCHEMES`` stays it."""
@@ -193,7 +194,6 @@ SCHEMES: dict[str, Scheme] = {name: _scheme_of(row) for name, row in ROWS.items(
 @lru_cache(4096)
 def _parse(text: str) -> Scheme:
     """Parse a text; parts equal to a row of ``SCHEMES`` give that row."""
-    text = text.strip()
     check_ascii(text)
     name = ALIASES.get(text.lower(), text.lower())
     if name in SCHEMES:

@@ -93,7 +93,7 @@ _SIDES = re.compile(r"([0-9]{1,9}|all|row)x([0-9]{1,9}|all|row)", re.IGNORECASE)
 _FLAT = re.compile(rf"{FLAT}([0-9]{{1,9}})", re.IGNORECASE)
 _SEED = re.compile(r"s([0-9]{1,20})", re.IGNORECASE)
 OUTLINE = "format~block~mapping~scale~calibrator"
-_LONGEST = 200  # the longest legal text has about 120 characters
+LONGEST = 200  # the longest legal text has about 120 characters
 
 Row = TypeVar("Row")
 
@@ -166,7 +166,7 @@ def check_ascii(text: str) -> None:
     place, wrong = next((i, c) for i, c in enumerate(text) if not c.isascii())
     raise ValueError(
         f"names and texts of schemes have ASCII letters and digits only, not {wrong!r} (U+{ord(wrong):04X}) "
-        f"at character {place + 1} of {text[:_LONGEST]!r}"
+        f"at character {place + 1} of {text[:LONGEST]!r}"
     )
 
 
@@ -175,8 +175,8 @@ def read(text: str) -> SchemeParts:
 
     ``ValueError`` names the wrong part and the accepted values.
     """
-    if len(text) > _LONGEST:
-        raise ValueError(f"the text of a scheme has at most {_LONGEST} characters, this one {len(text)}")
+    if len(text) > LONGEST:
+        raise ValueError(f"the text of a scheme has at most {LONGEST} characters, this one {len(text)}")
     format_, block, mapping, scale, calibrator, *options = _split(text)
     # From left to right, so that the leftmost wrong part is the one reported.
     fmt = format_.choose("number format", ELEMENT_FORMATS)

@@ -152,6 +152,7 @@ def test_a_visitors_file_is_no_page(client: TestClient) -> None:
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["content-type"] == "application/octet-stream"
             assert "range" not in answer.headers, "a request's headers are not given back"
+            assert answer.headers["content-encoding"] == "identity", "it takes seconds"
         head = client.head(f"{PREFIX}/file={path}")
         assert head.status_code == 200 and not head.content
 

@@ -231,12 +231,11 @@ def test_what_one_address_leaves_unread_is_little(
     client: TestClient, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers of megabytes that are never read would fill the memory; others are answered meanwhile."""
-    monkeypatch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, answer_bytes=1 << 25))
-    monkeypatch.setattr(page, "answer", lambda query: {"text": "x" * (1 << 24)})
+    monkeypatch.setattr(page, "answer", lambda query: page.release.wait(60) and {"text": "x" * (1 << 24)})
     monkeypatch.setattr(functions, "address_of", lambda scope: Headers(scope=scope)["session"])
     server, port = served(page.app)
 
-    def asked(who: str, session: str) -> tuple[socket.socket, bytes]:
+    def asked(who: str, session: str) -> socket.socket:
         body = json.dumps(page.body(session)).encode()
         mine = socket.create_connection(("127.0.0.1", port), timeout=30)
         mine.sendall(
@@ -244,14 +243,23 @@ def test_what_one_address_leaves_unread_is_little(
             f"Content-Length: {len(body)}\r\n\r\n".encode()
             + body
         )
-        return mine, mine.recv(12)[-3:]
+        return mine
 
-    unread = [asked("greedy", str(number)) for number in range(4)] + [asked("other", "o")]
-    wanted = [b"200", b"200", b"429", b"429", b"200"]  # two have as many bytes as one answer may have
-    assert [status for _, status in unread] == wanted
-    for one, _ in unread:
-        one.close()
-    until(lambda: not functions.UNSENT, lambda: f"still held: {functions.UNSENT}")
+    def statuses(*asked: socket.socket) -> list[bytes]:
+        found = [one.recv(12)[-3:] for one in asked]
+        for one in asked:
+            one.close()
+        until(lambda: not functions.UNSENT, lambda: f"still held: {functions.UNSENT}")
+        return found
+
+    few = [b"200", b"200", b"429", b"429", b"200"]  # two have as many bytes as one answer may have
+    monkeypatch.setattr(limits, "LOCAL", dataclasses.replace(limits.LOCAL, answer_bytes=1 << 25, views=1))
+    assert statuses(*(asked("greedy", str(number)) for number in range(4)), asked("other", "o")) == few
+    page.release.clear()  # all wait for the first
+    at_once = [asked("greedy", str(number)) for number in range(6)]
+    until(lambda: len(functions.LINE.waiting) == 5)
+    page.release.set()
+    assert sorted(statuses(*at_once)) == [b"200"] * 2 + [b"429"] * 4
     server.close()
 
 

@@ -105,7 +105,9 @@ CLICKED = (
     *(f'{{"{key}": {value}}}'
       for key in ("data", "to", "value", "path", "figure", "acts", "set", "name", "layer")
       for value in ("5", "null", "[]", "{}", '{"a": 1}', "[5]", "[[]]", '[{"do": {}}]', '"x"', "1e308")),
-    '{"data": ["\\ud800"]}', '{"value": "\\udfff"}', "{}",
+    f'{{"to": 1{"0" * 400}}}', '{"to": NaN}', '{"to": 1e999}', '{"data": ["\\ud800"]}',
+    f'{{"acts": [{{"do": "parts", "side": "a", "parts": [{", ".join(["1" + "0" * 400] * 11)}]}}]}}',
+    '{"value": "\\udfff"}', "{}",
 )  # fmt: skip
 """What a program may say was clicked."""
 

@@ -31,6 +31,7 @@ from explorer.schemes.calibrators import MINMAX
 from explorer.schemes.labels import custom_label
 from explorer.schemes.named import NAMES
 from explorer.schemes.rules import CODE_WORDS
+from explorer.schemes.scheme import _parse
 from explorer.schemes.text import SCALE_FORMATS, checked_text
 from tests.covering import sampled
 
@@ -157,6 +158,16 @@ OLDER_TEXTS: Mapping[str, str] = {
     "int8~4xrow~SYMMETRIC~float32~minmax~s3~fit": "int8~4xall~symmetric~float32~minmax~fit~s3",
     "bfloat16~rowxrow~SYMMETRIC~none~minmax": "bf16",
 }
+
+
+def test_long_texts_are_not_kept() -> None:
+    """Some are in the cache by their letters alone, not by the blanks around them."""
+    before = _parse.cache_info().currsize
+    for number in range(300, 310):
+        assert Scheme.parse(f"{' ' * number}int4_row\n") is SCHEMES["int4_row"]
+        with pytest.raises(ValueError, match="scheme"):
+            Scheme.parse("int4~" * number)
+    assert _parse.cache_info().currsize <= before + 1
 
 
 def test_older_texts_are_read() -> None:

@@ -8,10 +8,12 @@ import dataclasses
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import TypeVar, cast
 
 from app.serving.cores import share_of_this_request, take_share
+from app.serving.sessions import current_request
 from app.state.choices import check_cost
 from app.state.gpu_lock import gpu_lock
 from app.state.layers import own_layer
@@ -41,6 +43,8 @@ _OUTPUTS = Memo[float](4 << 20)
 _OWN = Memo[Own](8 << 20)
 REPORTED_EVERY_S = 0.3
 SAID_AGAIN_S = 0.5
+OF_ONE, OF_ALL = 4, 16
+"""Computations of one address and of all visitors in threads of their own, stopped ones to their end."""
 
 
 def analyses_of(chosen: Selection, progress: Progress | None = None) -> tuple[Matrix, Pairs]:
@@ -159,11 +163,39 @@ def each(steps: Generator[Step, None, Result], say: Callable[[Step], Said]) -> G
         yield say(step)
 
 
+class _Places:
+    """Threads at work, by their visitors' addresses."""
+
+    def __init__(self) -> None:
+        self._change, self._held = threading.Condition(), Counter[str]()
+
+    def take(self, address: str) -> bool:
+        """Take a place; False if none is free for a while."""
+
+        def free() -> bool:
+            return self._held[address] < OF_ONE and self._held.total() < OF_ALL
+
+        with self._change:
+            taken = self._change.wait_for(free, SAID_AGAIN_S)
+            self._held[address] += taken
+            return taken
+
+    def give_back(self, address: str) -> None:
+        with self._change:
+            self._held[address] -= 1
+            self._held += Counter()  # an address that has none is not kept
+            self._change.notify_all()
+
+
+_PLACES = _Places()
+
+
 def reported(
     compute: Callable[[Progress], Result], silent: tuple[int, int] | None = None
 ) -> Generator[tuple[int, int], None, Result]:
     """Run ``compute`` in a thread of its own; yield (done, total) of what it reports, at most so often, and
-    return its result. Closing the generator stops it at its next report.
+    return its result. Closing the generator stops it at its next report; until then it holds a place, for
+    which the next ones wait (``OF_ONE``).
 
     Between reports the last one comes again, before the first one ``silent``, if that is given: Gradio ends a
     stopped run only where it yields, and until then the page takes no click that starts the next one.
@@ -171,7 +203,7 @@ def reported(
     said: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
     results: list[Result] = []
     errors: list[Exception] = []
-    closed = threading.Event()
+    closed, address = threading.Event(), current_request().address
 
     def progress(done: int, total: int) -> None:
         if closed.is_set():
@@ -186,10 +218,19 @@ def reported(
         except Exception as error:  # raised again below, in the thread that waits for it
             errors.append(error)
         finally:
+            _PLACES.give_back(address)
             said.put(None)
 
-    # In the context of the caller: it has the check which stops the work when its visitor leaves.
-    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+    while not _PLACES.take(address):
+        checkpoint()
+        if silent is not None:
+            yield silent
+    try:
+        # In the context of the caller: it has the check which stops the work when its visitor leaves.
+        threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+    except RuntimeError:  # the system has no thread left
+        _PLACES.give_back(address)
+        raise
     try:
         shown = 0.0
         last = silent

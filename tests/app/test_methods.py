@@ -28,7 +28,9 @@ from app.state.visits import visit
 from explorer import load_matrix
 from explorer.methods import COMBINATIONS, METHODS
 from explorer.methods.files import load_layer
+from explorer.progress import StoppedError, stoppable
 from tests.app.acting import figures_of, query_of, ran
+from tests.app.servers import until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -166,6 +168,41 @@ def test_a_long_computation_reports_and_is_stopped() -> None:
     assert stopped.wait(60)
     with pytest.raises(ValueError, match="wrong"):
         list(analyses.reported(wrong))
+
+
+def test_stopped_runs_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stopped goes on to its next report: who stops and starts again waits for it, another visitor
+    does not."""
+    monkeypatch.setattr(analyses, "SAID_AGAIN_S", 0.01)
+    go_on, began = threading.Event(), list[int]()
+
+    def deaf(progress: Any) -> bool:
+        began.append(1)
+        return go_on.wait(60)
+
+    def stopped(address: str, times: int) -> None:
+        with answering(CurrentRequest(address=address)):
+            for _ in range(times):
+                steps = analyses.reported(deaf, silent=(0, 0))
+                assert next(steps) == (0, 0), "it can be stopped while it waits"
+                steps.close()
+
+    def ended() -> None:
+        raise StoppedError("the visitor has left")
+
+    try:
+        stopped("one", 3 * analyses.OF_ONE)
+        until(lambda: len(began) == analyses.OF_ONE)
+        with answering(CurrentRequest(address="one")), stoppable(ended), pytest.raises(StoppedError):
+            next(analyses.reported(deaf))
+        for other in range(analyses.OF_ALL):
+            stopped(str(other), 1)
+        until(lambda: len(began) == analyses.OF_ALL)
+    finally:
+        go_on.set()
+    with answering(CurrentRequest(address="one")):
+        assert list(analyses.reported(lambda progress: None)) == []
+    assert len(began) == analyses.OF_ALL
 
 
 def test_what_a_stopped_run_has_finished_is_shown() -> None:

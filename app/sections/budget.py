@@ -38,7 +38,7 @@ from explorer.figures.style import file_name
 from explorer.figures.survey import LossPoint, budget_figure, cost_label, layer_label, scheme_shades
 from explorer.methods import RTN, label_of
 from explorer.methods.recipe import Recipe
-from explorer.progress import Progress
+from explorer.progress import Progress, checkpoint
 from explorer.recordings.recipe_runs import recorded_recipes
 from explorer.reports import survey_report
 from explorer.reports.survey import (
@@ -76,6 +76,8 @@ _POINTS = 200
 """Steps of the slider of sizes or times, at least."""
 _ALIKE = 0.005
 """Largest share by which losses differ that count as the same."""
+MOST_KEPT = 50
+"""Patterns of layers that stay as they are: each is compared with each layer's name."""
 MOST_SINGLES = 5
 """Files of one scheme in the table."""
 UNITS = {BITS: "bits per weight", SIZE: "MB of the whole model", TIME: "µs of all linear layers in a step"}
@@ -168,11 +170,19 @@ def _asked(query: Query, found: Survey) -> Asked:
     by = BY.of(query)
     return Asked(
         target="" if target == ANY else target,
-        keep=tuple(part.strip() for part in KEEP.of(query).split(",") if part.strip()),
+        keep=_kept(KEEP.of(query)),
         inputs="" if inputs == NONE else inputs,
         batch=int(BATCH.of(query)) if by == TIME else None,
         method=CODES.of(query),
     )
+
+
+def _kept(text: str) -> tuple[str, ...]:
+    """The patterns of layers that are kept; ``ValueError`` for more than ``MOST_KEPT``."""
+    patterns = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if len(patterns) > MOST_KEPT:
+        raise ValueError(f"{len(patterns)} patterns of layers; at most {MOST_KEPT} are taken")
+    return patterns
 
 
 def _frontier(one: ModelSubject, asked: Asked) -> Frontier:
@@ -398,6 +408,7 @@ def _map(plan: BudgetPlan) -> dict[str, Any]:
     rows: dict[str, dict[int, dict[str, Any]]] = {}
     worst: dict[tuple[str, int], float] = {}
     for layer in found.linear:
+        checkpoint()
         text = choice.schemes.get(layer.name)
         row = layer.kind if layer.depth is not None else "beside the blocks"
         at = layer.depth if layer.depth is not None else len(rows.get(row, {}))
@@ -486,6 +497,7 @@ def _file_row(
     found, front = plan.got.survey, plan.got.front
 
     def cost(layer: str) -> float:
+        checkpoint()
         row, one = found.layer(layer), layers[layer]
         method = one.method if one.method in row.methods else ""
         return row.cost(front.signal, str(one.scheme), method)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -73,23 +73,19 @@ class Constraints:
         """True if layers that engines multiply as one matrix have one scheme."""
         return self.fuse or (self.target is not None and self.target.fused)
 
-    def keeps(self, layer: Layer) -> bool:
-        """True for a layer that stays as it is."""
+    def keeps(self, layer: Layer, named: Collection[str]) -> bool:
+        """True for a layer that stays as it is; ``named``: those that match a pattern of ``keep``."""
         tables = self.target is not None and self.target.tables
-        if layer.is_table:
-            return not tables or self.times is not None or self._named(layer)
-        chosen = layer.role is Role.LINEAR or (tables and layer.role is Role.HEAD)
-        return not chosen or self._named(layer)
+        if layer.name in named or (layer.is_table and self.times is not None):
+            return True
+        return layer.role is not Role.LINEAR and not (tables and (layer.is_table or layer.role is Role.HEAD))
 
-    def _named(self, layer: Layer) -> bool:
-        return any(matches(layer.name, pattern) for pattern in self.keep)
-
-    def without_table(self, layer: Layer) -> str:
+    def without_table(self, layer: Layer, named: Collection[str]) -> str:
         """The reason why ``layer`` stays as it is although nobody asked for that: it is a table of
         embeddings, and the target holds no codes of tables. Empty for other layers and targets."""
         if self.target is None or self.target.tables or self.times is not None:
             return ""
-        told = layer.is_table and not self._named(layer)
+        told = layer.is_table and layer.name not in named
         return f"{self.target.label} has codes of linear layers alone" if told else ""
 
     def inputs_of(self, layers: Sequence[str]) -> dict[str, Scheme]:
@@ -300,9 +296,9 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     no layer, and constraints that leave no layer.
     """
     kept_to, signal = constraints or Constraints(), signal or survey.head.default
-    _check_asked(survey, signal, kept_to)
+    named = _check_asked(survey, signal, kept_to)
     names = kept_to.schemes or survey.head.schemes
-    asked = [layer for layer in survey.linear if not kept_to.keeps(layer)]
+    asked = [layer for layer in survey.linear if not kept_to.keeps(layer, named)]
     if not asked:
         raise ValueError(f"no layer of {survey.head.model} is left to choose a scheme for")
     inputs = kept_to.inputs_of([layer.name for layer in asked])
@@ -312,7 +308,7 @@ def frontier(survey: Survey, signal: str = "", constraints: Constraints | None =
     layers = [layer for layer in asked if layer.name not in left]
     if not layers:
         raise ValueError(_none_left(survey, left, kept_to))
-    left |= {x.name: why for x in survey.linear if (why := kept_to.without_table(x))}
+    left |= {x.name: why for x in survey.linear if (why := kept_to.without_table(x, named))}
     shapes = {layer.name: layer.shape for layer in layers}
     own_inputs = {name: inputs[name] for name in shapes if name in inputs}
     allowed = survey.head.methods if kept_to.methods is None else kept_to.methods
@@ -349,19 +345,23 @@ def check_complete(survey: Survey) -> None:
         )
 
 
-def matched(survey: Survey, patterns: Sequence[str]) -> tuple[str, ...]:
+def matched(survey: Survey, patterns: Sequence[str]) -> frozenset[str]:
     """Name the layers that match one of ``patterns``; ``ValueError`` for a pattern that matches none."""
-    for pattern in patterns if survey.linear else ():
-        if not any(matches(layer.name, pattern) for layer in survey.layers):
+    found = set[str]()
+    for pattern in patterns:
+        own = [layer.name for layer in survey.layers if matches(layer.name, pattern)]
+        if not own and survey.linear:
             raise ValueError(
                 f"no layer's name matches {pattern!r}: give a part of a name such as "
                 f"{survey.linear[0].name}, or a pattern with * and ?"
             )
-    return tuple(x.name for x in survey.layers if any(matches(x.name, pattern) for pattern in patterns))
+        found.update(own)
+    return frozenset(found)
 
 
-def _check_asked(survey: Survey, signal: str, kept_to: Constraints) -> None:
-    """``ValueError`` for a survey that was stopped, and for a request that it cannot answer."""
+def _check_asked(survey: Survey, signal: str, kept_to: Constraints) -> frozenset[str]:
+    """Name the layers that are kept; ``ValueError`` for a survey that was stopped, and for a request that it
+    cannot answer."""
     check_complete(survey)
     for what, asked, known in (
         ("signal", (signal,), survey.head.signals),
@@ -370,13 +370,14 @@ def _check_asked(survey: Survey, signal: str, kept_to: Constraints) -> None:
     ):
         if missing := next((name for name in asked if name not in known), ""):
             raise ValueError(f"the survey has no {what} {missing!r}; it has {', '.join(known) or 'none'}")
-    matched(survey, kept_to.keep)
+    named = matched(survey, kept_to.keep)
     matched(survey, kept_to.keep_inputs)
     if kept_to.times is not None and any(is_expert(layer.name) for layer in survey.layers):
         raise ValueError(
             f"the time of a step is not known for {survey.head.model}: its experts are multiplied in groups, "
             "as many tokens each as are routed to it"
         )
+    return named
 
 
 def _refusals(
@@ -430,6 +431,7 @@ def _left_by(
 ) -> dict[str, str]:
     found = {}
     for group in groups:
+        checkpoint()
         if any(not any(name in refusals[layer] for layer in group) for name in family):
             continue
         worst = sorted(group, key=lambda x: len(refusals[x]), reverse=True)[:2]
@@ -473,6 +475,7 @@ def best_methods(
     shared = {text for text in survey.head.schemes if has_one_scale(Scheme.parse(text))}
     found: dict[str, dict[str, str]] = {}
     for layer in layers:
+        checkpoint()
         best = {text: layer.best_method(text, allowed) for text in survey.head.schemes}
         left_out = shared if layer.name in joined else set()
         found[layer.name] = {text: by for text, by in best.items() if by and text not in left_out}
@@ -637,6 +640,7 @@ def recipe_of(
     signal, head, kept_to = signal or survey.head.default, survey.head, constraints or Constraints()
     layers = {}
     for name in choice.schemes:
+        checkpoint()
         by = choice.methods.get(name, "") if not method else "" if survey.layer(name).is_table else method
         layers[name] = Recipe.parse(f"{choice.schemes[name]}+{by}" if by else choice.schemes[name])
     quantized = kept_to.inputs_of(list(layers))

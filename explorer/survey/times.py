@@ -21,6 +21,7 @@ from explorer.models.kinds import fused_groups
 from explorer.products.advice import products_of, stored_as
 from explorer.products.gemms import GEMMS
 from explorer.products.shape_times import ShapeTime, product_time, scaled
+from explorer.progress import checkpoint
 from explorer.recordings.gemm import recorded_gemms
 from explorer.schemes import SCHEMES, Scheme
 
@@ -135,6 +136,7 @@ class StepTimes:
         self, scheme: Scheme, shapes: Sequence[Weight], inputs: Scheme | None = None
     ) -> list[ShapeTime]:
         """Time the layers of one input and scheme: one product of all their rows, if they have the same K."""
+        checkpoint()
         return [self.of(scheme, shape, inputs) for shape in joined(shapes)]
 
     def unquantized(self, shapes: Mapping[str, Weight], fused: bool) -> list[ShapeTime]:

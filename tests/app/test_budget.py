@@ -25,6 +25,7 @@ from app.state.query import Query
 from app.state.visits import VisitData
 from explorer.analysis.memory import estimate
 from explorer.checkpoints import EXPORTS
+from explorer.progress import stoppable
 from explorer.schemes import Scheme
 from explorer.survey import Survey, load_survey
 from explorer.survey.recipe import ModelRecipe
@@ -250,6 +251,23 @@ def test_a_pattern_of_no_layer_is_said_and_left_out() -> None:
     assert "'zzz'" in asked.problems["keep"] and "At 4.50 bits" in words(shown["headline"])
     with pytest.raises(ValueError, match="zzz"):
         next(budget.write(Query({"keep": "zzz"})))
+
+
+def test_patterns_of_kept_layers_are_few() -> None:
+    """Each is compared with each layer's name; the same again is one."""
+    many = ",".join(f"*.{n}.*" for n in range(51))
+    shown, asked = seen(keep=many)
+    assert "51 patterns" in asked.problems["keep"] and "At 4.50 bits" in words(shown["headline"])
+    assert not seen(keep=",".join(["layer.0."] * 60))[1].problems
+
+
+def test_what_is_shown_of_many_layers_can_be_stopped() -> None:
+    """Also of a frontier that is known: at each layer, in the map and in each file of the table."""
+    seen()
+    passed = list[None]()
+    with stoppable(lambda: passed.append(None)):
+        seen()
+    assert len(passed) > 6 * len(FOUND.linear)
 
 
 def test_a_typed_size_that_kept_layers_exceed_is_said() -> None:

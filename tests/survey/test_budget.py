@@ -13,9 +13,10 @@ import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from explorer.figures.survey import budget_figure
+from explorer.models.files import matches
 from explorer.progress import stoppable
 from explorer.schemes import MappingType, Scheme
-from explorer.survey import Constraints, Survey, frontier, recipe_of
+from explorer.survey import Constraints, Survey, budget, frontier, recipe_of
 from explorer.survey.budget import _left_by
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.sentences import kept_words, slightly_more, what_it_buys
@@ -215,6 +216,19 @@ def test_the_frontier_of_many_layers_can_be_stopped(made_up: Survey) -> None:
         with stoppable(lambda: passed.append(None)):  # noqa: B023
             frontier(made_up, constraints=Constraints(keep=keep))
         assert len(passed) >= least
+
+
+def test_patterns_are_compared_once(made_up: Survey, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each name: many patterns times many layers take long."""
+    compared = list[tuple[str, str]]()
+    monkeypatch.setattr(budget, "matches", lambda *pair: compared.append(pair) or matches(*pair))  # type: ignore[func-returns-value]
+    front = frontier(made_up, constraints=Constraints(keep=("layers.0.", "q_proj", "embed")))
+    assert len(compared) == 3 * len(made_up.layers) == len(set(compared))
+    assert set(front.at(4.5).schemes) == {
+        x.name
+        for x in made_up.linear
+        if not any(part in x.name for part in ("layers.0.", "q_proj", "lm_head"))
+    }
 
 
 def test_a_long_frontier_is_drawn_at_the_points_of_a_plot(made_up: Survey) -> None:

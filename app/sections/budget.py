@@ -24,7 +24,7 @@ from app.sections.subject import ACTS, KEYS, ModelSubject, panel, recorded, subj
 from app.state.analyses import each, loading, reported
 from app.state.choices import MOST_PATTERNS
 from app.state.files import fresh_folder
-from app.state.memo import Memo
+from app.state.memo import Memo, size_of
 from app.state.models import check_runnable, runnable_model
 from app.state.query import Query
 from app.state.selection import model_source
@@ -189,7 +189,11 @@ def _frontier(one: ModelSubject, asked: Asked) -> Frontier:
     """The frontier of a request, whatever its budget; computed once."""
     assert one.survey is not None
     found, key = one.survey, (one.stamp, asked)
-    return _FRONTIERS.get(key, lambda: frontier(found, constraints=constraints_of(asked, found)))
+
+    def computed() -> Frontier:
+        return frontier(found, constraints=constraints_of(asked, found))
+
+    return _FRONTIERS.get(key, computed, lambda front: size_of(front) + front.room)
 
 
 def _least(front: Frontier) -> float:

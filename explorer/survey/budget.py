@@ -205,6 +205,12 @@ class Frontier:
         """The bits per weight beyond which a larger budget gains nothing."""
         return float(self.bits[-1])
 
+    @property
+    def room(self) -> int:
+        """Bytes that it may come to have beside its own, for choices that were found."""
+        paths = (path for table in self._tables for path in (table.by_bits, table.by_time))
+        return sum(path.room for path in paths if path is not None)
+
     def at(self, bits: float) -> Choice:
         """Return the best choice of at most ``bits`` a weight; ``ValueError`` below ``least``."""
         found = self._best((bits + _SLACK) * self.weights, lambda table: table.by_bits)

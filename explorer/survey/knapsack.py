@@ -14,8 +14,7 @@ between the two points, so that a larger budget never gives a worse choice.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,8 +24,12 @@ _WIDTHS = (30, 120, 480, 1_920)
 """Numbers of partial choices that are followed at once: the larger ones after a better choice was found."""
 _CELLS = 1 << 21
 """Largest number of choices that are followed at once times units: what they need of memory and time."""
-_STEPS = 16
-"""Number of steps between frontier points whose choices are cached."""
+_STEPS, _KEPT = 16, 1 << 20
+"""Steps between frontier points whose choices a path keeps, and their bytes; the newest in any case."""
+_INDEX = np.dtype(np.int16)
+Found = tuple[np.ndarray, np.ndarray, float]
+"""Sizes of choices, the scheme of each unit in each, and the least reduced cost of a choice that was not
+followed."""
 _EXACT = 1e-12
 _WHOLE = 1 + _EXACT
 """Rounding error by which a budget may be exceeded."""
@@ -38,7 +41,7 @@ class HullPath:
 
     ``sizes`` are bits or seconds, infinite for a scheme that a unit cannot have. Point k is reached from
     ``start`` by the first k steps of ``path``, each (unit, new scheme); ``size_at`` and ``cost_at`` are the
-    sums there.
+    sums there. ``kept``: the choices that were found from some of these points to the next ones.
     """
 
     sizes: np.ndarray
@@ -47,6 +50,7 @@ class HullPath:
     path: np.ndarray
     size_at: np.ndarray
     cost_at: np.ndarray
+    kept: list[tuple[int, Found]] = field(default_factory=list)
 
     @classmethod
     def of(cls, sizes: np.ndarray, costs: np.ndarray) -> HullPath:
@@ -71,6 +75,12 @@ class HullPath:
     def least(self) -> float:
         """The smallest total size of all units."""
         return float(self.size_at[0])
+
+    @property
+    def room(self) -> int:
+        """Bytes that ``kept`` may come to have."""
+        units = len(self.start)
+        return max(_KEPT, (1 + sum(_widths(units))) * (_INDEX.itemsize * units + 8))
 
     def at(self, k: int) -> np.ndarray:
         """The scheme of each unit at point ``k``."""
@@ -110,16 +120,28 @@ def least_within(path: HullPath, budget: float) -> Solved | None:
     return Solved(picked, cost, min(cost, line + unfollowed))
 
 
-@lru_cache(_STEPS)
-def _between(path: HullPath, k: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """Find the best choices from point ``k`` to the next one: sizes, the schemes of each unit; and the least
-    reduced cost of those that were not followed."""
-    chosen, units, unfollowed = path.at(k)[None].astype(np.int16), np.arange(len(path.start)), 0.0
+def _widths(units: int) -> list[int]:
+    return sorted({min(width, max(1, _CELLS // units)) for width in _WIDTHS})
+
+
+def _between(path: HullPath, k: int) -> Found:
+    """Find the best choices from point ``k`` to the next one; the last ones are kept with the path."""
+    known = next((found for at, found in tuple(path.kept) if at == k), None)
+    if known is None:
+        known = _searched(path, k)
+        kept = [(k, known), *path.kept][:_STEPS]
+        bytes_ = np.cumsum([sizes.nbytes + chosen.nbytes for _, (sizes, chosen, _) in kept])
+        path.kept[:] = kept[: max(1, int((bytes_ <= _KEPT).sum()))]
+    return known
+
+
+def _searched(path: HullPath, k: int) -> Found:
+    chosen, units, unfollowed = path.at(k)[None].astype(_INDEX), np.arange(len(path.start)), 0.0
     sizes, costs = path.size_at[[k]], path.cost_at[[k]]
     if k + 1 == len(path.size_at):
         return sizes, chosen, np.inf
     end, reduced = path.size_at[k + 1], path.reduced(k)
-    for width in sorted({min(width, max(1, _CELLS // len(units))) for width in _WIDTHS}):
+    for width in _widths(len(units)):
         # What the best choice at hand costs more than the line, where the next one does not fit yet.
         room = float((costs - np.interp(np.append(sizes[1:], end), path.size_at, path.cost_at)).max())
         if unfollowed >= room:
@@ -164,7 +186,7 @@ def _followed(
         steps.append((kept % before, own[kept // before]))
         sums, gone = sums[:, kept], gone[kept]
     at = np.arange(len(gone))
-    chosen = np.repeat(best[None].astype(np.int16), len(gone), 0)
+    chosen = np.repeat(best[None].astype(_INDEX), len(gone), 0)
     for u, (parents, schemes) in zip(order[::-1], steps[::-1], strict=True):
         chosen[:, u], at = schemes[at], parents[at]
     return chosen, unfollowed

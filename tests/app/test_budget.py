@@ -27,7 +27,7 @@ from explorer.analysis.memory import estimate
 from explorer.checkpoints import EXPORTS
 from explorer.progress import stoppable
 from explorer.schemes import Scheme
-from explorer.survey import Survey, load_survey
+from explorer.survey import Frontier, Survey, load_survey
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import line_of
 from explorer.survey.run import SurveyPlan, in_this_process, survey_model
@@ -251,6 +251,13 @@ def test_a_pattern_of_no_layer_is_said_and_left_out() -> None:
     assert "'zzz'" in asked.problems["keep"] and "At 4.50 bits" in words(shown["headline"])
     with pytest.raises(ValueError, match="zzz"):
         next(budget.write(Query({"keep": "zzz"})))
+
+
+def test_a_frontier_counts_with_what_is_found_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Memo[Frontier](1 << 30)
+    monkeypatch.setattr(budget, "_FRONTIERS", kept)
+    front = budget.plan_of(Query({})).got.front
+    assert kept._used >= front.room + front.bits.nbytes > 1 << 20
 
 
 def test_patterns_of_kept_layers_are_few() -> None:

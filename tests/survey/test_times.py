@@ -6,8 +6,10 @@ If these fail, a recipe is slower than its budget, not the best within it, or sa
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import random
+import weakref
 from typing import Any
 
 import numpy as np
@@ -101,6 +103,30 @@ def test_many_choices_of_many_layers_are_not_all_followed(monkeypatch: pytest.Mo
     assert widths == [30, 60]
     with stoppable(_stop), pytest.raises(StoppedError):
         least_within(path, path.size_at[units // 3 : units // 3 + 2].mean())
+
+
+def test_what_was_found_ends_with_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget that is asked for again is not searched again; what is kept has a bound that can be counted,
+    and a path that nobody holds is gone."""
+    rng = np.random.default_rng(0)
+    path = HullPath.of(np.cumsum(rng.random((40, 6)), 1), -np.cumsum(rng.random((40, 6)), 1))
+    followed, searched = knapsack._followed, list[int]()
+    monkeypatch.setattr(knapsack, "_followed", lambda *asked: searched.append(1) or followed(*asked))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(knapsack, "_KEPT", 1 << 12)
+    budget = path.size_at[20:22].mean()
+    assert (least_within(path, budget).chosen == least_within(path, budget).chosen).all()  # type: ignore[union-attr]
+    once = len(searched)
+    assert once
+    for other in np.linspace(*path.size_at[[0, -1]], 60):
+        least_within(path, other)
+    assert 0 < sum(x.nbytes for _, found in path.kept for x in found[:2]) <= path.room
+    searched.clear()
+    least_within(path, budget)
+    assert len(searched) == once
+    gone = weakref.ref(path)
+    del path
+    gc.collect()
+    assert gone() is None
 
 
 def _stop() -> None:

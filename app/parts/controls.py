@@ -86,10 +86,10 @@ class Select(Control):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiSelect(Select):
-    """Any number of several values, separated by commas; ``usual`` at least."""
+    """Any number of several values, separated by commas, each once; ``usual`` at least."""
 
     def read(self, text: str) -> list[str]:  # type: ignore[override]
-        return [super(MultiSelect, self).read(part) for part in text.split(",") if part]
+        return [super(MultiSelect, self).read(part) for part in dict.fromkeys(text.split(",")) if part]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -169,12 +169,12 @@ def slightly_more(front: Frontier, choice: Choice, budget: float | None, step: f
     if choice.time is not None or not SENSITIVITIES[front.signal].is_loss:
         return ""
     most = (1 + _HAIR) * max(budget or 0.0, choice.bits)
-    for point, loss in zip(front.bits.tolist(), front.loss.tolist(), strict=True):
-        bits = math.ceil(point / step - 1e-6) * step
-        if choice.bits < point and bits <= most and loss <= (1 - _MUCH_LESS) * choice.loss:
-            less = 1 - front.at(bits).loss / choice.loss
-            return f"{bits:.7g} bits would lose {words.percent(less)} less."
-    return ""
+    able = (front.bits > choice.bits) & (front.loss <= (1 - _MUCH_LESS) * choice.loss)
+    bits = math.ceil(front.bits[able.argmax()] / step - 1e-6) * step
+    if not able.any() or bits > most:
+        return ""
+    less = 1 - front.at(bits).loss / choice.loss
+    return f"{bits:.7g} bits would lose {words.percent(less)} less."
 
 
 def _capital(text: str) -> str:

@@ -170,6 +170,11 @@ def test_a_long_computation_reports_and_is_stopped() -> None:
         list(analyses.reported(wrong))
 
 
+def test_the_same_method_again_is_one() -> None:
+    """Of a program's list as long as a value may be, each is computed once."""
+    assert methods.METHODS.of(Query({"methods": "rtn,awq,rtn,rtn,awq"})) == ["rtn", "awq"]
+
+
 def test_stopped_runs_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is stopped goes on to its next report: who stops and starts again waits for it, another visitor
     does not."""

@@ -34,8 +34,8 @@ from explorer.recordings.machine import this_machine
 from tests.load.visitor import Answer, Server, Visitor
 
 ROOT = Path(__file__).resolve().parents[2]
-SETTLED_SECONDS = 300
-"""Caches fill for so long; slopes are taken afterwards."""
+SETTLED_SECONDS = 600
+"""Caches of 64 visitors fill for so long; slopes are taken afterwards."""
 JUDGED_SECONDS = 1800
 """A shorter run's slopes and its shares of a kind are noise, and are shown only."""
 FLAT = {"memory": 100.0, "threads": 6.0, "descriptors": 12.0, "disk": 200.0}
@@ -237,7 +237,7 @@ def report(visitors: int, minutes: float, answers: list[Answer], samples: list[S
         )
     lines += [
         "",
-        "| of the server | at the start | at the end | slope after five minutes |",
+        "| of the server | at the start | at the end | slope after ten minutes |",
         "|---|---|---|---|",
     ]
     for what, slope in slopes(samples).items():

@@ -483,8 +483,8 @@ def heading(title: str, about: str) -> str:
 
 
 def note(words: str) -> str:
-    """A remark in small print. ``words`` are the project's own and may hold markup."""
-    return render("note", words=Markup(words))
+    """A remark in small print."""
+    return render("note", words=words)
 
 
 def _decibels(value: float) -> str:

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from markupsafe import Markup
+
 from app.parts import html
 from app.parts.controls import TextInput
 from app.parts.report_files import REPORT_KINDS, report_slots
@@ -186,7 +188,7 @@ def _grouped() -> str:
         "not measured: bytes over bandwidth or operations over peak. Measure here: <code>explorer bench "
         "grouped</code>."
     )
-    return html.note(about) + html.table(GROUPED_HEADERS, grouped_rows(recording.rows))
+    return html.note(Markup(about)) + html.table(GROUPED_HEADERS, grouped_rows(recording.rows))
 
 
 def _files(query: Query) -> Iterator[Shown]:

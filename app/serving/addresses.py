@@ -188,7 +188,7 @@ def file_of(text: str) -> Path | None:
 async def file(request: Request) -> Response:
     """A file of the page as it is, or a visitor's to be saved: it is shown as no page, and runs nothing."""
     path = file_of(request.path_params["path"])
-    if path is None:
+    if path is None or not path.suffix:  # Gradio's scripts take "config" beside a page for its description
         return unknown()
     if path.is_relative_to(ASSETS.resolve()):
         kind, _ = mimetypes.guess_type(path)

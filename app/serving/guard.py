@@ -296,7 +296,8 @@ def _checked_form(scope: Scope, receive: Receive, upload: uploads.Upload) -> Rec
     allowed = limits.current()
     bounded = _bounded(scope, receive, allowed.upload_bytes + FORM_BYTES, "an upload")
     kind, options = parse_options_header(Headers(scope=scope).get("content-type", ""))
-    if kind != b"multipart/form-data" or b"boundary" not in options:
+    form = kind == b"multipart/form-data" and options.get(b"charset", b"utf-8").lower() == b"utf-8"
+    if not form or b"boundary" not in options:
         raise TooMuchError(400, "an upload is a form with a file", "body")
     try:
         fields = _Fields(options[b"boundary"])

@@ -7,6 +7,7 @@ never a name of a file or a tensor.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,6 +64,12 @@ def measured(handler: str) -> Iterator[HandlerOutcome]:
         LOG.log(level, "%s %s %.0f ms", handler, outcome.how, 1e3 * took)
 
 
+METRICS_SECONDS = 1.0
+"""How long the text of ``metrics`` is kept."""
+_made = (-math.inf, b"")
+"""When it was made, and the text."""
+
+
 async def health(request: Request) -> JSONResponse:
     """Report the state of the page, whether it is public, and its GPU; 503 if its queue has stopped."""
     status, queue = gpu_status(), request.app.get_blocks()._queue
@@ -81,12 +88,16 @@ async def health(request: Request) -> JSONResponse:
 
 async def metrics(request: Request) -> Response:
     """Prometheus' text format; memory, descriptors and CPU of the process are among it."""
+    global _made
+    if time.monotonic() - _made[0] < METRICS_SECONDS:
+        return Response(_made[1], media_type=CONTENT_TYPE_LATEST)
     QUEUE.set(len(request.app.get_blocks()._queue))
     if (device := gpu_device()) is not None:
         import torch
 
         GPU.set(torch.cuda.memory_allocated(device))
-    return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+    _made = time.monotonic(), generate_latest()
+    return Response(_made[1], media_type=CONTENT_TYPE_LATEST)
 
 
 ROUTES = [Route("/health", health), Route("/metrics", metrics)]

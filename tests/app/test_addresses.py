@@ -141,7 +141,7 @@ HTML = b"<!doctype html><script>document.title='run'</script>"
 
 def test_a_visitors_file_is_no_page(client: TestClient) -> None:
     """Whatever it is called and holds: a browser saves it, and lets it do nothing."""
-    for name in ("a.html", "a.svg", "a.png", "a.pdf", "a.js", "a.csv", "a", "a.png.html"):
+    for name in ("a.html", "a.svg", "a.png", "a.pdf", "a.js", "a.csv", "a.png.html"):
         path = upload(client, name, HTML)
         for ranged in ({}, {"range": "bytes=0-9"}, {"range": "bytes=0-"}):
             answer = client.get(f"{PREFIX}/file={path}", headers=ranged)
@@ -155,6 +155,12 @@ def test_a_visitors_file_is_no_page(client: TestClient) -> None:
             assert answer.headers["content-encoding"] == "identity", "it takes seconds"
         head = client.head(f"{PREFIX}/file={path}")
         assert head.status_code == 200 and not head.content
+    for name in (
+        "config",
+        "info",
+        "a",
+    ):  # scripts of Gradio's ask for these
+        assert client.get(f"{PREFIX}/file={upload(client, name, HTML)}").status_code == 404
 
 
 @pytest.mark.parametrize("path", [ASSETS / "style.css", PLOTLY], ids=lambda p: p.name)

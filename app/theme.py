@@ -132,6 +132,10 @@ def make_theme() -> gr.themes.Base:
     )
 
 
-def plot_data(figure: go.Figure) -> str:
-    """``figure`` as ``widgets.plot`` takes it."""
-    return str(figure.to_json())
+class FigureData(str):
+    """A figure as JSON."""
+
+
+def plot_data(figure: go.Figure) -> FigureData:
+    """``figure`` as the page's script takes it."""
+    return FigureData(figure.to_json())

@@ -19,7 +19,7 @@ from typing import Any, cast
 import gradio as gr
 import orjson
 import plotly.graph_objects as go
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from app import limits
 from app.parts import html
@@ -40,7 +40,7 @@ from app.serving.work import (
 from app.state.analyses import analysing
 from app.state.query import ASKED, ELEMENT, SCHEMES_KEYS, TENSOR, Query
 from app.state.rows import fill_listed
-from app.theme import plot_data
+from app.theme import FigureData, plot_data
 
 PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 """For listeners that only move the page's own parts and are no endpoints."""
@@ -228,12 +228,16 @@ def _patiently(compute: Callable[[Query], Shown] | None, query: Query) -> Shown:
 
 def drawn(shown: Shown) -> dict[str, str]:
     """The slots as texts: figures as the JSON that plotly's script takes. ``ValueError`` of many bytes."""
-    texts = {
-        name: plot_data(value) if isinstance(value, go.Figure) else str(value)
-        for name, value in shown.items()
-    }
+    texts = {name: _text_of(value) for name, value in shown.items()}
     limits.check_answer(sum(map(len, texts.values())))
     return texts
+
+
+def _text_of(value: object) -> str:
+    """A slot's HTML or figure; words that nobody has marked as HTML are none."""
+    if isinstance(value, go.Figure):
+        return plot_data(value)
+    return str(value if isinstance(value, FigureData) or "<" not in str(value) else escape(value))
 
 
 def _object(text: str) -> dict[str, Any]:

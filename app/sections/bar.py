@@ -68,7 +68,7 @@ def view(query: Query) -> Shown:
     facts = {name: value or "" for name, value in dataclasses.asdict(chosen).items()}
     of_model = chosen.source == "model"
     chips = html.chips(tensor_name(chosen), chosen.recipes, subject.name_of(query), of_model)
-    return {"chips": chips, "record": json.dumps(facts)}
+    return {"chips": chips, "record": json.dumps(facts).replace("<", "\\u003c")}
 
 
 def choose(query: Query, what: Mapping[str, Any]) -> Mapping[str, str]:

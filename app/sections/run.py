@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
+from markupsafe import Markup
+
 from app import limits
 from app.parts import cache_capture, html
 from app.parts.controls import IntegerInput, MultiSelect, TextInput
@@ -179,7 +181,7 @@ class _Run:
     def view(self, status: str) -> Shown:
         """The columns as they are; before the first token those of the run before stay."""
         if not any(column.transcript for column in self.columns):
-            return {"status": f'<div class="opening">{html.status(status)}</div>'}
+            return {"status": Markup('<div class="opening">{}</div>').format(html.status(status))}
         shown = [c for c in self.columns if self._recipes.get(c.name)]
         options = [
             "--recipe recipe.json" if c.name == RECIPE else _scheme(self._recipes[c.name]) for c in shown

@@ -10,15 +10,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import gradio as gr
+import plotly.graph_objects as go
 import pytest
+from markupsafe import Markup
 
 from app import limits
-from app.parts.section import Section
+from app.parts.section import Section, drawn
 from app.places import PLACES
 from app.sections import bar, budget, checkpoints, methods, ranges, take_away, values
 from app.serving.values import DEFECT
 from app.state import analyses
 from app.state.query import Query
+from app.theme import plot_data
 from explorer import SourceError
 
 
@@ -83,6 +86,16 @@ def test_what_a_run_shows_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         run = Section(name="x", runs={"go": lambda query, size=size: iter([{"a": "x" * size}])})  # type: ignore[misc]
         steps = list(run._runner()(gr.EventData(None, {"run": "go", "number": "1", "query": {}})))
         assert said in steps[0] and '"ended": true' in steps[-1]
+
+
+def test_words_in_a_slot_are_no_html() -> None:
+    """A view that forgets to escape a layer's name gives it no tags."""
+    figure, evil = go.Figure(layout_title_text="a<br>b"), "<img src=x>"
+    shown = drawn({"a": evil, "b": Markup(evil), "c": figure, "d": plot_data(figure), "e": "a & b"})
+    assert shown["a"] == "&lt;img src=x&gt;" and shown["b"] == evil and shown["e"] == "a & b"
+    assert all(json.loads(shown[name])["layout"]["title"]["text"] == "a<br>b" for name in "cd")
+    record = bar.view(Query({"layer": evil}))["record"]
+    assert "<" not in str(record) and json.loads(str(record))["layer"] == evil
 
 
 def test_the_report_has_the_range_that_the_page_shows() -> None:

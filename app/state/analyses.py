@@ -8,7 +8,6 @@ import dataclasses
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import TypeVar, cast
 
@@ -18,6 +17,7 @@ from app.state.choices import check_cost
 from app.state.gpu_lock import gpu_lock
 from app.state.layers import own_layer
 from app.state.memo import Memo
+from app.state.places import Places
 from app.state.selection import Selection, file_source, is_read, matrix_of, tensor_key
 from app.state.visits import visit
 from explorer import SourceError
@@ -163,31 +163,7 @@ def each(steps: Generator[Step, None, Result], say: Callable[[Step], Said]) -> G
         yield say(step)
 
 
-class _Places:
-    """Threads at work, by their visitors' addresses."""
-
-    def __init__(self) -> None:
-        self._change, self._held = threading.Condition(), Counter[str]()
-
-    def take(self, address: str) -> bool:
-        """Take a place; False if none is free for a while."""
-
-        def free() -> bool:
-            return self._held[address] < OF_ONE and self._held.total() < OF_ALL
-
-        with self._change:
-            taken = self._change.wait_for(free, SAID_AGAIN_S)
-            self._held[address] += taken
-            return taken
-
-    def give_back(self, address: str) -> None:
-        with self._change:
-            self._held[address] -= 1
-            self._held += Counter()  # an address that has none is not kept
-            self._change.notify_all()
-
-
-_PLACES = _Places()
+_PLACES = Places(OF_ONE, OF_ALL)
 
 
 def reported(
@@ -221,7 +197,7 @@ def reported(
             _PLACES.give_back(address)
             said.put(None)
 
-    while not _PLACES.take(address):
+    while not _PLACES.take(address, SAID_AGAIN_S):
         checkpoint()
         if silent is not None:
             yield silent

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app import limits
+from app.serving.sessions import current_request
 from app.state.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME
 from app.state.memo import Memo
+from app.state.places import Places
 from explorer import SourceError
 from explorer.core.backend import place
 from explorer.methods.recipe import Recipe
+from explorer.progress import checkpoint
 from explorer.sources import load_sample, open_tensors
 from explorer.sources.models import folder_stamp, open_model
 from explorer.sources.stamped import stamp_of
@@ -56,6 +59,10 @@ class NothingChosenError(SourceError):
 
 _MATRICES = Memo[Matrix](512 << 20)
 _SOURCES = Memo[TensorSource](256 << 20)
+_REFUSED = Memo[str](1 << 20)
+"""Why a file was refused."""
+_OPENING = Places(of_one=2, of_all=8)
+_AGAIN_S = 0.5
 
 
 def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
@@ -102,12 +109,38 @@ def info_of(chosen: Selection) -> TensorInfo | None:
 
 
 def file_source(path: str | None) -> TensorSource:
-    """The uploaded file, opened."""
+    """The uploaded file, opened once for all who ask for it: the others wait. ``SourceError`` if it is
+    refused, without opening it again."""
     if not path:
         raise SourceError(NO_FILE)
-    bounds = limits.current().sources
-    key = ("file", path, _stamp(path), bounds)
-    return _SOURCES.get(key, lambda: open_tensors(path, limits=bounds), _kept_bytes)
+    bounds, address = limits.current().sources, current_request().address
+    key = ("file", path, stamp := _stamp(path), bounds)
+
+    def known() -> TensorSource | None:
+        if (why := _REFUSED.peek(key)) is not None:
+            raise SourceError(why)
+        return _SOURCES.peek(key)
+
+    while (source := known()) is None:
+        checkpoint()
+        if not _OPENING.take(address, _AGAIN_S, key):
+            continue
+        try:
+            if (source := known()) is None:
+                source = _SOURCES.get(key, lambda: open_tensors(path, limits=bounds), _kept_bytes)
+            break
+        except SourceError as error:
+            if stamp is not None and not _may_pass(error.__cause__):
+                _REFUSED.keep(key, str(error))
+            raise
+        finally:
+            _OPENING.give_back(address, key)
+    return source
+
+
+def _may_pass(cause: BaseException | None) -> bool:
+    """True for what the system lacks now, and may have later."""
+    return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
 
 
 def model_source(model: str, revision: str) -> TensorSource:

@@ -13,7 +13,8 @@ import importlib
 import math
 import os
 import queue
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -24,13 +25,19 @@ from urllib.parse import quote
 import gradio as gr
 import httpx
 import pytest
+import torch
 from gradio.routes import file_upload_statuses
 from starlette.testclient import TestClient
 
 from app import limits
 from app.serving import addresses, guard, kept, listeners, uploads, waiting
 from app.serving.sessions import CurrentRequest, answering
+from app.state import selection
 from app.state.files import fresh_folder
+from app.state.memo import Memo
+from explorer import SourceError
+from explorer.progress import StoppedError, checkpoint, stoppable
+from explorer.sources.base import InMemory
 from tests import loops
 from tests.app.servers import until
 
@@ -431,3 +438,93 @@ def an_upload(client: TestClient, size: int, who: str, number: int = 0, stalls: 
 
 async def gathered(work: list[Any]) -> list[int]:
     return list(await asyncio.gather(*work))
+
+
+class Opened(InMemory):
+    """A file whose opening waits until it may go on."""
+
+    began, gates = list[str](), collections.defaultdict[str, threading.Event](threading.Event)
+    all = threading.Event()
+
+    def __init__(self, path: str, limits: object = None) -> None:
+        Opened.began.append(path)
+        while not (Opened.gates[path].wait(0.01) or Opened.all.is_set()):
+            checkpoint()
+        if "bad" in path:
+            raise SourceError(f"{path} is bad") from (OSError(24, "busy") if "busy" in path else None)
+        super().__init__(path, "x", torch.ones(1, 1))
+
+
+@pytest.fixture
+def opening(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExecutor]:
+    """Threads of visitors who ask for files, which open when they are told to."""
+    monkeypatch.setattr(selection, "open_tensors", Opened)
+    monkeypatch.setattr(selection, "_stamp", lambda path: 1)
+    monkeypatch.setattr(selection, "_SOURCES", Memo(1 << 20))
+    monkeypatch.setattr(selection, "_REFUSED", Memo(1 << 20))
+    monkeypatch.setattr(Opened, "began", [])
+    monkeypatch.setattr(Opened, "gates", collections.defaultdict(threading.Event))
+    monkeypatch.setattr(Opened, "all", threading.Event())
+    with ThreadPoolExecutor(40) as visitors:
+        yield visitors
+        Opened.all.set()
+
+
+def asks(path: str, address: str = "one", check: Callable[[], None] = lambda: None) -> str:
+    """What a visitor is told who asks for a file."""
+    with answering(CurrentRequest(address=address)), stoppable(check):
+        try:
+            return selection.file_source(path).origin
+        except SourceError as refusal:
+            return str(refusal)
+
+
+def test_a_file_is_opened_once_for_all_who_ask_for_it(opening: ThreadPoolExecutor) -> None:
+    """Each of twenty requests of one page would parse it, and refuse it, anew."""
+    for path, said in ("good", "good"), ("bad", "bad is bad"):
+        asked = [opening.submit(asks, path, address) for address in ("one", "two") * 10]
+        until(lambda path=path: path in Opened.began)  # type: ignore[misc]
+        Opened.gates[path].set()
+        assert {each.result(60) for each in asked} == {said}
+        assert asks(path) == said and Opened.began.count(path) == 1
+    for path in "busy, bad", "busy, bad":
+        Opened.gates[path].set()
+        assert asks(path) == "busy, bad is bad"
+    assert Opened.began.count("busy, bad") == 2, "what the system lacks now it may have later"
+
+
+def test_few_files_are_opened_at_once(opening: ThreadPoolExecutor) -> None:
+    """Two for one address, eight for all; another visitor's is opened while one address waits."""
+    first = [opening.submit(asks, f"one {i}") for i in range(5)]
+    until(lambda: len(Opened.began) == 2)
+    others = [opening.submit(asks, f"{i}", f"{i}") for i in range(10)]
+    until(lambda: len(Opened.began) == 8)
+    assert sum(path.startswith("one") for path in Opened.began) == 2
+    Opened.all.set()
+    assert [each.result(60) for each in first] == [f"one {i}" for i in range(5)]
+    assert [each.result(60) for each in others] == [f"{i}" for i in range(10)] and len(Opened.began) == 15
+
+
+def test_who_waits_for_a_file_can_leave_and_takes_over(opening: ThreadPoolExecutor) -> None:
+    """The one who opens it may leave too: the next one opens it."""
+    left = {name: threading.Event() for name in ("opens", "waits")}
+
+    def check(name: str) -> Callable[[], None]:
+        def ended() -> None:
+            if left[name].is_set():
+                raise StoppedError(name)
+
+        return ended
+
+    opens = opening.submit(asks, "x", check=check("opens"))
+    until(lambda: Opened.began == ["x"])
+    waits, stays = opening.submit(asks, "x", check=check("waits")), opening.submit(asks, "x", "two")
+    left["waits"].set()
+    with pytest.raises(StoppedError, match="waits"):
+        waits.result(60)
+    left["opens"].set()
+    with pytest.raises(StoppedError, match="opens"):
+        opens.result(60)
+    until(lambda: Opened.began == ["x", "x"])
+    Opened.gates["x"].set()
+    assert stays.result(60) == "x" and not selection._OPENING.held

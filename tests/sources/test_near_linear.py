@@ -12,8 +12,9 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -68,7 +69,8 @@ MANY: dict[str, tuple[Callable[[], bytes], int]] = {
     "members.npz": (lambda: zipped({f"{i}.npy": npy(array_header((1,)), bytes(4)) for i in range(500)}), 500),
     "gptq.safetensors": (lambda: safetensors(layers_of_gptq(300), bytes(52 * 300)), 900),
     "lines.csv": (lambda: b"\n" * 200_000 + b"1\n", 40),
-    "long-lines.csv": (lambda: (b"1," * 9999 + b"1\n") * 1000, 5),
+    "long-lines.csv": (lambda: (b"1," * 9999 + b"1\n") * 1000, 150),
+    "longest-lines.csv": (lambda: (b"1," * 999_999 + b"1\n") * 2, 60),
 }
 """Name -> the file's bytes, and the number of checkpoints that opening it passes at least."""
 
@@ -113,6 +115,43 @@ def test_more_parts_than_such_a_file_has_are_refused(name: str, tmp_path: Path) 
     with pytest.raises(SourceError, match=words):
         source = open_source(str(path), limits=LIMITS)
         source.matrix(source.infos[0].name)
+
+
+HALF = "1," * 99_999
+TABLES: dict[str, tuple[str, tuple[int, int] | str]] = {
+    "short lines": ("1\n" * 300_000, (300_000, 1)),
+    "one line": (HALF + "1", (1, 100_000)),
+    "headings": ("name," * 99_999 + "name\n" + HALF + "1\n", (1, 100_000)),
+    "comments": ("#" + HALF + "\n" + HALF + "1#" + HALF + "\n" + HALF + "1\n", (2, 100_000)),
+    "a long cell": (HALF + "0" * 300_000 + "1\n", "a cell is blank or has more than 100,000 characters"),
+    "a word": (HALF + "1\n" + HALF + "pear\n", "row 2 of numbers, column 100000 has 'pear'"),
+    "no end": (HALF + "1\n" + HALF + "\n", "row 2 of numbers, column 100000 has ''"),
+    "a gap": (HALF + "1\n" + HALF[2:] + " " * 300_000 + ",1\n", "row 2 of numbers, column 99999 has ''"),
+    "short": (HALF + "1\n1,1\n", "row 2 of numbers has 2 cells, row 1 has 100000"),
+}
+"""Name -> a table of ones, and its shape, or why it is refused."""
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_call_of_the_parser_takes_little_text(name: str, tmp_path: Path) -> None:
+    """It holds Python's lock to its end: a line of 4 MB keeps all other threads for a tenth of a second."""
+    text, found = TABLES[name]
+    (path := tmp_path / "x.csv").write_text(text)
+    parse, sizes = np.loadtxt, list[int]()
+
+    def parsed(lines: list[str], *args: Any, **more: Any) -> Any:
+        sizes.append(sum(map(len, lines)))
+        return parse(lines, *args, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("explorer.sources.csv_file.np.loadtxt", parsed)
+        if isinstance(found, str):
+            with pytest.raises(SourceError, match=found):
+                open_source(str(path), limits=LIMITS)
+        else:
+            x = open_source(str(path), limits=LIMITS).read()
+            assert tuple(x.shape) == found and bool((x == 1).all())
+    assert sizes and max(sizes) <= 1 << 17
 
 
 def test_an_orientation_among_long_values_is_found(tmp_path: Path) -> None:

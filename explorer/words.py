@@ -103,9 +103,10 @@ def byte_size(text: str) -> float:
 
 
 def percent(share: float) -> str:
-    """Write a share in percent, with the decimals that keep it from "0 %" and "100 %" where it is neither."""
-    digits = next((n for n in range(9) if 0 < float(f"{100 * share:.{n}f}") < 100), 0)
-    return f"{100 * share:.{digits}f} %"
+    """Write a share of 0 … 1 in percent; values below 1 are never shown as "100 %"."""
+    if 0.9995 <= share < 1:
+        return "more than 99.9 %"
+    return f"{number(100 * share, 3 if share > 0.9 else 2)} %"
 
 
 def times(factor: float, digits: int = 3) -> str:

@@ -115,5 +115,12 @@ def test_names_in_markdown_are_code(name: str, text: str) -> None:
 
 
 def test_a_part_is_neither_nothing_nor_all() -> None:
-    shares = {0.37: "37 %", 0.9951: "99.5 %", 0.9996: "99.96 %", 0.001: "0.1 %", 0: "0 %", 1: "100 %"}
+    shares = {
+        0.37: "37 %",
+        0.9951: "99.5 %",
+        0.9996: "more than 99.9 %",
+        0.001: "0.1 %",
+        0: "0 %",
+        1: "100 %",
+    }
     assert {share: words.percent(share) for share in shares} == shares

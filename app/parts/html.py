@@ -30,7 +30,6 @@ from explorer.analysis.goals import AT_MOST, MOST, Goal
 from explorer.analysis.memory import MemoryEstimate, left_on, sizes_that_differ
 from explorer.analysis.report import Report
 from explorer.analysis.shortlist import TOKENS, Candidate, Pending, Race, RowTime
-from explorer.analysis.why import percent
 from explorer.formats import FORMATS, BitField, FloatFormat, Format
 from explorer.formats.code import short
 from explorer.methods import label_of
@@ -38,6 +37,7 @@ from explorer.methods.recipe import Recipe
 from explorer.products.advice import ENOUGH_DB, Advice
 from explorer.recordings.quantize import QuantizeTiming, kernel_file
 from explorer.schemes import Scheme
+from explorer.words import percent
 
 
 class JoinLines(Extension):

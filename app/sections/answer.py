@@ -39,13 +39,13 @@ from explorer.analysis.goals import DEFAULT, GOALS, Goal
 from explorer.analysis.grids import grid_words
 from explorer.analysis.report import Report
 from explorer.analysis.shortlist import Candidate, Pending
-from explorer.analysis.why import percent
 from explorer.core.backend import gpu_device
 from explorer.figures.compare import exact_words, frontier_figure
 from explorer.methods.recipe import Recipe
 from explorer.progress import checkpoint
 from explorer.sources.samples import SAMPLES
 from explorer.sources.tensors import Matrix
+from explorer.words import percent
 
 OFFERED = ("mlp_up", "attention_query", "mlp_down", "portrait", "outlier_channels")
 """Built-in tensors with a picture; the first ``PICTURES`` that there are."""

@@ -26,6 +26,7 @@ from app.theme import HEAD, LATE_HEAD
 NOWHERE = "page.invalid"
 """A host that no address has (RFC 2606)."""
 SENT = "explorer.sent"
+"""Where a request's scope says how many messages of its answer were taken."""
 CHUNK = 1 << 16
 """Bytes that are sent at a time."""
 SPACES = " https://huggingface.co https://*.hf.space"

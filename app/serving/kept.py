@@ -80,7 +80,7 @@ class Sweeper:
 
     def __init__(self, app: Any) -> None:
         self._app, self._sweeps = app, 0
-        self._files: list[tuple[set[str], str]] = []
+        self._files: list[tuple[set[str], str]] = []  # to be looked at, with the set that has the name
         app.get_blocks()._queue.ANALYTICS_MAX_EVENTS = ANALYTICS
 
     def sweep(self) -> None:

@@ -16,7 +16,7 @@ from explorer.analysis.report import Report
 from explorer.analysis.schemes import ComparisonRow
 from explorer.analysis.shortlist import Candidate, Race
 from explorer.analysis.verdict import MOSTLY_ZERO, SAME_BITS, SAME_DB, band_of, measured_elsewhere
-from explorer.analysis.why import percent
+from explorer.words import percent
 
 OPENS = {
     "compressed-tensors (vLLM)": "opens in vLLM",

@@ -30,7 +30,8 @@ from explorer import words
 from explorer.analysis.report import Report
 from explorer.analysis.spread import Spread
 from explorer.analysis.tensor import Analysis
-from explorer.analysis.why import percent, why
+from explorer.analysis.why import why
+from explorer.words import percent
 
 DB_PER_BIT = 20 * math.log10(2)
 """Gain of one more bit on a uniform grid: half the step, a quarter of the squared error."""

@@ -21,6 +21,7 @@ from explorer.core.quantize import QuantizedTensor
 from explorer.formats import FloatFormat, IntegerFormat
 from explorer.formats.integers import FixedPointFormat
 from explorer.schemes import Scheme
+from explorer.words import percent
 
 FEW = 0.001
 """Share of elements below which nothing is reported."""
@@ -243,13 +244,6 @@ def _sharing(scheme: Scheme) -> str:
     if scheme.block == (None, None):
         return "one scale for all"
     return f"{'one scale ' if scheme.granularity in ('per row', 'per column') else ''}{scheme.granularity}"
-
-
-def percent(share: float) -> str:
-    """Format a share (0 … 1); values below 1 are never shown as "100 %"."""
-    if 0.9995 <= share < 1:
-        return "more than 99.9 %"
-    return f"{words.number(100 * share, 3 if share > 0.9 else 2)} %"
 
 
 def _digits(value: float) -> str:

@@ -278,7 +278,7 @@ def test_one_record_is_made_while_another_waits(monkeypatch: pytest.MonkeyPatch)
         assert began.wait(60)
         free = threading.Thread(target=lambda: Query({"source": "file"}).record, daemon=True)
         free.start()
-        free.join(20)
+        free.join(60)
         waits = free.is_alive()
         release.set()
         assert held.result().source == "builtin" and not waits

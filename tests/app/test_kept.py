@@ -110,18 +110,11 @@ def _steps(text: str) -> Iterator[str]:
 def test_files_that_are_gone_are_forgotten_a_part_at_a_time(tmp_path: Path) -> None:
     """Of the 130,000 that the store has room for a look at all takes most of a second."""
     names = {str(tmp_path / str(number)) for number in range(kept.FILES_AT_ONCE + 5)}
-    sweeper = kept.Sweeper(FakeApp([names]))
+    sweeper = kept.Sweeper(SimpleNamespace(get_blocks=lambda: SimpleNamespace(_queue=SimpleNamespace())))
     for left in (5, 0, 0):
         sweeper._files = sweeper._files or [(names, name) for name in names]
         sweeper._forget_files()
         assert len(names) == left
-
-
-class FakeApp:
-    """What a sweeper has of a server without one."""
-
-    def __init__(self, sets: list[set[str]]) -> None:
-        self.get_blocks = lambda: SimpleNamespace(_queue=SimpleNamespace(), temp_file_sets=sets)
 
 
 def test_an_empty_session_leaves_the_queue_running(server: tuple[str, gr.Blocks]) -> None:

@@ -27,7 +27,6 @@ from app.serving.guard import Guard
 from app.serving.headers import MadeOnce, SecurityHeaders
 from app.serving.measure import ROUTES
 from app.serving.memory import return_forever, return_large_blocks
-from app.serving.visitors import HostedWatch
 from app.state.controls import DEFAULT_SCHEME
 from app.state.estimates import estimated
 from app.state.record import Record, first_of_file, next_record
@@ -184,7 +183,6 @@ def middleware() -> list[Middleware]:
         # A page that answers under any name can be read by a site that lets its own name point here. First,
         # so that a refused request does not count as one that came through a proxy.
         *([] if limits.current().hosted else [Middleware(TrustedHostMiddleware, allowed_hosts=own)]),
-        Middleware(HostedWatch),
         Middleware(SecurityHeaders),
         Middleware(Guard),
         Middleware(GZipMiddleware, minimum_size=2000, compresslevel=5),

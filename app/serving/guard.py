@@ -29,7 +29,7 @@ from app.serving import addresses, uploads
 from app.serving.kept import SILENCE
 from app.serving.listeners import counted, listening, session_of
 from app.serving.measure import REFUSED
-from app.serving.visitors import address_of, of_another_site
+from app.serving.visitors import address_of, note_proxies, of_another_site
 from app.serving.waiting import next_turn, take_turns
 
 FIELD_BYTES = 1 << 16
@@ -85,6 +85,7 @@ class Guard:
         if refused is not None:
             await _refuse(refused, scope, _Body(receive), send)
             return
+        note_proxies(scope)
         scope["headers"] = [(k, v) for k, v in scope["headers"] if k != b"x-gradio-server"]
         if scope["method"] in ("POST", "PUT", "PATCH"):
             await self._changing(scope, receive, send)

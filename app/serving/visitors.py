@@ -7,7 +7,7 @@ from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from app import limits
 
@@ -65,20 +65,13 @@ def of_another_site(scope: Scope) -> bool:
     return address.scheme not in ("http", "https") or address.netloc != headers.get("host")
 
 
-class HostedWatch:
-    """Takes the limits of a hosted page from the first request on that came through a proxy or from another
-    machine, unless ``EXPLORER_HOSTED`` has decided. A request of another site, which ``Guard`` refuses,
-    decides nothing."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not limits.current().hosted and not of_another_site(scope):
-            headers = Headers(scope=scope)
-            for name in FORWARDED:
-                if name in headers:
-                    limits.found_hosted(f"a request carries {name}, so there is a proxy in front")
-            if _peer(scope) not in LOOPBACK and not _peer(scope).startswith("127."):
-                limits.found_hosted("a request comes from another machine")
-        await self.app(scope, receive, send)
+def note_proxies(scope: Scope) -> None:
+    """Take the limits of a hosted page from the first request on that came through a proxy or from another
+    machine, unless ``EXPLORER_HOSTED`` has decided. A request that is refused decides nothing."""
+    if not limits.current().hosted:
+        headers = Headers(scope=scope)
+        for name in FORWARDED:
+            if name in headers:
+                limits.found_hosted(f"a request carries {name}, so there is a proxy in front")
+        if _peer(scope) not in LOOPBACK and not _peer(scope).startswith("127."):
+            limits.found_hosted("a request comes from another machine")

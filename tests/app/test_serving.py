@@ -804,10 +804,6 @@ HOSTED_BY = [
 
 def test_what_makes_a_page_hosted(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Behind a proxy every address looks local: its headers tell. The log says which."""
-
-    async def nothing(scope: Any, receive: Any, send: Any) -> None:
-        return None
-
     for environment, headers, hosted in HOSTED_BY:
         for name in ("SPACE_ID", "GRADIO_SHARE", "GRADIO_SERVER_NAME", "EXPLORER_HOSTED"):
             monkeypatch.delenv(name, raising=False)
@@ -818,7 +814,7 @@ def test_what_makes_a_page_hosted(monkeypatch: pytest.MonkeyPatch, caplog: pytes
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         scope: Any = {"type": "http", "client": ("127.0.0.1", 1), "headers": raw}
         with caplog.at_level(logging.WARNING, "explorer"):
-            loops.run(asyncio.run, visitors.HostedWatch(nothing)(scope, None, None))  # type: ignore[arg-type]
+            visitors.note_proxies(scope)
         assert limits.current().hosted is hosted, (environment, headers)
         assert not (headers and hosted) or next(iter(headers)) in caplog.text
         assert next(iter(environment), "") in limits.why() or not environment
@@ -834,6 +830,7 @@ def test_a_refused_name_does_not_open_the_page_to_strangers(client: TestClient) 
         sent = {"origin": origin, "x-forwarded-for": "1.2.3.4"}
         answer = client.post("/gradio_api/upload", files={"files": b"1"}, headers=sent)
         assert answer.status_code == 403, origin
+    assert client.get("/nowhere", headers={"x-forwarded-for": "1.2.3.4"}).status_code == 404
     assert client.get("/health").json()["hosted"] is False
     client.get("/config", headers={"x-forwarded-for": "1.2.3.4"})
     assert client.get("/health").json()["hosted"] is True

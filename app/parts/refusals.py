@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,12 +33,18 @@ def _message(error: Exception) -> str:
 
 def refusal_words(error: Exception) -> str | None:
     """The words for a refusal; None for an error that no input explains."""
-    if not isinstance(error, _REFUSED):
+    if not isinstance(error, _REFUSED) or _of_a_figure(error):
         return None
     try:
         return _message(error)
     except RuntimeError:
         return None
+
+
+def _of_a_figure(error: Exception) -> bool:
+    """True for what plotly raises: it is given values of the page's own, so that is a defect."""
+    raised_in = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(name.startswith(("plotly.", "_plotly_utils.")) for name in raised_in[-1:])
 
 
 @contextmanager
@@ -49,16 +56,23 @@ def for_program(name: str) -> Iterator[None]:
             with share_of_cores(), stoppable(check_of_this_run()):
                 yield
         except (ValueError, OSError, StoppedError) as error:
+            if _of_a_figure(error):
+                raise
             outcome.how = "refused"
-            said = words_of(error) if isinstance(error, OSError) else str(error)
+            said = words_of(error) if isinstance(error, OSError) else one_line(str(error))
             raise gr.Error(said, print_exception=False) from error
 
 
 def words_of(error: Exception) -> str:
     """The words for an error of a file or a value; on a public page without the machine's folders."""
     if not isinstance(error, OSError) or not limits.current().hosted:
-        return page_words(str(error))
-    return error.strerror or page_words(_FOLDERS.sub("", str(error)))
+        return one_line(page_words(str(error)))
+    return error.strerror or one_line(page_words(_FOLDERS.sub("", str(error))))
+
+
+def one_line(message: str) -> str:
+    """A message with blanks for its line breaks."""
+    return " ".join(message.split())
 
 
 _FOLDERS = re.compile(r"(?:[A-Za-z]:)?[/\\](?:[^/\\:'\"\n]+[/\\])+")

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from time import thread_time
 from typing import Any
 
 import gradio as gr
@@ -29,7 +31,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from app import limits
-from app.serving.cores import share_of_cores
+from app.serving.allowance import Allowance
+from app.serving.cores import WORKING, share_of_cores
 from app.serving.guard import TOO_MANY, TooMuchError
 from app.serving.headers import in_pieces
 from app.serving.listeners import counted
@@ -47,6 +50,15 @@ WAITING = 64
 """Calls of one address that wait for a place."""
 WAIT_SECONDS = 10.0
 """The longest that a call waits for a place."""
+SECONDS_AT_ONCE, SECONDS_A_SECOND = 4.0, 0.25
+"""Processor seconds of an address's views while something of another address is computed: so many, then so
+many a second. Views are mostly Python, which runs in one thread at a time: a run of thousands of small
+operations waits after each of them while a view is computed. With these numbers a run takes about a third
+longer beside one address that never stops, once its seconds at once are used up. All sections of a page take
+.4 s, of a new tensor 1 s, of the largest 1.8 s; a slider that is dragged some .1 s a second. The time is the
+processor's, and not the clock's, which is longer for everybody while one address computes much."""
+LOOK_SECONDS = 0.25
+"""Between two looks at the calls that wait: their addresses have got more, or others have ended."""
 _TOO_BUSY = "try again when one of them has ended"
 
 
@@ -106,6 +118,8 @@ class Call:
         self.change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the call gets a place, or is ended before it has one."""
         self.reason: StoppedError | None = None
+        self.took = 0.0
+        """Processor seconds of its thread."""
 
     def end(self, reason: StoppedError) -> None:
         """End the call, at its next checkpoint if it runs. To be called in the server's own thread."""
@@ -124,7 +138,7 @@ class Call:
     def answer(self) -> bytes:
         """What the function returns, as JSON; numbers that JSON does not know are null. To be called in a
         thread; ``ValueError`` and ``StoppedError`` are refusals in words, of too large an answer as well."""
-        with measured(self.named.label) as outcome:
+        with measured(self.named.label) as outcome, self._timed():
             try:
                 with awaited(), share_of_cores(), stoppable(check_of_this_run()):
                     found = self.named.function(self.named.query)
@@ -137,14 +151,25 @@ class Call:
             limits.check_answer(len(text))
         return text
 
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = thread_time()
+        try:
+            yield
+        finally:
+            self.took = thread_time() - began
+
 
 class Line:
     """Calls that run, and those that wait: of the addresses with the fewest running calls, the one that came
-    first is next. Everything happens in the server's own thread."""
+    first is next. While another address is computed for, one that has used up its processor seconds is not.
+    Everything happens in the server's own thread."""
 
     def __init__(self) -> None:
         self.running = Counter[str]()
         self.waiting: list[Call] = []
+        self.seconds = Allowance(SECONDS_AT_ONCE, SECONDS_A_SECOND)
+        self._look: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
     async def place(self, call: Call) -> AsyncIterator[None]:
@@ -160,6 +185,10 @@ class Line:
             await asyncio.wait([call.change], timeout=WAIT_SECONDS)
             if call in self.waiting:
                 call.check()
+                if self._has_had(who):
+                    again = math.ceil(self.seconds.seconds_until(who))
+                    message = "others compute here, and views of your address have taken more than their part"
+                    raise TooMuchError(TOO_MANY, f"{message}; try again in {again} s", "seconds", again)
                 message = f"{most} views of your address or {AT_ONCE} of all visitors are being computed"
                 raise TooMuchError(TOO_MANY, f"{message}, which is the limit; {_TOO_BUSY}", "views", 1)
             yield
@@ -169,13 +198,30 @@ class Line:
             else:
                 self.running[who] -= 1
                 self.running += Counter()  # an address that has none is not kept
+                self.seconds.use(who, call.took)
             self._next()
 
+    def _has_had(self, address: str) -> bool:
+        """True for an address that has used up its seconds, while another one is computed for."""
+        return self.seconds.left(address) < 0 and WORKING.others(address)
+
     def _next(self) -> None:
-        """Give free places to those who wait."""
-        most = limits.current().views
+        """Give free places to those who wait, and look again soon if there are others."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        self._give(limits.current().views)
+        if self.waiting:
+            self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._next)
+
+    def _give(self, most: int) -> None:
+        had = {address for address in {one.address for one in self.waiting} if self._has_had(address)}
         while self.running.total() < AT_ONCE:
-            able = [one for one in self.waiting if one.reason is None and self.running[one.address] < most]
+            able = [
+                one
+                for one in self.waiting
+                if one.reason is None and one.address not in had and self.running[one.address] < most
+            ]
             if not able:
                 return
             first = min(able, key=lambda one: self.running[one.address])

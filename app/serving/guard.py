@@ -1,6 +1,6 @@
 """Requests rejected before Gradio reads them: addresses that are not served, too large bodies, files named
 by a URL, more waiting requests than one visitor's share of the queue, and too long waits. The response has
-the reason in ``detail``."""
+the reason in ``detail``. Requests that come too fast wait."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import limits
 from app.serving import addresses, uploads
+from app.serving.allowance import Allowance
 from app.serving.kept import SILENCE
 from app.serving.listeners import counted, listening, session_of
 from app.serving.measure import REFUSED
@@ -47,6 +48,11 @@ STREAMS = tuple(
 """How the addresses begin that are answered by streams of events."""
 _streams: Counter[str] = Counter()
 """Open streams, by address."""
+REQUESTS_AT_ONCE, REQUESTS_A_SECOND = 2_000, 100
+"""Requests of one address to a public page: so many, then so many a second. To open the page takes some
+hundred, a visitor who drags a slider makes some ten a second, and several visitors may share an address."""
+PACED_SECONDS = 10.0
+"""The longest that a request waits because its address makes more."""
 VALUES = 10_000
 """Values in a request, and commas in its texts; the page's own have some hundred."""
 DEPTH = 60
@@ -71,13 +77,16 @@ class Guard:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
+        self._requests = Allowance(REQUESTS_AT_ONCE, REQUESTS_A_SECOND)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if of_another_site(scope):
-            refused: TooMuchError | None = TooMuchError(403, "this page answers no other site", "origin")
+        if (too_fast := await self._paced(scope)) is not None:
+            refused: TooMuchError | None = too_fast
+        elif of_another_site(scope):
+            refused = TooMuchError(403, "this page answers no other site", "origin")
         elif not addresses.served(scope):
             refused = TooMuchError(404, addresses.UNKNOWN, "route")
         else:
@@ -91,6 +100,22 @@ class Guard:
             await self._changing(scope, receive, send)
         else:
             await self._reading(scope, receive, send)
+
+    async def _paced(self, scope: Scope) -> TooMuchError | None:
+        """Wait until the address may make one more request of a public page; the refusal of one that would
+        wait for longer than ``PACED_SECONDS``. What is refused for other reasons counts: it takes time."""
+        if not limits.current().hosted:
+            return None
+        who = address_of(scope)
+        if (seconds := self._requests.seconds_until(who, 1)) > PACED_SECONDS:
+            message = (
+                f"your address makes more than {REQUESTS_A_SECOND} requests a second, which is the limit"
+            )
+            return TooMuchError(TOO_MANY, message, "requests", math.ceil(seconds - PACED_SECONDS))
+        self._requests.use(who, 1)
+        if seconds:
+            await asyncio.sleep(seconds)
+        return None
 
     async def _reading(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A stream of events is that of a session which has asked for something; all else goes on."""
@@ -280,6 +305,8 @@ async def _room(scope: Scope) -> AsyncIterator[uploads.Upload]:
         except uploads.FullError as error:
             raise TooMuchError(503, str(error), "store", 60) from error
         except OSError as error:
+            if uploads.removed():
+                raise TooMuchError(503, "the page ends and takes no more files", "store", 60) from error
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             full = "the disk for uploads is full; try again in some minutes"

@@ -62,6 +62,11 @@ def remove_store() -> None:
     shutil.rmtree(folder, ignore_errors=True)  # of who made it anew
 
 
+def removed() -> bool:
+    """True once the folder has been removed: the process ends."""
+    return os.environ.get("GRADIO_TEMP_DIR") == os.devnull
+
+
 def _lock(folder: Path) -> int | None:
     """The descriptor that holds the lock of a folder; None if a process of any container has it, and on a
     system without such locks."""
@@ -118,8 +123,8 @@ def of_visitor(path: str) -> Path:
 
 AHEAD_BYTES = 8 << 20
 """Maximum space reserved for an upload's announced size, before that much has arrived."""
-LEAST_BYTES = 1 << 16
-"""Minimum size that a file counts as, because every file costs work."""
+LEAST_BYTES = 1 << 18
+"""Minimum size that a file counts as, because every file costs work, and time when the page ends."""
 
 
 FULL = "the store is full, and no visitor has more files in it than you; try again in some minutes"

@@ -276,8 +276,9 @@ def _add_colours(
 def _along_depth(costs: _Costs, chosen: Mapping[str, str], name: str, label: str) -> go.Figure:
     """Draw a panel for each kind of layer, depths across and schemes down."""
     panels = _panels(costs)
-    count, tall = len(panels), LINE * len(costs.schemes)
-    inside, above = count * tall + (count - 1) * BETWEEN, 34 + SWITCH_HEIGHT
+    count, above = len(panels), 34 + SWITCH_HEIGHT
+    tall = max(LINE * len(costs.schemes), above // 2 // count)  # as for ``LOWEST``
+    inside = count * tall + (count - 1) * BETWEEN
     fig = figure("depth: number of the block", "", name, height=inside + above + MARGIN["b"])
     layout: Dict = {}
     titles = []

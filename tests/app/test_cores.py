@@ -16,6 +16,7 @@ import torch
 
 from app.serving import cores
 from app.serving.cores import share_of_cores
+from app.serving.sessions import CurrentRequest, answering
 from app.state.analyses import reported
 from app.state.gpu_lock import FairLock, locked_steps
 from explorer.threads import usable_threads
@@ -55,16 +56,25 @@ def test_a_long_tasks_thread_has_its_requests_share(monkeypatch: pytest.MonkeyPa
 
     def compute(progress: Callable[[int, int], None]) -> None:
         inside.append(torch.get_num_threads())
-        cores._WORKING.add(1)  # another visitor comes
+        cores.WORKING.add(1)  # another visitor comes
         progress(1, 2)
         inside.append(torch.get_num_threads())
-        cores._WORKING.add(-1)
+        cores.WORKING.add(-1)
 
     with share_of_cores():
         steps = reported(compute)
         list(steps)
         assert usable_threads() == 4
     assert inside == [4, 2]
+
+
+def test_what_is_computed_is_an_addresss() -> None:
+    """Another one's views may wait for it; what is nobody's keeps nobody waiting."""
+    with share_of_cores():
+        assert not cores.WORKING.others("192.0.2.1")
+        with answering(CurrentRequest(address="192.0.2.1")), share_of_cores():
+            assert cores.WORKING.others("192.0.2.2") and not cores.WORKING.others("192.0.2.1")
+    assert not cores.WORKING.others("192.0.2.2") and not cores.WORKING.count
 
 
 def test_one_at_a_time_in_the_order_of_coming() -> None:

@@ -413,3 +413,48 @@ def test_who_leaves_is_computed_nothing(visitors: Visitors, monkeypatch: pytest.
     assert [visitors.said(), visitors.said()] == ["LeftError", "LeftError"]
     until(lambda: not functions.LINE.running)
     assert visitors.page.said.empty()
+
+
+def test_an_address_that_has_computed_much_waits_for_others(
+    visitors: Visitors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that loops cheap views on two connections kept everybody's runs from ending within their time."""
+    now = [0.0]
+    monkeypatch.setattr(functions, "thread_time", lambda: now[0])
+    line = functions.LINE
+    line.seconds.clock = lambda: 0.0
+
+    def computed(seconds: float, session: str) -> None:
+        call = visitors.call(session)
+        assert visitors.said() == "began"
+        now[0] += seconds
+        visitors.page.end(session)
+        assert call.result().status_code == 200
+
+    computed(functions.SECONDS_AT_ONCE, "s0")
+    other = visitors.call("t", 2)
+    assert visitors.said() == "began"
+    computed(2, "s1")
+    assert line.seconds.left("192.0.2.1") == -2
+    waits = visitors.call("s2")
+    until(lambda: len(line.waiting) == 1)
+    third = visitors.call("u", 3)
+    assert visitors.said() == "began" and len(line.waiting) == 1, "another's does not wait behind it"
+    line.seconds.clock = lambda: 8.0  # it has a quarter of a second in each second
+    assert visitors.said() == "began" and not line.waiting
+    line.seconds.clock = lambda: 0.0
+    visitors.page.end("s2")
+    assert waits.result().status_code == 200
+    monkeypatch.setattr(functions, "WAIT_SECONDS", 0.0)
+    refused = visitors.call("s3").result()
+    assert refused.status_code == 429 and refused.headers["retry-after"] == "8"
+    assert "others compute here" in refused.json()["detail"]
+    monkeypatch.setattr(functions, "WAIT_SECONDS", 60.0)
+    waits = visitors.call("s4")
+    until(lambda: len(line.waiting) == 1)
+    for session in ("t", "u"):
+        visitors.page.end(session)
+    assert [one.result().status_code for one in (other, third)] == [200, 200]
+    assert visitors.said() == "began", "nothing of another is computed"
+    visitors.page.end("s4")
+    assert waits.result().status_code == 200 and line.seconds.left("192.0.2.1") == -2

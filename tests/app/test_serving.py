@@ -28,6 +28,7 @@ from typing import Any, cast
 
 import gradio as gr
 import httpx
+import plotly.graph_objects as go
 import pytest
 from h11 import LocalProtocolError
 from starlette.datastructures import UploadFile
@@ -38,7 +39,7 @@ from starlette.responses import HTMLResponse, JSONResponse
 from starlette.testclient import TestClient
 
 from app import api, limits
-from app.parts.refusals import refusal_words
+from app.parts.refusals import for_program, refusal_words
 from app.serving import connections, guard, listeners, measure, sessions, uploads, visitors, waiting, work
 from app.serving.headers import HEADERS, MadeOnce, SecurityHeaders
 from app.serving.values import CheckedBlocks
@@ -425,6 +426,20 @@ def test_a_full_disk_is_a_refusal(
     ):
         said = refusal_words(error)
         assert said and "secret" not in said and str(uploads.store()) not in said
+    uploads.remove_store()
+    caplog.clear()
+    answer = client.post("/gradio_api/upload", files={"files": ("a.csv", b"1,2")})
+    assert answer.status_code == 503 and "the page ends" in answer.json()["detail"] and not caplog.messages
+
+
+def test_a_refusal_is_one_line_and_none_of_a_figures() -> None:
+    """What plotly does not take comes of the page's own code, though it is a ``ValueError``."""
+    assert refusal_words(ValueError("a\n  b\n")) == "a b"
+    with pytest.raises(ValueError, match="updatemenu") as raised:
+        go.Figure(layout={"updatemenus": [{"y": 6.45}]})
+    assert refusal_words(raised.value) is None
+    with pytest.raises(ValueError, match="updatemenu"), for_program("x"):
+        go.Figure(layout={"updatemenus": [{"y": 6.45}]})
 
 
 @pytest.mark.parametrize(

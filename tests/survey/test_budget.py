@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from explorer.figures.survey import budget_figure
+from explorer.figures.survey import budget_figure, heat_figure
 from explorer.models.files import matches
 from explorer.progress import stoppable
 from explorer.schemes import MappingType, Scheme
@@ -250,6 +250,23 @@ def test_a_long_frontier_is_drawn_at_the_points_of_a_plot(made_up: Survey) -> No
     assert len(passed) > len(front.uniform), "placing names can be stopped"
     few = budget_figure(made_up, front, front.at(4.5)).data[0]
     assert len(few.x) == (front.loss > 0).sum()
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 3])
+@pytest.mark.parametrize("schemes", [1, 4])
+@pytest.mark.parametrize("count", [1, 96, 300])
+def test_a_map_of_layers_is_drawn_whatever_their_number(
+    made_up: Survey, count: int, schemes: int, kinds: int
+) -> None:
+    """Of one kind and one scheme along depth it was so low that plotly refused its buttons' place."""
+    first, kept = made_up.linear[0], SCHEMES[:schemes]
+    costs = {"weight": {scheme: first.costs["weight"][scheme] for scheme in kept}}
+    bits = {scheme: first.bits[scheme] for scheme in kept}
+    one = dataclasses.replace(first, bits=bits, costs=costs)
+    layers = [dataclasses.replace(one, name=f"{i}", depth=i, kind=f"kind {i % kinds}") for i in range(count)]
+    head = dataclasses.replace(made_up.head, schemes=kept, signals=("weight",))
+    drawn = heat_figure(Survey(head, tuple(layers)), "weight")
+    assert sum(len(trace.z) * len(trace.z[0]) for trace in drawn.data if trace.type == "heatmap") >= count
 
 
 def test_families_do_not_mix(made_up: Survey) -> None:

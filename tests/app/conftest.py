@@ -16,6 +16,12 @@ from starlette.testclient import TestClient
 from app import limits
 
 
+@pytest.fixture(autouse=True)
+def _local(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request from another machine makes the page public, for its test alone."""
+    monkeypatch.setattr(limits, "_found", [])
+
+
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The messages shown to the visitor."""
@@ -46,7 +52,6 @@ def client(
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "store"))
     monkeypatch.delenv("SPACE_ID", raising=False)
     monkeypatch.delenv("EXPLORER_HOSTED", raising=False)
-    monkeypatch.setattr(limits, "_found", [])
     with monkeypatch.context() as patch, gr.Blocks() as blocks:
         patch.setattr(App, "create_app", lambda *_, **__: None)  # Gradio makes three that nobody asks
         name = gr.Textbox()

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from app import limits
 from app.serving import allowance, guard
 from app.serving.allowance import Allowance
 from tests import loops
@@ -67,7 +66,6 @@ def test_requests_of_one_address_are_paced(monkeypatch: pytest.MonkeyPatch) -> N
         answered.append(message.get("status") and (message["status"], dict(message["headers"])))
 
     monkeypatch.setattr(guard.asyncio, "sleep", sleep)
-    monkeypatch.setattr(limits, "_found", [])
     guarded = guard.Guard(app)
     guarded._requests = Allowance(2, 1, clock)
 

@@ -85,7 +85,6 @@ class Page:
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch, entry: Any) -> Iterator[Page]:
     monkeypatch.delenv("EXPLORER_HOSTED", raising=False)
-    monkeypatch.setattr(limits, "_found", [])
     monkeypatch.setattr(functions, "LINE", functions.Line())
     made = Page(entry)
     yield made

@@ -21,7 +21,6 @@ from app.state.record import Record
 def local(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A page of this machine alone, with a store of its own and no file yet."""
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "store"))
-    monkeypatch.setattr(limits, "_found", [])
     monkeypatch.setattr(opened, "_FILES", {})
 
 

@@ -1,6 +1,7 @@
 """Scheduling of requests, and the bound on their waiting time: ``Limits.wait_seconds``.
 
-Visitors take turns: the second request of one address comes after the first of every other. A request that
+Visitors take turns: the second request of one address comes after the first of every other, and half of a
+line's workers are for others. A request that
 would wait too long is rejected at once, with its place in the queue and the expected time. That time is an
 estimate from the runs so far, so a request that has waited too long nevertheless is ended in the queue;
 and what nobody listens for is taken out.
@@ -29,6 +30,7 @@ from app.serving.measure import LOG, REFUSED
 from app.serving.sessions import keep_little
 from app.serving.visitors import address_of
 
+_ADDRESS = "explorer.address"
 CHECK_SECONDS = 0.5
 """Between two looks at what waits."""
 
@@ -77,15 +79,59 @@ def take_turns(queue: Queue) -> None:
         line.queue.sort(key=lambda event, rounds=rounds: rounds[event._id])  # type: ignore[misc]
 
 
+def share_workers(queue: Queue) -> None:
+    """Let the queue's next request be one whose visitor has fewer than half of its line's workers, one of a
+    line that has one."""
+    next_of_gradio = queue.get_events
+
+    def get_events() -> Any:
+        closed = [line for line in queue.event_queue_per_concurrency_id.values() if not _opened(queue, line)]
+        limits_before = [line.concurrency_limit for line in closed]
+        for line in closed:
+            line.concurrency_limit = line.current_concurrency
+        try:
+            return next_of_gradio()
+        finally:
+            for line, before in zip(closed, limits_before, strict=True):
+                line.concurrency_limit = before
+
+    queue.get_events = get_events  # type: ignore[method-assign]
+
+
+def _opened(queue: Queue, line: EventQueue) -> bool:
+    """True if a worker is free for one of those who wait, who then is the first."""
+    most = line.concurrency_limit
+    if not line.queue or most is None or line.current_concurrency >= most:
+        return True  # nothing is to be decided
+    running = Counter(_address_of(event) for event in _running(queue, line))
+    able = (event for event in line.queue if running[_address_of(event)] < max(1, most // 2))
+    if (first := next(able, None)) is None:
+        return False
+    line.queue.remove(first)
+    line.queue.insert(0, first)
+    return True
+
+
+def _running(queue: Queue, line: EventQueue) -> list[Event]:
+    running = [event for jobs in queue.active_jobs if jobs for event in jobs]
+    return [event for event in running if event.concurrency_id == line.concurrency_id and event.alive]
+
+
+def _address_of(event: Event) -> str:
+    """The visitor's address; kept, as it is looked at every millisecond while a line waits."""
+    scope = event.request.scope
+    if _ADDRESS not in scope:
+        scope[_ADDRESS] = address_of(scope)
+    return str(scope[_ADDRESS])
+
+
 def _rounds(queue: Queue, line: EventQueue) -> tuple[dict[str, int], Counter[str]]:
     """By event: how many of its visitor's come before it, those that run counted; and by visitor (address)
     how many there are."""
-    running = [event for jobs in queue.active_jobs if jobs for event in jobs]
-    of_line = [event for event in running if event.concurrency_id == line.concurrency_id and event.alive]
-    counted = Counter(address_of(event.request.scope) for event in of_line)
+    counted = Counter(_address_of(event) for event in _running(queue, line))
     rounds: dict[str, int] = {}
     for event in line.queue:
-        who = address_of(event.request.scope)
+        who = _address_of(event)
         rounds[event._id] = counted[who]
         counted[who] += 1
     return rounds, counted
@@ -129,6 +175,7 @@ async def watched(app: Any) -> AsyncIterator[None]:
     """The server's life: as long as it lasts, nobody waits for too long, sessions keep little, and answers
     that nobody listens for are dropped."""
     keep_little(app)
+    share_workers(app.get_blocks()._queue)
     kept = Sweeper(app)
 
     async def watch() -> None:

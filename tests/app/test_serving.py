@@ -548,6 +548,33 @@ def test_visitors_take_turns(client: TestClient, monkeypatch: pytest.MonkeyPatch
     assert places == [7, 6, 3]
 
 
+def test_one_address_has_half_of_the_workers(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else everybody's first answer waits until a run of his ends, be it the next."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    queue = queue_of(client, 1.0)
+    monkeypatch.setattr(queue, "active_jobs", [])
+    monkeypatch.setattr(queue.blocks.fns[0], "concurrency_limit", 4)
+    for i in range(4):
+        assert join(client, f"many{i}", "x", headers={"x-forwarded-for": "192.0.2.1"}).status_code == 200
+    line = queue.event_queue_per_concurrency_id[queue.blocks.fns[0].concurrency_id]
+
+    def started() -> list[str]:
+        """The sessions whose requests begin now."""
+        begun = []
+        while (found := queue.get_events()) is not None:
+            queue.active_jobs.append(found[0])
+            line.current_concurrency += 1
+            begun.append(found[0][0].session_hash)
+        return begun
+
+    assert started() == ["many0", "many1"]
+    assert join(client, "other", "x", headers={"x-forwarded-for": "192.0.2.2"}).status_code == 200
+    assert started() == ["other"] and line.concurrency_limit == 4
+    queue.active_jobs.pop(0)
+    line.current_concurrency -= 1
+    assert started() == ["many2"]
+
+
 def test_a_second_stream_of_a_session_ends_in_silence(
     client: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -274,8 +274,12 @@ class _Columns:
             return _inverse_factor(self._ordered(alive), damping, mean)
 
         key = inputs.place, order, group if order is Order.GROUPS else None
-        factors = [_kept((*key, damping), partial(factor, damping)) for damping in dampings]
-        self.inverse = torch.stack(factors) if len(factors) > 1 else factors[0][None]
+        if len(dampings) == 1:
+            self.inverse = _kept((*key, dampings[0]), partial(factor, dampings[0]))[None]
+        else:  # the one that is chosen is factored again, for all tokens: none of these is kept
+            self.inverse = h.new_empty(len(dampings), *h.shape)
+            for one, damping in zip(self.inverse, dampings, strict=True):
+                one.copy_(factor(damping))
         self.pull = None
         if inputs.original is not None:
             seen = inputs.seen.double()
@@ -366,6 +370,7 @@ def _inverse_factor(h: Tensor, damping: float, mean: float) -> Tensor:
         damped = h.flip(0, 1)
         torch.diagonal(damped).add_(damping * mean)
         factor, failed = torch.linalg.cholesky_ex(damped)
+        del damped
         if not int(failed):
             return _lower_inverse(factor).flip(0, 1)
         damping = max(damping, 1e-4) * 10

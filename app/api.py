@@ -9,9 +9,10 @@ import gradio as gr
 
 from app import limits
 from app.parts.refusals import for_program
+from app.parts.section import WORKERS
 from app.state.analyses import analyses_of
-from app.state.choices import schemes_of
-from app.state.gpu_lock import locked_steps
+from app.state.choices import bytes_of, schemes_of
+from app.state.gpu_lock import locked_steps, room
 from app.state.query import Query
 from app.state.selection import Selection, matrix_of, model_source
 from explorer import FORMATS, SCHEMES, compare_schemes, mark_frontier
@@ -105,7 +106,9 @@ def report_layer(model: str, layer: str, schemes: str, revision: str = "") -> li
 
 def _reports(chosen: Selection, schemes: str) -> list[dict[str, Any]]:
     wanted = schemes_of(schemes.split(","))
-    rows = mark_frontier(locked_steps(compare_schemes(matrix_of(chosen).values, wanted)))
+    values = matrix_of(chosen).values
+    with room(bytes_of(values)):
+        rows = mark_frontier(locked_steps(compare_schemes(values, wanted)))
     return [comparison_record(row) for row in rows]
 
 
@@ -155,4 +158,4 @@ ENDPOINTS = (
 def register() -> None:
     """Add the endpoints to the page being built."""
     for function in ENDPOINTS:
-        gr.api(function, api_name=function.__name__)
+        gr.api(function, api_name=function.__name__, concurrency_limit=WORKERS)

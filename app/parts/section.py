@@ -54,8 +54,8 @@ RECORD = (*SELECTION, *ELEMENT, *ASKED)
 Shown = Mapping[str, str | go.Figure]
 """What a section shows: by the name of its slot, HTML that ``app.parts.html`` has made, or a figure. ""
 empties a slot, and one that is not named stays as it is."""
-
-
+WORKERS = 2
+"""Requests that go on at once for one endpoint or one section's runs: the second is another visitor's."""
 UNBUILT = '<div class="unbuilt" aria-busy="true"></div>'
 
 
@@ -79,8 +79,9 @@ class Section:
     "range") changes in the address, given the record and what was clicked. script: a function of the page's
     scripts that is called with the section, once it is built. shares: values of the project for the template.
     says: other keys than its controls' whose invalid values it names; None: all, as the bar does.
-    eager: the section is built with the page; all others when they are first near the screen. element_id,
-    classes, template: where they are not those of a section of a place.
+    eager: the section is built with the page; all others when they are first near the screen. workers: how
+    many runs go on at once, half of them one visitor's. element_id, classes, template: where they are not
+    those of a section of a place.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Section:
     shares: Mapping[str, Any] = field(default_factory=dict)
     says: Sequence[str] | None = ()
     eager: bool = False
+    workers: int = WORKERS
     element_id: str = ""
     classes: str = "section"
     template: str = ""
@@ -136,13 +138,14 @@ class Section:
         if self.runs:
             running = part.run(
                 self._runner(), None, part, api_visibility="private", trigger_mode="multiple",
-                show_progress="hidden", concurrency_limit=4 if self.eager else 1,
+                show_progress="hidden", concurrency_limit=self.workers,
             )  # fmt: skip
             ended = f"() => explorer.runEnded({json.dumps(self.name)})"
             running.failure(None, None, None, js=ended, **PRIVATE)
             part.stop(None, None, None, cancels=[running], queue=False, **PRIVATE)
         if self.view is not None and not self.element_id:
-            gr.api(self._endpoint(), api_name=self.name.replace("-", "_"), api_description=self._about())
+            name, about = self.name.replace("-", "_"), self._about()
+            gr.api(self._endpoint(), api_name=name, api_description=about, concurrency_limit=WORKERS)
         return part
 
     def _server_functions(self) -> list[Callable[..., Any]]:

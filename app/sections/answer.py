@@ -330,4 +330,5 @@ SECTION = Section(
     script="explorer.answerSection",
     shares={"drop": html.drop()},
     eager=True,
+    workers=4,
 )

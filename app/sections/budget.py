@@ -735,5 +735,6 @@ SECTION = Section(
     view=view,
     says=("survey",),
     runs={"survey": survey_it, "measure": measure, "write": write, "report": report},
+    workers=1,
     acts={**ACTS, "unit": change_unit, "typed": typed, "layer": open_layer},
 )

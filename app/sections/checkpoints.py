@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from app import limits
 from app.parts import html
 from app.parts.controls import Select, TextInput
 from app.parts.section import Section, Shown
+from app.state.choices import OF_ANALYSIS
 from app.state.files import write_table
 from app.state.gpu_lock import gpu_lock, locked_steps
 from app.state.memo import Memo
@@ -96,7 +98,7 @@ def compare(query: Query) -> Iterator[Shown]:
         visit().compared = kept = ComparedCheckpoints(names, assembled(opened, pairs, rows))
         return {"status": html.status(said), **_compared(query, kept, files)}
 
-    for row in locked_steps(compared(opened, pairs, most)):
+    for row in locked_steps(compared(opened, pairs, most), partial(gpu_lock, OF_ANALYSIS * most)):
         rows.append(row)
         if time.monotonic() > end and len(rows) < len(pairs):
             yield so_far(f"Stopped: the time limit of a run here. {len(rows)} of {len(pairs)} weights.", True)
@@ -156,7 +158,7 @@ def _layer(names: tuple[str, str, str], weight: str) -> Shown:
     opened, most = _opened(names), limits.current().elements
 
     def load() -> Layer:
-        with gpu_lock():
+        with gpu_lock(OF_ANALYSIS * most):
             return analysis_of(opened, weight, most)
 
     x, analysis, row = _LAYERS.get((*_key(names), weight, most), load)

@@ -15,9 +15,9 @@ from app.parts.controls import IntegerInput, MultiSelect, Select, TextInput
 from app.parts.section import SELECTION, Section, Shown
 from app.serving import uploads
 from app.state.analyses import keep_layer
-from app.state.choices import INPUT_SCHEMES, MOST_SCHEMES, check_cost, schemes_of
+from app.state.choices import INPUT_SCHEMES, MOST_SCHEMES, bytes_of, check_cost, schemes_of
 from app.state.files import fresh_folder, write_table
-from app.state.gpu_lock import locked_steps
+from app.state.gpu_lock import locked_steps, room
 from app.state.layers import (
     BUILTIN,
     FILE,
@@ -190,7 +190,8 @@ def run(query: Query) -> Iterator[Shown]:
     layer = LayerData(*found, here if own else None)
     check_cost(methods, layer.weight)
     of_inputs = Scheme.parse(INPUTS.of(query)) if INPUTS.of(query) else None
-    yield from _outcomes(layer, methods, list(dict.fromkeys(schemes))[:MOST_SCHEMES], of_inputs, here)
+    with room(bytes_of(layer.weight, methods)):
+        yield from _outcomes(layer, methods, list(dict.fromkeys(schemes))[:MOST_SCHEMES], of_inputs, here)
 
 
 def _outcomes(

@@ -289,6 +289,7 @@ SECTION = Section(
     controls=(PROMPT, WHICH, TOKENS, cache_capture.TEXT, cache_capture.KEPT),
     view=view,
     runs={"write": write, "cache": cache_capture.capture},
+    workers=1,
     script="explorer.texts",
     shares={"bounds": limits.current, "most_linked": MOST_LINKED},
 )

@@ -320,6 +320,7 @@ SECTION = Section(
         "measure": lambda query: measure(query, (), not GPU, lambda: _beside(query)),
         "measure-cpu": lambda query: measure(query, (), True, lambda: _beside(query)),
     },
+    workers=1,
     acts={"open": open_recording, "remove": remove_recording},
     shares={"gpu": GPU},
 )
@@ -329,6 +330,7 @@ TOKENS = Section(
     follows=(*FOLLOWS, "timed", "kernels"),
     view=tokens_view,
     runs={"sweep": lambda query: measure(query, USUAL_TOKENS[not GPU], not GPU, lambda: _curve_here(query))},
+    workers=1,
     shares={"gpu": GPU},
 )
 ERRORS = Section(

@@ -14,6 +14,7 @@ from app.parts.report_files import KINDS
 from app.parts.section import SELECTION, Section, Shown
 from app.sections.ranges import RANGE
 from app.state.analyses import Pairs, analysing, each
+from app.state.choices import bytes_of
 from app.state.files import fresh_folder
 from app.state.gpu_lock import gpu_lock
 from app.state.layers import LAYERS, own_layer
@@ -192,7 +193,7 @@ def _composed(chosen: Selection, matrix: Matrix, more: More) -> Callable[[Progre
     source = _place(chosen) | _inputs_place(chosen)
 
     def compose(progress: Progress) -> Content:
-        with gpu_lock():
+        with gpu_lock(bytes_of(matrix.values)):
             found = replace(more, analyses=tuple(pairs.values()))
             return tensor_report(matrix, list(pairs), source, found, progress)
 

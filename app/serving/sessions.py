@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,14 +20,22 @@ def _goes_on() -> None:
     """Do nothing: outside a server somebody waits for every answer."""
 
 
+@dataclass
+class Waited:
+    """Seconds for which a request's work has waited for other visitors'."""
+
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class CurrentRequest:
     """The request that the current work answers: its session (None outside a server), a function that raises
-    ``StoppedError`` once nobody waits for the answer, and the visitor's address."""
+    ``StoppedError`` once nobody waits for the answer, the visitor's address, and how long it has waited."""
 
     session: str | None = None
     ended: Callable[[], None] = _goes_on
     address: str = ""
+    waited: Waited = field(default_factory=Waited)
 
 
 _NOBODY = CurrentRequest()

@@ -13,7 +13,8 @@ from typing import TypeVar, cast
 
 from app.serving.cores import share_of_this_request, take_share
 from app.serving.sessions import current_request
-from app.state.choices import check_cost
+from app.serving.work import waiting_for_others
+from app.state.choices import bytes_of, check_cost
 from app.state.gpu_lock import gpu_lock
 from app.state.layers import own_layer
 from app.state.memo import Memo
@@ -197,7 +198,11 @@ def reported(
             _PLACES.give_back(address)
             said.put(None)
 
-    while not _PLACES.take(address, SAID_AGAIN_S):
+    while True:
+        with waiting_for_others():
+            taken = _PLACES.take(address, SAID_AGAIN_S)
+        if taken:
+            break
         checkpoint()
         if silent is not None:
             yield silent
@@ -279,10 +284,10 @@ def _analysis_of(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Pr
 
 def _analyse(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progress | None) -> Analysis:
     if not recipe.method:
-        with gpu_lock():
+        with gpu_lock(bytes_of(matrix.values)):
             return analyse_anywhere(matrix.values, recipe.scheme, lambda: _own_values(chosen, matrix))
     layer = _LAYERS.get(_key(chosen, recipe), lambda: _repair(chosen, matrix, recipe, progress))
-    with gpu_lock():
+    with gpu_lock(bytes_of(matrix.values)):
         return analyse_layer(matrix.values.float().to(layer.q.packed.device), layer, recipe.method)
 
 
@@ -303,6 +308,6 @@ def _repair(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progres
             f"the first {matrix.values.shape[0]:,} rows are shown here"
         )
     check_cost([recipe.method], w)
-    with gpu_lock():
+    with gpu_lock(bytes_of(w, [recipe.method])):
         layer = apply(recipe.method, w, recipe.scheme, halves(x)[0], progress)
     return dataclasses.replace(layer, snapshots=None)

@@ -1,6 +1,7 @@
 """The GPU for one visitor at a time, first come first served, so that nobody's timing is another's noise.
 
-Without a GPU nothing waits but timings of the CPU: the operating system shares it.
+Without a GPU, timings of the CPU wait for each other, and work for the memory that it needs: the operating
+system shares the rest.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
+from app.serving.sessions import current_request
+from app.serving.work import waiting_for_others
+from app.state.places import Places
 from explorer.core.backend import gpu_device
+from explorer.progress import checkpoint
 
 Item = TypeVar("Item")
 
@@ -44,13 +49,36 @@ class FairLock:
 _GPU = FairLock()
 
 
+_ROOM = Places(of_one=2 << 30, of_all=2 << 30)
+"""Bytes of memory for all work of more than ``SMALL`` bytes."""
+SMALL = 64 << 20
+_LOOKS_S = 0.5
+
+
 @contextmanager
-def gpu_lock() -> Iterator[None]:
-    """Hold the GPU; returns at once where there is none."""
-    if gpu_device() is None:
+def room(size: int) -> Iterator[None]:
+    """Hold so many bytes of memory for work; not inside of another ``room``: both could wait for ever. The
+    wait is not the run's own time."""
+    address = current_request().address
+    if size <= SMALL:
         yield
         return
-    with _GPU.hold():
+    while True:
+        with waiting_for_others():
+            taken = _ROOM.take(address, _LOOKS_S, size=size)
+        if taken:
+            break
+        checkpoint()
+    try:
+        yield
+    finally:
+        _ROOM.give_back(address, size=size)
+
+
+@contextmanager
+def gpu_lock(size: int = 0) -> Iterator[None]:
+    """Hold the GPU; where there is none, ``room`` for work of ``size`` bytes."""
+    with _GPU.hold() if gpu_device() is not None else room(size):
         yield
 
 

@@ -9,16 +9,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from threading import Barrier
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from app.serving import cores
+from app import limits
+from app.serving import cores, work
 from app.serving.cores import share_of_cores
 from app.serving.sessions import CurrentRequest, answering
+from app.state import gpu_lock
 from app.state.analyses import reported
 from app.state.gpu_lock import FairLock, locked_steps
+from app.state.places import Places
+from explorer.progress import StoppedError, stoppable
 from explorer.threads import usable_threads
 from tests.app.servers import until
 
@@ -98,6 +104,49 @@ def test_one_at_a_time_in_the_order_of_coming() -> None:
     for thread in threads:
         thread.join(60)
     assert order == list(range(6)) and set(seen) == {1} and len(lock) == 0
+
+
+def test_large_work_has_room_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven runs of GPTQ on a large layer took more than 6 GB. Who has not had his turn is next; small work
+    waits for nobody, and the room is free again after an error."""
+    monkeypatch.setattr(gpu_lock, "_ROOM", Places(100 << 20, 100 << 20))
+    began, may_end = SimpleQueue[str](), {name: threading.Event() for name in ("a1", "a2", "b1", "c1")}
+
+    def work(name: str, size: int = 80 << 20) -> None:
+        with answering(CurrentRequest(name, address=name[0])), gpu_lock.room(size):
+            began.put(name)
+            assert may_end[name].wait(60)
+
+    with ThreadPoolExecutor(4) as pool:
+        runs = [pool.submit(work, "a1")]
+        assert began.get(timeout=60) == "a1"
+        for waiting, name in enumerate(("a2", "b1"), 1):
+            runs.append(pool.submit(work, name))
+            until(lambda count=waiting: len(gpu_lock._ROOM.waiting) == count)
+        runs.append(pool.submit(work, "c1", 40 << 20))
+        assert began.get(timeout=60) == "c1"
+        may_end["a1"].set()
+        assert began.get(timeout=60) == "b1"
+        for event in may_end.values():
+            event.set()
+        for run in runs:
+            run.result(60)
+    with pytest.raises(ValueError, match="x"), gpu_lock.room(99 << 20):
+        raise ValueError("x")
+    assert gpu_lock._ROOM.take("b", 0, size=1 << 30), "alone, whatever it is"
+
+
+def test_time_spent_in_waiting_for_room_is_not_a_runs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for another's work has his time nevertheless, as much again at most."""
+    now, full = [0.0], SimpleNamespace(take=lambda *_, **__: now.__setitem__(0, now[0] + 10))
+    monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(gpu_lock, "_ROOM", full)
+    with answering(CurrentRequest("a")):
+        check = work.check_of_this_run()
+        with pytest.raises(StoppedError, match="other visitors"), stoppable(check), gpu_lock.room(1 << 30):
+            pass
+    longest = limits.current().run_seconds
+    assert longest < now[0] <= 2 * longest + 10
 
 
 def test_an_error_releases_the_lock() -> None:

@@ -9,7 +9,6 @@ import gradio as gr
 
 from app import limits
 from app.parts.refusals import for_program
-from app.parts.section import WORKERS
 from app.state.analyses import analyses_of
 from app.state.choices import bytes_of, schemes_of
 from app.state.gpu_lock import locked_steps, room
@@ -158,4 +157,4 @@ ENDPOINTS = (
 def register() -> None:
     """Add the endpoints to the page being built."""
     for function in ENDPOINTS:
-        gr.api(function, api_name=function.__name__, concurrency_limit=WORKERS)
+        gr.api(function, api_name=function.__name__)

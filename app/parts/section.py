@@ -55,7 +55,7 @@ Shown = Mapping[str, str | go.Figure]
 """What a section shows: by the name of its slot, HTML that ``app.parts.html`` has made, or a figure. ""
 empties a slot, and one that is not named stays as it is."""
 WORKERS = 2
-"""Requests that go on at once for one endpoint or one section's runs: the second is another visitor's."""
+"""Runs of a section that go on at once: the second is another visitor's."""
 UNBUILT = '<div class="unbuilt" aria-busy="true"></div>'
 
 
@@ -144,8 +144,7 @@ class Section:
             running.failure(None, None, None, js=ended, **PRIVATE)
             part.stop(None, None, None, cancels=[running], queue=False, **PRIVATE)
         if self.view is not None and not self.element_id:
-            name, about = self.name.replace("-", "_"), self._about()
-            gr.api(self._endpoint(), api_name=name, api_description=about, concurrency_limit=WORKERS)
+            gr.api(self._endpoint(), api_name=self.name.replace("-", "_"), api_description=self._about())
         return part
 
     def _server_functions(self) -> list[Callable[..., Any]]:

@@ -44,6 +44,8 @@ MOST_LAYERS = 20_000
 MOST_SCHEMES = 200
 """Most schemes of a survey."""
 MOST_PARTS = 100_000
+MOST_DEFECTS = 100
+"""Of a line, of which the first is described."""
 """Most commas of a recipe, or of a line of a survey."""
 MOST_NUMBERS = 1 << 20
 """Most sizes, costs and shares of all layers of a survey: in a file, a number can take 4 bytes."""
@@ -356,6 +358,8 @@ def checked(kind: type[Parsed], value: Any, what: str) -> Parsed:
     try:
         return cast(Parsed, _adapter(cast(Any, kind)).validate_python(value))
     except ValidationError as error:
+        if error.error_count() > MOST_DEFECTS:  # to describe one, all of them are
+            raise ValueError(f"{what} is wrong in {error.error_count():,} places") from error
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"
         raise ValueError(f"{what} is wrong: {place}: {first['msg']}") from error

@@ -30,6 +30,7 @@ import gradio as gr
 import httpx
 import plotly.graph_objects as go
 import pytest
+import uvicorn
 from h11 import LocalProtocolError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -37,10 +38,12 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.testclient import TestClient
+from uvicorn.server import ServerState
 
 from app import api, limits
 from app.parts.refusals import for_program, refusal_words
 from app.serving import connections, guard, listeners, measure, sessions, uploads, visitors, waiting, work
+from app.serving.allowance import Allowance
 from app.serving.headers import HEADERS, MadeOnce, SecurityHeaders
 from app.serving.values import CheckedBlocks
 from app.serving.work import LeftError, check_of_this_run, while_heard
@@ -222,7 +225,8 @@ def test_a_look_at_connections_that_fails_is_not_the_last(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(connections.Watch, "look", look)
     monkeypatch.setattr(connections, "EVERY_SECONDS", 0.01)
-    connections.watch(SimpleNamespace(server_state=SimpleNamespace(connections=set())))
+    server = SimpleNamespace(server_state=SimpleNamespace(connections=set()), config=SimpleNamespace())
+    connections.watch(server)
     assert looks.get(timeout=30) < looks.get(timeout=30)
 
 
@@ -235,6 +239,32 @@ def test_who_leaves_the_page_writes_no_log(caplog: pytest.LogCaptureFixture) -> 
             leaving.recv(10)
     server.close()
     assert not caplog.messages
+
+
+def test_a_head_has_few_fields() -> None:
+    """A thousand take h11 milliseconds, in the thread that answers everybody, before a limit is looked at."""
+    server, port = served(JSONResponse("ok"))
+    server.config.http_protocol_class = connections.BoundedProtocol
+    for fields, status in ((90, b"200"), (connections.FIELDS + 1, b"400"), (3000, b"400")):
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as one:
+            one.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n" + b"a:1\r\n" * fields + b"\r\n")
+            assert one.recv(4096).split()[1] == status
+    server.close()
+
+
+def test_new_connections_are_paced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who opens and leaves thousands a second makes others wait for seconds; a proxy has all visitors'."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    monkeypatch.setattr(connections, "_NEW", Allowance(2, 1, lambda: 0.0))
+    monkeypatch.setattr(connections.H11Protocol, "connection_made", lambda *_: None)
+    config, ended = uvicorn.Config(JSONResponse("ok"), log_config=None), list[str]()
+    config.load()
+    for peer in ("192.0.2.1", "8.8.8.8", "8.8.8.8", "10.0.0.1", "8.8.8.8", "8.8.4.4"):
+        one = connections.BoundedProtocol(config, ServerState(), {}, asyncio.new_event_loop())
+        one.client = (peer, 1)
+        one.connection_made(SimpleNamespace(abort=lambda peer=peer: ended.append(peer)))
+        one.loop.close()
+    assert ended == ["8.8.8.8"]
 
 
 def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from explorer.sources.coded import CodedSource
 from explorer.sources.source_limits import HOSTED
 from explorer.survey.budget import budget_of
 from explorer.survey.recipe import KEY, ModelRecipe
+from explorer.survey.rows import Head, checked
 from explorer.survey.times import seconds_of
 from explorer.words import byte_size
 from tests.fuzz.bounds import fault
@@ -243,6 +244,8 @@ def test_of_many_defects_of_a_file_one_is_described() -> None:
     assert isinstance(cause := refusal.value.__cause__, ValidationError) and cause.error_count() < 5
     with pytest.raises(ValueError, match="more than 100,000 parts"):
         ModelRecipe.from_json(f'{{"{KEY}":1,"schemes":[{"0," * 100_000}0]}}')
+    with pytest.raises(ValueError, match=r"the head is wrong in 99,\d+ places"):
+        checked(Head, {"schemes": [0] * 99_000}, "the head")
 
 
 @pytest.mark.parametrize("read", [byte_size, lambda text: budget_of(text, None), seconds_of, shape_in])

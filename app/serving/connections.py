@@ -70,6 +70,7 @@ def limit_log() -> None:
 
 
 HEAD_BYTES = 1 << 16
+"""Of a head that is not complete, as uvicorn has it."""
 FIELDS = 100
 """Fields of a request's head; a browser sends some twenty."""
 CONNECTIONS_AT_ONCE, CONNECTIONS_A_SECOND = 1_000, 50
@@ -99,11 +100,12 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         peer = self.client[0] if self.client else ""
-        if limits.current().hosted and not is_private(peer):
-            if _NEW.left(network_of(peer)) < 1:
-                transport.abort()
-            else:
-                _NEW.use(network_of(peer), 1)
+        if not limits.current().hosted or _from_proxy(peer):
+            return
+        if _NEW.left(network_of(peer)) < 1:
+            transport.abort()
+        else:
+            _NEW.use(network_of(peer), 1)
 
 
 class Watch:

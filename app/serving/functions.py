@@ -15,8 +15,8 @@ import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from time import thread_time
 from typing import Any
@@ -138,7 +138,14 @@ class Call:
     def answer(self) -> bytes:
         """What the function returns, as JSON; numbers that JSON does not know are null. To be called in a
         thread; ``ValueError`` and ``StoppedError`` are refusals in words, of too large an answer as well."""
-        with measured(self.named.label) as outcome, self._timed():
+        began = thread_time()
+        try:
+            return self._computed()
+        finally:
+            self.took = thread_time() - began
+
+    def _computed(self) -> bytes:
+        with measured(self.named.label) as outcome:
             try:
                 with awaited(), share_of_cores(), stoppable(check_of_this_run()):
                     found = self.named.function(self.named.query)
@@ -150,14 +157,6 @@ class Call:
             text = orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
             limits.check_answer(len(text))
         return text
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        began = thread_time()
-        try:
-            yield
-        finally:
-            self.took = thread_time() - began
 
 
 class Line:

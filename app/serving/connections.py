@@ -20,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from app import limits
 from app.serving.allowance import Allowance
+from app.serving.guard import Paced
 from app.serving.headers import SENT
 from app.serving.visitors import is_private, network_of
 
@@ -153,8 +154,10 @@ def _from_proxy(address: str) -> bool:
 
 
 def watch(server: Any) -> None:
-    """Watch the connections of ``server`` as long as this process lives; new ones are bounded."""
+    """Watch the connections of ``server`` as long as this process lives; new ones are bounded, and requests
+    paced."""
     server.config.http_protocol_class = BoundedProtocol
+    server.config.loaded_app = Paced(server.config.loaded_app)
     if os.name == "posix":
         import resource
 

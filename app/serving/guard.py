@@ -72,34 +72,19 @@ class TooMuchError(Exception):
         return JSONResponse({"detail": self.message}, self.status, headers)
 
 
-class Guard:
-    """Rejects requests that no visitor of the page needs, before any data is kept."""
+class Paced:
+    """Lets the requests of one address through at ``REQUESTS_A_SECOND``, before anything answers one: Gradio
+    answers preflights before any middleware of a page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self._requests = Allowance(REQUESTS_AT_ONCE, REQUESTS_A_SECOND)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "http" and (too_fast := await self._paced(scope)) is not None:
+            await _refuse(too_fast, scope, _Body(receive), send)
+        else:
             await self.app(scope, receive, send)
-            return
-        if (too_fast := await self._paced(scope)) is not None:
-            refused: TooMuchError | None = too_fast
-        elif of_another_site(scope):
-            refused = TooMuchError(403, "this page answers no other site", "origin")
-        elif not addresses.served(scope):
-            refused = TooMuchError(404, addresses.UNKNOWN, "route")
-        else:
-            refused = _unreadable(scope)
-        if refused is not None:
-            await _refuse(refused, scope, _Body(receive), send)
-            return
-        note_proxies(scope)
-        scope["headers"] = [(k, v) for k, v in scope["headers"] if k != b"x-gradio-server"]
-        if scope["method"] in ("POST", "PUT", "PATCH"):
-            await self._changing(scope, receive, send)
-        else:
-            await self._reading(scope, receive, send)
 
     async def _paced(self, scope: Scope) -> TooMuchError | None:
         """Wait until the address may make one more request of a public page; the refusal of one that would
@@ -116,6 +101,34 @@ class Guard:
         if seconds:
             await asyncio.sleep(seconds)
         return None
+
+
+class Guard:
+    """Rejects requests that no visitor of the page needs, before any data is kept."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        refused: TooMuchError | None
+        if of_another_site(scope):
+            refused = TooMuchError(403, "this page answers no other site", "origin")
+        elif not addresses.served(scope):
+            refused = TooMuchError(404, addresses.UNKNOWN, "route")
+        else:
+            refused = _unreadable(scope)
+        if refused is not None:
+            await _refuse(refused, scope, _Body(receive), send)
+            return
+        note_proxies(scope)
+        scope["headers"] = [(k, v) for k, v in scope["headers"] if k != b"x-gradio-server"]
+        if scope["method"] in ("POST", "PUT", "PATCH"):
+            await self._changing(scope, receive, send)
+        else:
+            await self._reading(scope, receive, send)
 
     async def _reading(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A stream of events is that of a session which has asked for something; all else goes on."""

@@ -66,7 +66,7 @@ def test_requests_of_one_address_are_paced(monkeypatch: pytest.MonkeyPatch) -> N
         answered.append(message.get("status") and (message["status"], dict(message["headers"])))
 
     monkeypatch.setattr(guard.asyncio, "sleep", sleep)
-    guarded = guard.Guard(app)
+    guarded = guard.Paced(guard.Guard(app))
     guarded._requests = Allowance(2, 1, clock)
 
     def asked(who: str = "192.0.2.1", path: str = "/health") -> Any:

@@ -225,7 +225,8 @@ def test_a_look_at_connections_that_fails_is_not_the_last(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(connections.Watch, "look", look)
     monkeypatch.setattr(connections, "EVERY_SECONDS", 0.01)
-    server = SimpleNamespace(server_state=SimpleNamespace(connections=set()), config=SimpleNamespace())
+    config = SimpleNamespace(loaded_app=None)
+    server = SimpleNamespace(server_state=SimpleNamespace(connections=set()), config=config)
     connections.watch(server)
     assert looks.get(timeout=30) < looks.get(timeout=30)
 
@@ -265,6 +266,19 @@ def test_new_connections_are_paced(monkeypatch: pytest.MonkeyPatch) -> None:
         one.connection_made(SimpleNamespace(abort=lambda peer=peer: ended.append(peer)))
         one.loop.close()
     assert ended == ["8.8.8.8"]
+
+
+def test_preflights_are_paced(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradio answers them before any middleware of the page."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    monkeypatch.setattr(guard, "REQUESTS_AT_ONCE", 1)
+    monkeypatch.setattr(guard, "REQUESTS_A_SECOND", 0.01)
+    server, port = served(client.app)
+    connections.watch(server)
+    asked = {"Origin": "http://localhost", "Access-Control-Request-Method": "POST"}
+    statuses = [httpx.options(f"http://127.0.0.1:{port}/", headers=asked).status_code for _ in range(2)]
+    server.close()
+    assert statuses == [200, 429]
 
 
 def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,15 @@ import webbrowser
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fastapi.exceptions import RequestValidationError
 from starlette.middleware import Middleware
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from app import limits
 from app.learn import picture
 from app.sections import answer
 from app.serving import addresses, connections, functions, internals, opened, uploads, waiting
-from app.serving.guard import Guard
+from app.serving.guard import Guard, refuse_unfit
 from app.serving.headers import MadeOnce, SecurityHeaders
 from app.serving.measure import ROUTES
 from app.serving.memory import return_forever, return_large_blocks
@@ -178,6 +178,7 @@ def launch_options(port: int | None = None) -> dict[str, object]:
             "middleware": middleware(),
             "routes": [*ROUTES, *functions.ROUTES, addresses.SCRIPTS, addresses.FILE, picture.ROUTE],
             "lifespan": waiting.watched,
+            "exception_handlers": {RequestValidationError: refuse_unfit},
         },
     }
 
@@ -192,6 +193,5 @@ def middleware() -> list[Middleware]:
         *([] if limits.current().hosted else [Middleware(TrustedHostMiddleware, allowed_hosts=own)]),
         Middleware(SecurityHeaders),
         Middleware(Guard),
-        Middleware(GZipMiddleware, minimum_size=2000, compresslevel=5),
         Middleware(MadeOnce),
     ]

@@ -83,11 +83,21 @@ class _FewFields(Connection):
     """Refuses a head of more than ``FIELDS`` fields before it is parsed: each takes a microsecond or two in
     the thread that answers everybody."""
 
+    _breaks = 0
+    """Line breaks that have come and may be of the next head. A head that comes in many packets is not looked
+    through at each of them."""
+
+    def receive_data(self, data: bytes) -> None:
+        self._breaks += data.count(b"\n")
+        super().receive_data(data)
+
     def next_event(self) -> Any:
-        if self.their_state is IDLE:
-            head = self.trailing_data[0].replace(b"\r\n", b"\n").partition(b"\n\n")[0]
+        if self.their_state is IDLE and self._breaks > FIELDS:
+            given = self.trailing_data[0].replace(b"\r\n", b"\n")
+            head, end, rest = given.partition(b"\n\n")
             if head.count(b"\n") > FIELDS:
                 raise RemoteProtocolError(f"a request has at most {FIELDS} fields", 431)
+            self._breaks = (rest if end else head).count(b"\n")
         return super().next_event()
 
 

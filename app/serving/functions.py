@@ -12,6 +12,7 @@ session calls the same function of the same component again. Nobody reads the an
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import math
 from collections import Counter
@@ -34,7 +35,7 @@ from app import limits
 from app.serving.allowance import Allowance
 from app.serving.cores import WORKING, share_of_cores
 from app.serving.guard import TOO_MANY, TooMuchError
-from app.serving.headers import in_pieces
+from app.serving.headers import in_pieces, takes_gzip
 from app.serving.listeners import counted
 from app.serving.measure import LOG, measured
 from app.serving.sessions import CurrentRequest, answering
@@ -57,6 +58,8 @@ operations waits after each of them while a view is computed. With these numbers
 longer beside one address that never stops, once its seconds at once are used up. All sections of a page take
 .4 s, of a new tensor 1 s, of the largest 1.8 s; a slider that is dragged some .1 s a second. The time is the
 processor's, and not the clock's, which is longer for everybody while one address computes much."""
+ZIPPED_BYTES = 2_000
+"""From which on an answer is compressed, for a client that takes it so."""
 LOOK_SECONDS = 0.25
 """Between two looks at the calls that wait: their addresses have got more, or others have ended."""
 _TOO_BUSY = "try again when one of them has ended"
@@ -110,6 +113,14 @@ def _refusal(message: str, reason: str, status: int = 422) -> TooMuchError:
     return TooMuchError(status, message, reason)
 
 
+@dataclass(frozen=True)
+class Found:
+    """An answer's body, and whether it is compressed by gzip."""
+
+    body: bytes
+    zipped: bool
+
+
 class Call:
     """A call that waits or runs, and why its answer is no longer wanted."""
 
@@ -135,12 +146,14 @@ class Call:
         if self.reason is not None:
             raise self.reason
 
-    def answer(self) -> bytes:
+    def answer(self, zipped: bool) -> Found:
         """What the function returns, as JSON; numbers that JSON does not know are null. To be called in a
         thread; ``ValueError`` and ``StoppedError`` are refusals in words, of too large an answer as well."""
         began = thread_time()
         try:
-            return self._computed()
+            text = self._computed()
+            zipped = zipped and len(text) >= ZIPPED_BYTES
+            return Found(gzip.compress(text, 5) if zipped else text, zipped)
         finally:
             self.took = thread_time() - began
 
@@ -236,8 +249,9 @@ UNSENT = Counter[str]()
 class _Answer(Response):
     """JSON that is sent as its client takes it, and counts as its ``address``'s until then."""
 
-    def __init__(self, found: bytes, address: str) -> None:
-        super().__init__(found, media_type="application/json")
+    def __init__(self, found: Found, address: str) -> None:
+        encoding = {"vary": "Accept-Encoding"} | ({"content-encoding": "gzip"} if found.zipped else {})
+        super().__init__(found.body, headers=encoding, media_type="application/json")
         self._address = address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -268,7 +282,8 @@ async def answer(request: Request) -> Response:
         async with LINE.place(call):
             _check_unread(call)
             with answering(CurrentRequest(named.session, call.check, call.address)):
-                found = await to_thread.run_sync(call.answer, limiter=_THREADS)
+                zipped = takes_gzip(request.scope)
+                found = await to_thread.run_sync(call.answer, zipped, limiter=_THREADS)
                 call.check()  # what met no checkpoint since it was overtaken
                 _check_unread(call)
         return _Answer(found, call.address)

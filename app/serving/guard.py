@@ -20,7 +20,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -53,8 +53,9 @@ REQUESTS_AT_ONCE, REQUESTS_A_SECOND = 2_000, 100
 hundred, a visitor who drags a slider makes some ten a second, and several visitors may share an address."""
 PACED_SECONDS = 10.0
 """The longest that a request waits because its address makes more."""
-VALUES = 10_000
-"""Values in a request, and commas in its texts; the page's own have some hundred."""
+COMMAS, VALUES = 10_000, 2_000
+"""Commas and brackets in a request, those of its texts among them, and its values; the page's own has some
+hundred of both."""
 DEPTH = 60
 """Levels of lists and objects in a request; the page's own have five."""
 
@@ -463,8 +464,8 @@ async def _checked_json(scope: Scope, receive: Receive) -> tuple[Receive, Any]:
 
 def _values(body: bytes) -> Any:
     """Parse a request's JSON."""
-    if body.count(b",") + body.count(b"[") + body.count(b"{") > VALUES:
-        raise TooMuchError(413, f"a request has at most {VALUES:,} values", "body")
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > COMMAS:
+        raise TooMuchError(413, f"a request has at most {COMMAS:,} commas and brackets", "body")
     try:
         values = json.loads(body.decode() or "null", parse_constant=_number, parse_float=_number)
         if b"\\u" in body:  # half a character is none in any answer or file
@@ -478,7 +479,8 @@ def _values(body: bytes) -> Any:
         if isinstance(text, str) and not addresses.is_name(text):
             most = f"1 to {addresses.NAME_LENGTH} visible ASCII characters"
             raise TooMuchError(422, f"{name} has {most}", "body")
-    _check_parts(values, DEPTH)
+    if _check_parts(values, DEPTH) > VALUES:
+        raise TooMuchError(413, f"a request has at most {VALUES:,} values", "body")
     return values
 
 
@@ -489,9 +491,9 @@ def _number(text: str) -> float:
     return number
 
 
-def _check_parts(value: Any, depth: int) -> None:
+def _check_parts(value: Any, depth: int) -> int:
     """Refuse values that are nested too deeply, and what Gradio takes for a file: it would open or fetch
-    it."""
+    it. The number of values."""
     if depth == 0:
         raise TooMuchError(400, f"a request's values are nested at most {DEPTH} deep", "body")
     if isinstance(value, dict):
@@ -501,9 +503,15 @@ def _check_parts(value: Any, depth: int) -> None:
             )
             raise TooMuchError(422, message, "address")
         value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            _check_parts(item, depth - 1)
+    return 1 + (sum(_check_parts(item, depth - 1) for item in value) if isinstance(value, list) else 0)
+
+
+async def refuse_unfit(request: Request, error: Any) -> JSONResponse:
+    """Say what is wrong with a request whose values FastAPI does not take (``RequestValidationError``). Its
+    own answer repeats the whole request for each mistake, in the thread that answers everybody."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])[:100]
+    return TooMuchError(422, f"{where}: {first['msg'][:200]}", "body").answer()
 
 
 def _queue(scope: Scope) -> Queue:

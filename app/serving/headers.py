@@ -7,6 +7,7 @@ import base64
 import gzip
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from html.parser import HTMLParser
@@ -21,7 +22,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import limits
-from app.theme import HEAD, LATE_HEAD
+from app.theme import ASSETS, HEAD, LATE_HEAD
 
 NOWHERE = "page.invalid"
 """A host that no address has (RFC 2606)."""
@@ -64,7 +65,8 @@ HEADERS = {
 
 class SecurityHeaders:
     """Adds ``HEADERS`` to every response, and ``policy`` if the response has no policy; counts under ``SENT``
-    in the scope what the client has taken of it."""
+    in the scope what the client has taken of it. A file has an encoding: else Gradio would compress it as it
+    is sent."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -76,6 +78,8 @@ class SecurityHeaders:
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
                 headers.setdefault("content-security-policy", policy())
+                if "." in scope["path"]:
+                    headers.setdefault("content-encoding", "identity")
             await send(message)
 
         await self.app(scope, receive, with_headers if scope["type"] == "http" else send)
@@ -90,30 +94,39 @@ class _Answer:
     headers: dict[str, str]
 
     @classmethod
-    def of(cls, path: str, text: str) -> _Answer:
-        headers = {"content-type": "application/json", "cache-control": "no-store"}
+    def of(cls, path: str, body: bytes, given: Headers) -> _Answer:
+        if path not in DESCRIPTIONS:
+            headers = {name: given[name] for name in KEPT if name in given}
+            return cls(body, gzip.compress(body, 6, mtime=0), headers)
+        text, headers = body.decode(), {"content-type": "application/json", "cache-control": "no-store"}
         if "/info" not in path:  # its examples name the page
             text = text.replace(f"http://{NOWHERE}", ".")
         if path == "/":
             text = _with_head(text)
             own = policy((*inline_scripts(text), *_late_scripts()))
             headers = {"content-type": HTML, "cache-control": "no-cache", "content-security-policy": own}
-        body = text.encode()
-        return cls(body, gzip.compress(body, 6, mtime=0), headers)
+        return cls(text.encode(), gzip.compress(text.encode(), 6, mtime=0), headers)
 
 
 HTML = "text/html; charset=utf-8"
-MADE_ONCE = ("/", *(f"{path}{end}" for path in ("/config", f"{API_PREFIX}/info") for end in ("", "/")),
-             f"{API_PREFIX}/openapi.json")  # fmt: skip
-"""Addresses whose answers are the same for everybody."""
+DESCRIPTIONS = ("/", *(f"{path}{end}" for path in ("/config", f"{API_PREFIX}/info") for end in ("", "/")),
+                f"{API_PREFIX}/openapi.json")  # fmt: skip
+"""The page, and what describes it for programs."""
+KEPT = ("content-type", "content-disposition", "cache-control", "etag", "last-modified")
+"""Headers of an asset that are kept with it."""
+_FOLDERS = f"/assets|/static|{API_PREFIX}/file={re.escape(ASSETS.as_posix())}"
+_ASSET = re.compile(rf"({_FOLDERS})(/[\w@-][\w@.-]*)+|({API_PREFIX})?/theme\.css|/page\.js", re.ASCII)
+"""Addresses of files of the page, each written in one way."""
 
 
 class MadeOnce:
-    """Answers ``MADE_ONCE``: the page's HTML, completed by its head, and what programs ask for first.
+    """Answers what is the same for everybody: the page's HTML, completed by its head, what programs ask for
+    first (``DESCRIPTIONS``), and scripts, styles and pictures.
 
-    Gradio makes them anew for each request, with the request's host in them, or keeps what the first one
-    named. Here each is made once, for no request, with relative addresses. It is kept with its compressed
-    form; the HTML's policy allows its inline scripts by their hashes.
+    Gradio makes the page and its descriptions anew for each request, with the request's host in them, or
+    keeps what the first one named; an asset it compresses in the server's own thread while it is sent, with
+    some 8 MB for each client. Here each is made once, for no request, with relative addresses, and kept with
+    its compressed form; the HTML's policy allows its inline scripts by their hashes.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -123,45 +136,57 @@ class MadeOnce:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = get_route_path(scope) if scope["type"] == "http" else ""
-        if path not in MADE_ONCE:
+        if path not in DESCRIPTIONS and not _ASSET.fullmatch(path):
             await self.app(scope, receive, send)
             return
         query = b"all_endpoints=true" if b"all_endpoints" in scope["query_string"] else b""
-        async with self._making:
-            if (path, query) not in self._kept:
-                status, text = await self._made(scope, query)
-                if status != 200:  # the next one may succeed
-                    await JSONResponse({"detail": "the page could not be made"}, status)(scope, receive, send)
-                    return
-                self._kept[path, query] = await run_in_threadpool(_Answer.of, path, text)
-        kept = self._kept[path, query]
+        key = path, query if path in DESCRIPTIONS else b""
+        if key not in self._kept:
+            async with self._making:
+                status = 200 if key in self._kept else await self._make(key, scope)
+            if status != 200:  # the next one may succeed
+                words = "the page could not be made" if status >= 500 else "this page has no such address"
+                await JSONResponse({"detail": words}, status)(scope, receive, send)
+                return
+        kept = self._kept[key]
         headers, body = {**kept.headers, "vary": "Accept-Encoding"}, kept.body
         if NOWHERE.encode() in body:
             root = str(route_utils.get_root_url(Request(scope), path, None))
             body = body.replace(f"http://{NOWHERE}".encode(), json.dumps(root)[1:-1].encode())
-        elif "gzip" in Headers(scope=scope).get("accept-encoding", ""):
+        elif takes_gzip(scope) and len(kept.zipped) < len(body):
             headers["content-encoding"], body = "gzip", kept.zipped
         headers["content-length"] = str(len(body))
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         await in_pieces(body, send)
 
-    async def _made(self, scope: Scope, query: bytes) -> tuple[int, str]:
-        """Status and text of Gradio's answer, asked for under a host that does not exist."""
-        status, parts = 500, list[bytes]()
+    async def _make(self, key: tuple[str, bytes], scope: Scope) -> int:
+        """Keep Gradio's answer, asked for under a host that does not exist; its status."""
+        status, parts, given = 500, list[bytes](), Headers()
+        unread: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
         async def received(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
+            nonlocal status, given
+            if message["type"] == "http.response.start":
+                status, given = message["status"], Headers(raw=message["headers"])
             parts.append(message.get("body", b""))
 
-        async def empty() -> Message:
-            return {"type": "http.request", "body": b"", "more_body": False}
+        async def request() -> Message:
+            if not unread:
+                await asyncio.Event().wait()  # until the client leaves, which it does not
+            return unread.pop()
 
         headers = [(b"host", NOWHERE.encode())]
-        bare: Scope = {"method": "GET", "query_string": query, "headers": headers, "scheme": "http"}
-        await self.app({**scope, **bare}, empty, received)
-        return status, b"".join(parts).decode()
+        bare: Scope = {"method": "GET", "query_string": key[1], "headers": headers, "scheme": "http"}
+        await self.app({**scope, **bare}, request, received)
+        if status == 200:
+            self._kept[key] = await run_in_threadpool(_Answer.of, key[0], b"".join(parts), given)
+        return status
+
+
+def takes_gzip(scope: Scope) -> bool:
+    """True if a request's client takes what is compressed by gzip."""
+    return "gzip" in Headers(scope=scope).get("accept-encoding", "")
 
 
 async def in_pieces(body: bytes, send: Send) -> None:

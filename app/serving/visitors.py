@@ -51,13 +51,19 @@ def _peer(scope: Scope) -> str:
     return (scope.get("client") or ("unknown", 0))[0]
 
 
+OTHERS = ("cross-site", "same-site")
+"""What browsers say in ``Sec-Fetch-Site`` of a request of another site (Fetch Metadata, W3C)."""
+
+
 def of_another_site(scope: Scope) -> bool:
     """True if the request comes from another site, while this page runs on its visitor's own machine. A
     hosted page may be reached under a name that it does not know."""
     headers = Headers(scope=scope)
     origin = headers.get("origin")
-    if origin is None or limits.current().hosted:
+    if limits.current().hosted:
         return False
+    if origin is None:
+        return scope["method"] not in ("GET", "HEAD") and headers.get("sec-fetch-site") in OTHERS
     try:
         address = urlsplit(origin)
     except ValueError:  # no address

@@ -114,7 +114,7 @@ def _refusal(message: str, reason: str, status: int = 422) -> TooMuchError:
 
 
 @dataclass(frozen=True)
-class Found:
+class Encoded:
     """An answer's body, and whether it is compressed by gzip."""
 
     body: bytes
@@ -146,14 +146,14 @@ class Call:
         if self.reason is not None:
             raise self.reason
 
-    def answer(self, zipped: bool) -> Found:
+    def answer(self, zipped: bool) -> Encoded:
         """What the function returns, as JSON; numbers that JSON does not know are null. To be called in a
         thread; ``ValueError`` and ``StoppedError`` are refusals in words, of too large an answer as well."""
         began = thread_time()
         try:
             text = self._computed()
             zipped = zipped and len(text) >= ZIPPED_BYTES
-            return Found(gzip.compress(text, 5) if zipped else text, zipped)
+            return Encoded(gzip.compress(text, 5) if zipped else text, zipped)
         finally:
             self.took = thread_time() - began
 
@@ -249,7 +249,7 @@ UNSENT = Counter[str]()
 class _Answer(Response):
     """JSON that is sent as its client takes it, and counts as its ``address``'s until then."""
 
-    def __init__(self, found: Found, address: str) -> None:
+    def __init__(self, found: Encoded, address: str) -> None:
         encoding = {"vary": "Accept-Encoding"} | ({"content-encoding": "gzip"} if found.zipped else {})
         super().__init__(found.body, headers=encoding, media_type="application/json")
         self._address = address

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, ValuesView
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
@@ -479,8 +479,7 @@ def _values(body: bytes) -> Any:
         if isinstance(text, str) and not addresses.is_name(text):
             most = f"1 to {addresses.NAME_LENGTH} visible ASCII characters"
             raise TooMuchError(422, f"{name} has {most}", "body")
-    if _check_parts(values, DEPTH) > VALUES:
-        raise TooMuchError(413, f"a request has at most {VALUES:,} values", "body")
+    _check_parts(values)
     return values
 
 
@@ -491,19 +490,24 @@ def _number(text: str) -> float:
     return number
 
 
-def _check_parts(value: Any, depth: int) -> int:
-    """Refuse values that are nested too deeply, and what Gradio takes for a file: it would open or fetch
-    it. The number of values."""
-    if depth == 0:
-        raise TooMuchError(400, f"a request's values are nested at most {DEPTH} deep", "body")
-    if isinstance(value, dict):
-        if "path" in value:
+def _check_parts(values: Any) -> None:
+    """Refuse too many values, and values that are nested too deeply; and what Gradio takes for a file: it
+    would open or fetch it."""
+    level, seen = [values], 0
+    for _ in range(DEPTH):
+        seen += len(level)
+        if seen > VALUES:
+            raise TooMuchError(413, f"a request has at most {VALUES:,} values", "body")
+        if any(isinstance(value, dict) and "path" in value for value in level):
             message = (
                 "a file is uploaded first (POST /upload); its path, which that answers, is sent as a text"
             )
             raise TooMuchError(422, message, "address")
-        value = list(value.values())
-    return 1 + (sum(_check_parts(item, depth - 1) for item in value) if isinstance(value, list) else 0)
+        parts = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [item for part in parts if isinstance(part, list | ValuesView) for item in part]
+        if not level:
+            return
+    raise TooMuchError(400, f"a request's values are nested at most {DEPTH} deep", "body")
 
 
 async def refuse_unfit(request: Request, error: Any) -> JSONResponse:

@@ -13,9 +13,9 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from typing import Any
+from typing import Any, NoReturn
 
-from h11 import IDLE, SERVER, Connection, LocalProtocolError, RemoteProtocolError
+from h11 import IDLE, SERVER, Connection, LocalProtocolError, RemoteProtocolError, Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from app import limits
@@ -79,10 +79,13 @@ CONNECTIONS_AT_ONCE, CONNECTIONS_A_SECOND = 1_000, 50
 _NEW = Allowance(CONNECTIONS_AT_ONCE, CONNECTIONS_A_SECOND)
 
 
-class _FewFields(Connection):
-    """Refuses a head of more than ``FIELDS`` fields before it is parsed: each takes a microsecond or two in
-    the thread that answers everybody."""
+class _BoundedHeads(Connection):
+    """Refuses a head of more than ``FIELDS`` fields before it is parsed, and one that does not say how long
+    its body is before that is: a field or a chunk of a byte takes a microsecond or more in the thread that
+    answers everybody."""
 
+    refusal = ""
+    """Why a head was refused."""
     _breaks = 0
     """Line breaks that have come and may be of the next head. A head that comes in many packets is not looked
     through at each of them."""
@@ -96,17 +99,29 @@ class _FewFields(Connection):
             given = self.trailing_data[0].replace(b"\r\n", b"\n")
             head, end, rest = given.partition(b"\n\n")
             if head.count(b"\n") > FIELDS:
-                raise RemoteProtocolError(f"a request has at most {FIELDS} fields", 431)
+                self._refuse(f"a request has at most {FIELDS} fields")
             self._breaks = (rest if end else head).count(b"\n")
-        return super().next_event()
+        event = super().next_event()
+        if isinstance(event, Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
+            self._refuse("a request says the length of its body, and has no chunks")
+        return event
+
+    def _refuse(self, words: str) -> NoReturn:
+        self.refusal = words
+        raise RemoteProtocolError(words)
 
 
 class BoundedProtocol(H11Protocol):
     """uvicorn's protocol with bounds on heads and on new connections."""
 
+    conn: _BoundedHeads
+
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self.conn = _FewFields(SERVER, HEAD_BYTES)
+        self.conn = _BoundedHeads(SERVER, HEAD_BYTES)
+
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(self.conn.refusal or msg)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -167,6 +182,7 @@ def watch(server: Any) -> None:
     """Watch the connections of ``server`` as long as this process lives; new ones are bounded, and requests
     paced."""
     server.config.http_protocol_class = BoundedProtocol
+    server.config.ws_protocol_class = None  # the page has none, and their heads have other bounds
     server.config.loaded_app = Paced(server.config.loaded_app)
     if os.name == "posix":
         import resource

@@ -252,8 +252,6 @@ def _unreadable(scope: Scope) -> TooMuchError | None:
     names = [headers.get("host", ""), *headers.get("x-forwarded-host", "").split(",")]
     if any(name.strip() and _HOST.fullmatch(name.strip()) is None for name in names):
         return TooMuchError(400, "a host is a name or an address, and perhaps a port", "host")
-    if "transfer-encoding" in headers:
-        return TooMuchError(411, "a request says the length of its body", "body")
     if len(scope.get("query_string", b"")) > QUERY_BYTES:
         return TooMuchError(414, f"a query has at most {QUERY_BYTES:,} bytes", "query")
     return None

@@ -6,6 +6,7 @@ If these fail, the slider's recipe is not the best of its size, or breaks what a
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import ItemsView
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from explorer.figures.survey import budget_figure, heat_figure
+from explorer.models import files
 from explorer.models.files import matches
 from explorer.progress import stoppable
 from explorer.schemes import MappingType, Scheme
@@ -216,6 +218,15 @@ def test_the_frontier_of_many_layers_can_be_stopped(made_up: Survey) -> None:
         with stoppable(lambda: passed.append(None)):  # noqa: B023
             frontier(made_up, constraints=Constraints(keep=keep))
         assert len(passed) >= least
+
+
+def test_few_patterns_of_layers_are_remembered() -> None:
+    """Python keeps 32,768 of fnmatch's, and one of 1,000 letters of many scripts takes 80 kB."""
+    before = fnmatch._compile_pattern.cache_info().currsize  # type: ignore[attr-defined]
+    for number in range(200):
+        assert matches(f"layer.{number}.w", f"*.{number}[.]w")
+    assert fnmatch._compile_pattern.cache_info().currsize == before  # type: ignore[attr-defined]
+    assert files._compiled.cache_info().currsize <= 64
 
 
 def test_patterns_are_compared_once(made_up: Survey, monkeypatch: pytest.MonkeyPatch) -> None:

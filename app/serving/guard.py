@@ -39,8 +39,10 @@ FORM_BYTES = 1 << 20
 """Added to the largest upload: headers of a form's parts and their boundaries."""
 TOO_MANY = 429
 """Status of rejections that may be retried later. For a 503, Gradio's page would show its own message."""
-QUERY_BYTES = 1 << 13
-"""Longest query of an address; the page's own links have a few hundred bytes."""
+QUERY_BYTES, QUERY_VALUES = 1 << 13, 200
+"""Longest query of an address; the page's own links have a few hundred bytes and some ten values."""
+UNREAD = (b"x-gradio-server", b"cookie")
+"""Headers that Gradio would read. The page has no users, and to parse a cookie can take Python .25 s."""
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
 STREAMS = tuple(
     f"{addresses.API_PREFIX}/{part}" for part in ("heartbeat/", "queue/data", "upload_progress", "call/")
@@ -117,15 +119,13 @@ class Guard:
         refused: TooMuchError | None
         if of_another_site(scope):
             refused = TooMuchError(403, "this page answers no other site", "origin")
-        elif not addresses.served(scope):
+        elif (refused := _unreadable(scope)) is None and not addresses.served(scope):
             refused = TooMuchError(404, addresses.UNKNOWN, "route")
-        else:
-            refused = _unreadable(scope)
         if refused is not None:
             await _refuse(refused, scope, _Body(receive), send)
             return
         note_proxies(scope)
-        scope["headers"] = [(k, v) for k, v in scope["headers"] if k != b"x-gradio-server"]
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name not in UNREAD]
         if scope["method"] in ("POST", "PUT", "PATCH"):
             await self._changing(scope, receive, send)
         else:
@@ -252,8 +252,10 @@ def _unreadable(scope: Scope) -> TooMuchError | None:
     names = [headers.get("host", ""), *headers.get("x-forwarded-host", "").split(",")]
     if any(name.strip() and _HOST.fullmatch(name.strip()) is None for name in names):
         return TooMuchError(400, "a host is a name or an address, and perhaps a port", "host")
-    if len(scope.get("query_string", b"")) > QUERY_BYTES:
-        return TooMuchError(414, f"a query has at most {QUERY_BYTES:,} bytes", "query")
+    query = scope.get("query_string", b"")
+    if len(query) > QUERY_BYTES or query.count(b"&") >= QUERY_VALUES:
+        most = f"{QUERY_BYTES:,} bytes and {QUERY_VALUES} values"
+        return TooMuchError(414, f"a query has at most {most}", "query")
     return None
 
 

@@ -17,6 +17,8 @@ from explorer.schemes import Scheme
 TORCH = Library("torch", ("torch",), "pip install torch")
 _INNER_TILES = 1
 """Argument of the packing that the CPU's layout does not use."""
+_VECTOR = 32
+"""BF16 values of the widest vector of a CPU (AVX-512)."""
 
 
 def plain(dtype: torch.dtype, core: str) -> CpuKernel:
@@ -57,6 +59,12 @@ def _dynamic(w: Tensor, scheme: Scheme) -> Held:
 
 
 def _int8_weights(w: Tensor, scheme: Scheme) -> Held:
+    """Hold W as codes and a scale a row. torch reads whole vectors of a row of any length: beyond its end,
+    which is another row's memory or none, where a read ends the process."""
+    if w.shape[1] % _VECTOR:
+        raise ValueError(
+            f"_weight_int8pack_mm takes rows of a multiple of {_VECTOR} values, not {w.shape[1]}"
+        )
     q = quantize(w, scheme)
     codes, scale = q.codes.view(torch.int8), q.scales.scale.reshape(-1).to(torch.bfloat16)
 

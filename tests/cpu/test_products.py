@@ -80,6 +80,14 @@ def test_what_a_library_cannot_multiply_is_said(sides: tuple[Tensor, Tensor]) ->
         llama.BY_SCHEME["q4_k"].hold(sides[1][:, :64].contiguous(), SCHEMES["q4_k"])
 
 
+@pytest.mark.parametrize("columns", [1, 40, 48])
+def test_what_torch_would_read_beyond_its_end_is_refused(columns: int) -> None:
+    """The process ended, for a visitor's product of [7, 3, 40]."""
+    row = CPU_PRODUCTS["w8_row"]
+    with pytest.raises(ValueError, match="multiple of 32"):
+        row.kernels[0].hold(torch.ones(3, columns), row.w)
+
+
 def test_a_build_without_a_function_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, another version of the package ends the process."""
     if llama.LLAMA.missing:

@@ -105,10 +105,12 @@ class _BoundedHeads(Connection):
         return event
 
     def _look_through(self, given: bytes) -> None:
-        head, end, rest = given.replace(b"\r\n", b"\n").partition(b"\n\n")
-        if head.count(b"\n") > FIELDS or len(head) > HEAD_BYTES:
+        start = given[: HEAD_BYTES + 4].replace(b"\r\n", b"\n")  # requests may follow that wait for this one
+        head, end, rest = start.partition(b"\n\n")
+        if head.count(b"\n") > FIELDS or (len(given) if not end else len(head)) > HEAD_BYTES:
             self._refuse(f"a request's head has at most {FIELDS} fields and {HEAD_BYTES:,} bytes")
-        self._breaks = (rest if end else head).count(b"\n")
+        if len(given) <= HEAD_BYTES:
+            self._breaks = (rest if end else head).count(b"\n")
 
     def _refuse(self, words: str) -> NoReturn:
         self.refusal = words

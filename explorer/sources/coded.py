@@ -24,6 +24,7 @@ from explorer.sources.base import Pieces, SourceError, TensorInfo, TensorSource,
 from explorer.sources.quantized_forms import (
     BESIDE,
     EXTRA,
+    FORMS,
     MAINS,
     OF_INPUTS,
     CodedLayer,
@@ -54,6 +55,8 @@ _CODES_END = re.compile(
     r"(^|[._]_?)(weight|qweight|weight_packed|packed|qdata|data|codes|blocks|int[48]?|fp8|w_q|q|B)$",
     re.IGNORECASE,
 )
+_WEIGHTS = {form.weight for form in FORMS}
+"""Endings of weights' names."""
 _SMALL = 1 << 14
 """Largest accepted number of bytes of a tensor that describes a weight: a shape, or some words of JSON."""
 _MOST_WORDS = 16
@@ -144,11 +147,12 @@ class CodedSource(TensorSource):
         settings = stated if isinstance(stated, Mapping) else {}
         absent = (TensorInfo(name, (), "not in the files") for name in self.promised() if name not in raw)
         every = (*absent, *raw.values())
+        asked = {name for info in raw.values() if _may_be_codes(info, raw) for name in _layers_of(info.name)}
         scales, changes = dict[str, TensorInfo](), dict[str, TensorInfo]()
         for info in every:
             checkpoint()
-            scales |= dict.fromkeys(_bases(info.name), info)
-            changes |= dict.fromkeys(_bases(info.name, _CHANGES), info)
+            scales |= {base: info for base in _bases(info.name) if base in asked}
+            changes |= {base: info for base in _bases(info.name, _CHANGES) if base in asked}
         coded, shown = {}, dict[str, TensorInfo | None](raw)
         for info in raw.values():
             checkpoint()
@@ -175,8 +179,7 @@ class CodedSource(TensorSource):
     ) -> CodedWeight | None:
         """Make the weight with the codes ``info``; None for a tensor that is not the codes of a known
         form."""
-        of_bytes = any(f"{info.name}.{end}" in raw for end in ("absmax", "quant_map"))  # in any dtype
-        if info.dtype not in (*_CODES, "I32") and not of_bytes:
+        if info.dtype not in (*_CODES, "I32") and not _has_bytes(info, raw):
             return None
         dotted = f".{info.name}"  # a tensor may be called "weight", and its scales "weight_scale"
         for main in filter(dotted.endswith, MAINS):
@@ -327,6 +330,25 @@ def _unknown(
         f"are not read as numbers. {_how_to_see(info.name)}"
     )
     return CodedWeight(info, CodedLayer({"": info}, settings, ""), None, problem)
+
+
+def _has_bytes(info: TensorInfo, raw: Mapping[str, TensorInfo]) -> bool:
+    """True of codes whose tensor may have any dtype."""
+    return any(f"{info.name}.{end}" in raw for end in ("absmax", "quant_map"))
+
+
+def _may_be_codes(info: TensorInfo, raw: Mapping[str, TensorInfo]) -> bool:
+    return info.dtype in (*_CODES, *_WORDS) or _has_bytes(info, raw)
+
+
+def _layers_of(name: str) -> Iterator[str]:
+    """The layers and weights of which the tensor ``name`` may be the codes: by these its scales are found.
+    (All prefixes of all names would be gigabytes of a header of 16 MB.)"""
+    yield name
+    yield _CODES_END.sub("", name)
+    for main in filter(f".{name}".endswith, MAINS):
+        base = f".{name}".removesuffix(main)
+        yield from (base[1:], *((base + weight)[1:] for weight in _WEIGHTS))
 
 
 def _bases(name: str, holding: re.Pattern[str] = _SCALES) -> Iterator[str]:

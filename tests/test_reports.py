@@ -6,6 +6,7 @@ If these fail, a figure in somebody's document cannot be traced, or opens to not
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import html
 import json
 import re
@@ -28,7 +29,7 @@ from explorer.methods.recipe import Recipe
 from explorer.recordings.files import recording_json
 from explorer.recordings.machine import Machine
 from explorer.reports import as_html, command_of, survey_report, tensor_report
-from explorer.reports.survey import Asked, bought, find_survey
+from explorer.reports.survey import Asked, bought, commands, find_survey
 from explorer.sources.tensors import Matrix
 from explorer.survey.check import Check, Checked
 from explorer.survey.loss import Loss
@@ -138,6 +139,14 @@ def test_a_tensors_report_holds_what_was_run(reports: Path) -> None:
     assert numbers["B.sqnr_db"] == pytest.approx(outcome.weight_sqnr_db)
     own = compare_calibrators(w, scheme, 0.5).choices[-1]
     assert numbers["range.own.high"] == pytest.approx(own.high)
+
+
+def test_a_command_to_copy_has_no_characters_of_a_terminal() -> None:
+    """A survey names its model as somebody else wrote it."""
+    found = find_survey("all-MiniLM-L6-v2")
+    head = dataclasses.replace(found.head, model="a'\x1b[31m\n\u202eb")
+    line, *_ = commands(bought(dataclasses.replace(found, head=head), Asked()), "r.json")
+    assert line.isprintable() and shlex.split(line)[2] == "a'\\x1b[31m\\n\\u202eb"
 
 
 def test_a_survey_by_time_and_with_its_check() -> None:

@@ -129,7 +129,7 @@ def forced_method(one: Bought) -> str:
 
 def commands(one: Bought, recipe: str) -> list[str]:
     """Return the commands from the survey to the checkpoint by way of the file ``recipe``; other files are
-    named after the model."""
+    named after the model. No name in them has a character that a terminal takes for its own."""
     head, asked, choice = one.survey.head, one.asked, one.choice
     stem = file_name(Path(head.model).name)
     found, made = f"{stem}.jsonl", shlex.quote(recipe)
@@ -142,7 +142,7 @@ def commands(one: Bought, recipe: str) -> list[str]:
     by = "" if set(head.schemes) == set(SCHEMES) else f" --schemes {shlex.quote(','.join(head.schemes))}"
     by += f" --methods {','.join(head.methods)}" if head.methods else ""
     lines = [
-        f"explorer survey {shlex.quote(head.model)}{by} --out {shlex.quote(found)}",
+        f"explorer survey {shlex.quote(words.plain(head.model))}{by} --out {shlex.quote(found)}",
         f"explorer recipe {shlex.quote(found)}{limits_of} {bound} --out {made}",
         f"explorer check {made} --survey {shlex.quote(found)}",
     ]

@@ -46,7 +46,7 @@ BESIDE = {Role.EMBEDDING: "embeddings", Role.OTHER_EMBEDDING: "embeddings", Role
 """What stands beside the linear layers, by its role."""
 _AT_REVISION = re.compile(r"([\w.-]+/[\w.-]+)@(\S+)")
 """A Hub id with a revision."""
-_SURVEYS = Memo[Survey](128 << 20)
+_SURVEYS = Memo[Survey | str](128 << 20)
 _SUBJECTS = Memo["ModelSubject"](128 << 20)
 _MADE = Memo[dict[str, Path]](1 << 20)
 """Files of surveys that were made here."""
@@ -91,14 +91,21 @@ def recorded() -> dict[str, Path]:
 
 
 def survey_at(path: str | Path) -> Survey:
-    """The complete survey in a file, read once; ``ValueError`` says what is wrong with it."""
+    """The complete survey in a file, read once; ``ValueError`` says what is wrong with it, and is kept: a
+    long file that breaks off takes seconds to refuse."""
 
-    def load() -> Survey:
-        found = load_survey(path)
-        check_complete(found)
+    def load() -> Survey | str:
+        try:
+            found = load_survey(path)
+            check_complete(found)
+        except ValueError as error:
+            return str(error)
         return found
 
-    return _SURVEYS.get((str(path), stamp_of(Path(path))), load)
+    found = _SURVEYS.get((str(path), stamp_of(Path(path))), load)
+    if isinstance(found, str):
+        raise ValueError(found)
+    return found
 
 
 def subject(query: Query) -> ModelSubject:

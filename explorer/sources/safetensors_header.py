@@ -94,7 +94,9 @@ def header_length(prefix: bytes | bytearray, origin: str, limits: SourceLimits) 
 def parse_json(raw: bytes | bytearray, origin: str, what: str, limits: SourceLimits) -> Any:
     """Parse untrusted JSON; ``SourceError`` if it is invalid, or has more parts than its tensors need."""
     parts, most = raw.count(b"{") + raw.count(b"["), 4 * limits.tensors + 1000
-    if parts > most or raw.count(b",") > 4 * most:
+    if (
+        parts > most or raw.count(b",") > 8 * parts + limits.tensors + 1000
+    ):  # of one object all is parsed at once
         raise SourceError(f"{origin} has no valid {what}: more parts than {limits.tensors:,} tensors have")
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

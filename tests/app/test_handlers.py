@@ -190,6 +190,23 @@ def test_the_cache_is_bounded() -> None:
     assert cache._used <= 1000 and cache.get(49, lambda: "new") == 49
 
 
+def test_why_a_survey_is_refused_is_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else small requests have a large file parsed without end."""
+    lines = subject.recorded()[next(iter(subject.recorded()))].read_text("utf-8").splitlines()
+    path, loads = tmp_path / "short.jsonl", list[Any]()
+    path.write_text("\n".join(lines[:-1]), "utf-8")
+    load = subject.load_survey
+    monkeypatch.setattr(subject, "load_survey", lambda where: loads.append(where) or load(where))  # type: ignore[func-returns-value]
+    said = set[str]()
+    for _ in range(3):
+        with pytest.raises(ValueError) as refused:
+            subject.survey_at(path)
+        said.add(str(refused.value))
+    assert len(loads) == 1 and len(said) == 1
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    assert subject.survey_at(path).layers
+
+
 def test_what_is_kept_of_files_is_counted_in_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With the keys: else a few files of many small parts fill the memory."""
     assert ui.build  # all sections are imported

@@ -28,6 +28,7 @@ from explorer.recordings.files import RecordingError
 from explorer.recordings.gemm import gemms_of_text
 from explorer.sources.base import TensorInfo
 from explorer.sources.coded import CodedSource
+from explorer.sources.safetensors_header import parse_json
 from explorer.sources.source_limits import HOSTED
 from explorer.survey.budget import budget_of
 from explorer.survey.recipe import KEY, ModelRecipe
@@ -226,6 +227,14 @@ def test_a_name_of_many_words_stands_for_few_layers() -> None:
         patch.setattr("explorer.sources.coded._unknown", lambda info, scales, _: found.extend(scales))
         source.find_codes()
     assert set(found) == {"w", "0" + "_a" * 480}, "those that are layers; 2 GB were kept of 15 MB of names"
+
+
+def test_one_object_of_a_header_has_few_entries() -> None:
+    """Python parses it in one go, in which nobody is answered: a million take half a second."""
+    flat = [json.dumps(dict.fromkeys(map(str, range(n)), "")).encode() for n in (100_000, 110_000)]
+    assert len(parse_json(flat[0], "x", "list of files", HOSTED)) == HOSTED.tensors == 100_000
+    with pytest.raises(SourceError, match="more parts"):
+        parse_json(flat[1], "x", "list of files", HOSTED)
 
 
 def test_axes_are_counted_before_they_are_multiplied(tmp_path: Path) -> None:

@@ -197,8 +197,7 @@ async def file(request: Request) -> Response:
         path,
         media_type="application/octet-stream",
         filename=path.name,
-        # Named, so that it is not compressed, which takes more time than to send it.
-        headers={"content-security-policy": SANDBOX, "content-encoding": "identity"},
+        headers={"content-security-policy": SANDBOX},
     )
 
 

@@ -71,7 +71,7 @@ def limit_log() -> None:
 
 
 HEAD_BYTES = 1 << 14
-"""Of a request's head. Libraries that read one take up to a millisecond for each kilobyte."""
+"""Bytes of a request's head. Python's parsers of single fields take up to milliseconds for a kilobyte."""
 FIELDS = 100
 """Fields of a request's head; a browser sends some twenty."""
 CONNECTIONS_AT_ONCE, CONNECTIONS_A_SECOND = 1_000, 50
@@ -105,6 +105,7 @@ class _BoundedHeads(Connection):
         return event
 
     def _look_through(self, given: bytes) -> None:
+        """Refuse the head that ``given``, all that has come, begins with, if it is too large."""
         start = given[: HEAD_BYTES + 4].replace(b"\r\n", b"\n")  # requests may follow that wait for this one
         head, end, rest = start.partition(b"\n\n")
         if head.count(b"\n") > FIELDS or (len(given) if not end else len(head)) > HEAD_BYTES:

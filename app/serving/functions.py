@@ -113,14 +113,6 @@ def _refusal(message: str, reason: str, status: int = 422) -> TooMuchError:
     return TooMuchError(status, message, reason)
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """An answer's body, and whether it is compressed by gzip."""
-
-    body: bytes
-    zipped: bool
-
-
 class Call:
     """A call that waits or runs, and why its answer is no longer wanted."""
 
@@ -146,14 +138,15 @@ class Call:
         if self.reason is not None:
             raise self.reason
 
-    def answer(self, zipped: bool) -> Encoded:
-        """What the function returns, as JSON; numbers that JSON does not know are null. To be called in a
-        thread; ``ValueError`` and ``StoppedError`` are refusals in words, of too large an answer as well."""
+    def answer(self, zipped: bool) -> _Answer:
+        """What the function returns, as JSON, by gzip if ``zipped`` and it is long; numbers that JSON does
+        not know are null. To be called in a thread; ``ValueError`` and ``StoppedError`` are refusals in
+        words, of too large an answer as well."""
         began = thread_time()
         try:
             text = self._computed()
             zipped = zipped and len(text) >= ZIPPED_BYTES
-            return Encoded(gzip.compress(text, 5) if zipped else text, zipped)
+            return _Answer(gzip.compress(text, 5) if zipped else text, zipped, self.address)
         finally:
             self.took = thread_time() - began
 
@@ -249,9 +242,9 @@ UNSENT = Counter[str]()
 class _Answer(Response):
     """JSON that is sent as its client takes it, and counts as its ``address``'s until then."""
 
-    def __init__(self, found: Encoded, address: str) -> None:
-        encoding = {"vary": "Accept-Encoding"} | ({"content-encoding": "gzip"} if found.zipped else {})
-        super().__init__(found.body, headers=encoding, media_type="application/json")
+    def __init__(self, body: bytes, zipped: bool, address: str) -> None:
+        encoding = {"vary": "Accept-Encoding"} | ({"content-encoding": "gzip"} if zipped else {})
+        super().__init__(body, headers=encoding, media_type="application/json")
         self._address = address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -286,7 +279,7 @@ async def answer(request: Request) -> Response:
                 found = await to_thread.run_sync(call.answer, zipped, limiter=_THREADS)
                 call.check()  # what met no checkpoint since it was overtaken
                 _check_unread(call)
-        return _Answer(found, call.address)
+        return found
     except (LeftError, OvertakenError):
         return JSONResponse(None)
     except TooMuchError:

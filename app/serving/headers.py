@@ -87,11 +87,13 @@ class SecurityHeaders:
 
 @dataclass(frozen=True)
 class _Answer:
-    """One answer for everybody, its gzip form, and the headers that it has."""
+    """One answer for everybody, its gzip form, the headers that it has, and whether ``NOWHERE`` in it stands
+    for the page."""
 
     body: bytes
     zipped: bytes
     headers: dict[str, str]
+    names_page: bool = False
 
     @classmethod
     def of(cls, path: str, body: bytes, given: Headers) -> _Answer:
@@ -105,7 +107,8 @@ class _Answer:
             text = _with_head(text)
             own = policy((*inline_scripts(text), *_late_scripts()))
             headers = {"content-type": HTML, "cache-control": "no-cache", "content-security-policy": own}
-        return cls(text.encode(), gzip.compress(text.encode(), 6, mtime=0), headers)
+        body = text.encode()
+        return cls(body, gzip.compress(body, 6, mtime=0), headers, NOWHERE in text)
 
 
 HTML = "text/html; charset=utf-8"
@@ -150,7 +153,7 @@ class MadeOnce:
                 return
         kept = self._kept[key]
         headers, body = {**kept.headers, "vary": "Accept-Encoding"}, kept.body
-        if NOWHERE.encode() in body:
+        if kept.names_page:
             root = str(route_utils.get_root_url(Request(scope), path, None))
             body = body.replace(f"http://{NOWHERE}".encode(), json.dumps(root)[1:-1].encode())
         elif takes_gzip(scope) and len(kept.zipped) < len(body):

@@ -338,6 +338,7 @@ def _has_bytes(info: TensorInfo, raw: Mapping[str, TensorInfo]) -> bool:
 
 
 def _may_be_codes(info: TensorInfo, raw: Mapping[str, TensorInfo]) -> bool:
+    """True of a tensor for which scales are looked for."""
     return info.dtype in (*_CODES, *_WORDS) or _has_bytes(info, raw)
 
 

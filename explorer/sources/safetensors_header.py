@@ -94,9 +94,8 @@ def header_length(prefix: bytes | bytearray, origin: str, limits: SourceLimits) 
 def parse_json(raw: bytes | bytearray, origin: str, what: str, limits: SourceLimits) -> Any:
     """Parse untrusted JSON; ``SourceError`` if it is invalid, or has more parts than its tensors need."""
     parts, most = raw.count(b"{") + raw.count(b"["), 4 * limits.tensors + 1000
-    if (
-        parts > most or raw.count(b",") > 8 * parts + limits.tensors + 1000
-    ):  # of one object all is parsed at once
+    most_commas = 8 * parts + limits.tensors + 1000  # one flat object is parsed in one go
+    if parts > most or raw.count(b",") > most_commas:
         raise SourceError(f"{origin} has no valid {what}: more parts than {limits.tensors:,} tensors have")
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

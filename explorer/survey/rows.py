@@ -44,9 +44,9 @@ MOST_LAYERS = 20_000
 MOST_SCHEMES = 200
 """Most schemes of a survey."""
 MOST_PARTS = 100_000
-MOST_DEFECTS = 100
-"""Of a line, of which the first is described."""
 """Most commas of a recipe, or of a line of a survey."""
+MOST_DEFECTS = 100
+"""Most defects of a line, or of a recipe, of which the first is described: all are, to describe one."""
 MOST_NUMBERS = 1 << 20
 """Most sizes, costs and shares of all layers of a survey: in a file, a number can take 4 bytes."""
 FOLDS = 8
@@ -358,7 +358,7 @@ def checked(kind: type[Parsed], value: Any, what: str) -> Parsed:
     try:
         return cast(Parsed, _adapter(cast(Any, kind)).validate_python(value))
     except ValidationError as error:
-        if error.error_count() > MOST_DEFECTS:  # to describe one, all of them are
+        if error.error_count() > MOST_DEFECTS:
             raise ValueError(f"{what} is wrong in {error.error_count():,} places") from error
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"

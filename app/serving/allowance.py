@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import threading
 import time
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ class Allowance:
 
     def __init__(self, burst: float, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.burst, self.rate, self.clock = burst, rate, clock
-        self._whole = dict[str, float]()
+        self._lock, self._whole = threading.Lock(), dict[str, float]()
         """By address: when it has all of its burst again."""
 
     def left(self, address: str) -> float:
@@ -28,8 +29,9 @@ class Allowance:
 
     def use(self, address: str, amount: float) -> None:
         """Take ``amount`` of what the address has left."""
-        now = self.clock()
-        self._whole[address] = max(self._whole.get(address, now), now) + amount / self.rate
-        if len(self._whole) > REMEMBERED:
-            known = self._whole.items()
-            self._whole = dict(heapq.nlargest(REMEMBERED // 2, known, key=lambda one: one[1]))
+        with self._lock:
+            now = self.clock()
+            self._whole[address] = max(self._whole.get(address, now), now) + amount / self.rate
+            if len(self._whole) > REMEMBERED:
+                known = self._whole.items()
+                self._whole = dict(heapq.nlargest(REMEMBERED // 2, known, key=lambda one: one[1]))

@@ -6,7 +6,8 @@ operation waits for a thread that has no core. All named schemes on 512 x 1024 v
 one thread and 0.87 s by two on a busy machine with two cores.
 
 A request that waits, for a download or for the GPU, counts as one that computes. It is an address's: what may
-wait does so while something of another is computed.
+wait does so while something of another is computed: a view, or a program's request, whose address has used up
+its processor seconds.
 """
 
 from __future__ import annotations
@@ -15,14 +16,24 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import thread_time
 
 import torch
 
+from app.serving.allowance import Allowance
 from app.serving.sessions import current_request
 from explorer.threads import part_of, take_part
 
 CORES = torch.get_num_threads()
 """The threads that torch takes by itself: one for each core."""
+SECONDS_AT_ONCE, SECONDS_A_SECOND = 4.0, 0.25
+"""Processor seconds of an address's views and programs' requests while something of another address is
+computed: so many, then so many a second. Views are mostly Python, which runs in one thread at a time: a run
+of thousands of small operations waits after each of them while a view is computed. With these numbers a run
+takes about a third longer beside one address that never stops, once its seconds at once are used up. All
+sections of a page take .4 s, of a new tensor 1 s, of the largest 1.8 s; a slider that is dragged some .1 s a
+second. The time is the processor's, and not the clock's, which is longer for everybody while one address
+computes much."""
 
 
 class _Working:
@@ -48,6 +59,22 @@ class _Working:
 
 
 WORKING = _Working()
+SECONDS = Allowance(SECONDS_AT_ONCE, SECONDS_A_SECOND)
+
+
+def has_had(address: str) -> bool:
+    """True for an address that has used up its seconds, while another one is computed for."""
+    return SECONDS.left(address) < 0 and WORKING.others(address)
+
+
+@contextmanager
+def charged() -> Iterator[None]:
+    """Inside, the processor seconds of this thread are used by the current request's address."""
+    began = thread_time()
+    try:
+        yield
+    finally:
+        SECONDS.use(current_request().address, thread_time() - began)
 
 
 def take_share() -> None:

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from time import thread_time
 from typing import Any
 
 import gradio as gr
@@ -32,8 +31,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from app import limits
-from app.serving.allowance import Allowance
-from app.serving.cores import WORKING, share_of_cores
+from app.serving.cores import SECONDS, charged, has_had, share_of_cores
 from app.serving.guard import TOO_MANY, TooMuchError
 from app.serving.headers import in_pieces, takes_gzip
 from app.serving.listeners import counted
@@ -51,13 +49,6 @@ WAITING = 64
 """Calls of one address that wait for a place."""
 WAIT_SECONDS = 10.0
 """The longest that a call waits for a place."""
-SECONDS_AT_ONCE, SECONDS_A_SECOND = 4.0, 0.25
-"""Processor seconds of an address's views while something of another address is computed: so many, then so
-many a second. Views are mostly Python, which runs in one thread at a time: a run of thousands of small
-operations waits after each of them while a view is computed. With these numbers a run takes about a third
-longer beside one address that never stops, once its seconds at once are used up. All sections of a page take
-.4 s, of a new tensor 1 s, of the largest 1.8 s; a slider that is dragged some .1 s a second. The time is the
-processor's, and not the clock's, which is longer for everybody while one address computes much."""
 ZIPPED_BYTES = 2_000
 """From which on an answer is compressed, for a client that takes it so."""
 LOOK_SECONDS = 0.25
@@ -121,8 +112,6 @@ class Call:
         self.change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the call gets a place, or is ended before it has one."""
         self.reason: StoppedError | None = None
-        self.took = 0.0
-        """Processor seconds of its thread."""
 
     def end(self, reason: StoppedError) -> None:
         """End the call, at its next checkpoint if it runs. To be called in the server's own thread."""
@@ -142,13 +131,10 @@ class Call:
         """What the function returns, as JSON, by gzip if ``zipped`` and it is long; numbers that JSON does
         not know are null. To be called in a thread; ``ValueError`` and ``StoppedError`` are refusals in
         words, of too large an answer as well."""
-        began = thread_time()
-        try:
+        with charged():
             text = self._computed()
             zipped = zipped and len(text) >= ZIPPED_BYTES
             return _Answer(gzip.compress(text, 5) if zipped else text, zipped, self.address)
-        finally:
-            self.took = thread_time() - began
 
     def _computed(self) -> bytes:
         with measured(self.named.label) as outcome:
@@ -173,7 +159,6 @@ class Line:
     def __init__(self) -> None:
         self.running = Counter[str]()
         self.waiting: list[Call] = []
-        self.seconds = Allowance(SECONDS_AT_ONCE, SECONDS_A_SECOND)
         self._look: asyncio.TimerHandle | None = None
 
     @asynccontextmanager
@@ -190,9 +175,9 @@ class Line:
             await asyncio.wait([call.change], timeout=WAIT_SECONDS)
             if call in self.waiting:
                 call.check()
-                if self._has_had(who):
-                    again = math.ceil(self.seconds.seconds_until(who))
-                    message = "others compute here, and views of your address have taken more than their part"
+                if has_had(who):
+                    again = math.ceil(SECONDS.seconds_until(who))
+                    message = "others compute here, and your address has taken more than its part"
                     raise TooMuchError(TOO_MANY, f"{message}; try again in {again} s", "seconds", again)
                 message = f"{most} views of your address or {AT_ONCE} of all visitors are being computed"
                 raise TooMuchError(TOO_MANY, f"{message}, which is the limit; {_TOO_BUSY}", "views", 1)
@@ -203,12 +188,7 @@ class Line:
             else:
                 self.running[who] -= 1
                 self.running += Counter()  # an address that has none is not kept
-                self.seconds.use(who, call.took)
             self._next()
-
-    def _has_had(self, address: str) -> bool:
-        """True for an address that has used up its seconds, while another one is computed for."""
-        return self.seconds.left(address) < 0 and WORKING.others(address)
 
     def _next(self) -> None:
         """Give free places to those who wait, and look again soon if there are others."""
@@ -220,7 +200,7 @@ class Line:
             self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._next)
 
     def _give(self, most: int) -> None:
-        had = {address for address in {one.address for one in self.waiting} if self._has_had(address)}
+        had = {address for address in {one.address for one in self.waiting} if has_had(address)}
         while self.running.total() < AT_ONCE:
             able = [
                 one

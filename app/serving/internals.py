@@ -36,7 +36,7 @@ OF_THE_QUEUE = (
 )  # fmt: skip
 OF_A_LINE = ("concurrency_limit", "current_concurrency", "queue", "start_times_per_fn")
 OF_A_REQUEST = ("_id", "alive", "concurrency_id", "enqueue_time", "fn", "request", "session_hash")
-OF_A_FUNCTION = ("api_name", "concurrency_id", "fn", "inputs")
+OF_A_FUNCTION = ("api_name", "api_visibility", "concurrency_id", "fn", "inputs")
 OF_UPLOADS = ("_signals", "_statuses")
 ARGUMENTS = {
     "process_api": ("block_fn", "event_data", "event_id", "inputs", "session_hash"),

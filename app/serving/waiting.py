@@ -1,9 +1,9 @@
 """Scheduling of requests, and the bound on their waiting time: ``Limits.wait_seconds``.
 
 Visitors take turns: the second request of one address comes after the first of every other, and half of a
-line's workers are for others. A request that
-would wait too long is rejected at once, with its place in the queue and the expected time. That time is an
-estimate from the runs so far, so a request that has waited too long nevertheless is ended in the queue;
+line's workers are for others; of all lines together, an address has no more than it may have views. A request
+that would wait too long is rejected at once, with its place in the queue and the expected time. That time is
+an estimate from the runs so far, so a request that has waited too long nevertheless is ended in the queue;
 and what nobody listens for is taken out.
 """
 
@@ -24,6 +24,7 @@ from gradio.server_messages import ProcessCompletedMessage
 from gradio.utils import error_payload
 
 from app import limits
+from app.serving.cores import has_had
 from app.serving.kept import Sweeper
 from app.serving.listeners import unheard
 from app.serving.measure import LOG, REFUSED
@@ -81,11 +82,14 @@ def take_turns(queue: Queue) -> None:
 
 def share_workers(queue: Queue) -> None:
     """Let the queue's next request be one whose visitor has fewer than half of its line's workers, one of a
-    line that has one."""
+    line that has one, and fewer than ``Limits.views`` of all lines; and no program's whose visitor has used
+    up its processor seconds, while others compute."""
     next_of_gradio = queue.get_events
 
     def get_events() -> Any:
-        closed = [line for line in queue.event_queue_per_concurrency_id.values() if not _opened(queue, line)]
+        running = _running(queue)
+        lines = queue.event_queue_per_concurrency_id.values()
+        closed = [line for line in lines if not _opened(line, running)]
         limits_before = [line.concurrency_limit for line in closed]
         for line in closed:
             line.concurrency_limit = line.current_concurrency
@@ -98,23 +102,32 @@ def share_workers(queue: Queue) -> None:
     queue.get_events = get_events  # type: ignore[method-assign]
 
 
-def _opened(queue: Queue, line: EventQueue) -> bool:
-    """True if a worker is free for one of those who wait, who then is the first."""
+def _opened(line: EventQueue, running: list[Event]) -> bool:
+    """True if a worker is free for one of those who wait, who then is the first. ``running``: the requests of
+    all lines that do."""
     most = line.concurrency_limit
     if not line.queue or most is None or line.current_concurrency >= most:
         return True  # nothing is to be decided
-    running = Counter(_address_of(event) for event in _running(queue, line))
-    able = (event for event in line.queue if running[_address_of(event)] < max(1, most // 2))
-    if (first := next(able, None)) is None:
+    here, everywhere = Counter(map(_address_of, _of(line, running))), Counter(map(_address_of, running))
+
+    def able(event: Event) -> bool:
+        who = _address_of(event)
+        few = here[who] < max(1, most // 2) and everywhere[who] < limits.current().views
+        return few and not (event.fn.api_visibility == "public" and has_had(who))
+
+    if (first := next(filter(able, line.queue), None)) is None:
         return False
     line.queue.remove(first)
     line.queue.insert(0, first)
     return True
 
 
-def _running(queue: Queue, line: EventQueue) -> list[Event]:
-    running = [event for jobs in queue.active_jobs if jobs for event in jobs]
-    return [event for event in running if event.concurrency_id == line.concurrency_id and event.alive]
+def _running(queue: Queue) -> list[Event]:
+    return [event for jobs in queue.active_jobs if jobs for event in jobs if event.alive]
+
+
+def _of(line: EventQueue, running: list[Event]) -> list[Event]:
+    return [event for event in running if event.concurrency_id == line.concurrency_id]
 
 
 def _address_of(event: Event) -> str:
@@ -128,7 +141,7 @@ def _address_of(event: Event) -> str:
 def _rounds(queue: Queue, line: EventQueue) -> tuple[dict[str, int], Counter[str]]:
     """By event: how many of its visitor's come before it, those that run counted; and by visitor (address)
     how many there are."""
-    counted = Counter(_address_of(event) for event in _running(queue, line))
+    counted = Counter(map(_address_of, _of(line, _running(queue))))
     rounds: dict[str, int] = {}
     for event in line.queue:
         who = _address_of(event)

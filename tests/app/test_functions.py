@@ -25,7 +25,7 @@ from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 
 from app import limits
-from app.serving import functions
+from app.serving import cores, functions
 from app.serving.sessions import CurrentRequest, answering, current_session
 from app.serving.values import MOST_TEXT
 from app.state import visits
@@ -86,6 +86,7 @@ class Page:
 def page(monkeypatch: pytest.MonkeyPatch, entry: Any) -> Iterator[Page]:
     monkeypatch.delenv("EXPLORER_HOSTED", raising=False)
     monkeypatch.setattr(functions, "LINE", functions.Line())
+    monkeypatch.setattr(cores.SECONDS, "_whole", {})
     made = Page(entry)
     yield made
     made.release.set()
@@ -418,10 +419,10 @@ def test_an_address_that_has_computed_much_waits_for_others(
     visitors: Visitors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that loops cheap views on two connections kept everybody's runs from ending within their time."""
-    now = [0.0]
-    monkeypatch.setattr(functions, "thread_time", lambda: now[0])
-    line = functions.LINE
-    line.seconds.clock = lambda: 0.0
+    now, clock = [0.0], [0.0]
+    monkeypatch.setattr(cores, "thread_time", lambda: now[0])
+    line, seconds = functions.LINE, cores.SECONDS
+    monkeypatch.setattr(seconds, "clock", lambda: clock[0])
 
     def computed(seconds: float, session: str) -> None:
         call = visitors.call(session)
@@ -430,18 +431,18 @@ def test_an_address_that_has_computed_much_waits_for_others(
         visitors.page.end(session)
         assert call.result().status_code == 200
 
-    computed(functions.SECONDS_AT_ONCE, "s0")
+    computed(cores.SECONDS_AT_ONCE, "s0")
     other = visitors.call("t", 2)
     assert visitors.said() == "began"
     computed(2, "s1")
-    assert line.seconds.left("192.0.2.1") == -2
+    assert seconds.left("192.0.2.1") == -2
     waits = visitors.call("s2")
     until(lambda: len(line.waiting) == 1)
     third = visitors.call("u", 3)
     assert visitors.said() == "began" and len(line.waiting) == 1, "another's does not wait behind it"
-    line.seconds.clock = lambda: 8.0  # it has a quarter of a second in each second
+    clock[0] = 8.0  # it has a quarter of a second in each second
     assert visitors.said() == "began" and not line.waiting
-    line.seconds.clock = lambda: 0.0
+    clock[0] = 0.0
     visitors.page.end("s2")
     assert waits.result().status_code == 200
     monkeypatch.setattr(functions, "WAIT_SECONDS", 0.0)
@@ -456,4 +457,4 @@ def test_an_address_that_has_computed_much_waits_for_others(
     assert [one.result().status_code for one in (other, third)] == [200, 200]
     assert visitors.said() == "began", "nothing of another is computed"
     visitors.page.end("s4")
-    assert waits.result().status_code == 200 and line.seconds.left("192.0.2.1") == -2
+    assert waits.result().status_code == 200 and seconds.left("192.0.2.1") == -2

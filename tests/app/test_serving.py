@@ -52,9 +52,22 @@ from uvicorn.server import ServerState
 
 from app import api, limits
 from app.parts.refusals import for_program, refusal_words
-from app.serving import connections, guard, listeners, measure, sessions, uploads, visitors, waiting, work
+from app.serving import (
+    connections,
+    cores,
+    guard,
+    listeners,
+    measure,
+    sessions,
+    uploads,
+    visitors,
+    waiting,
+    work,
+)
 from app.serving.allowance import Allowance
+from app.serving.cores import share_of_cores
 from app.serving.headers import HEADERS, MadeOnce, SecurityHeaders
+from app.serving.sessions import CurrentRequest, answering
 from app.serving.values import CheckedBlocks
 from app.serving.work import LeftError, check_of_this_run, while_heard
 from app.state import choices
@@ -694,6 +707,16 @@ def test_visitors_take_turns(client: TestClient, monkeypatch: pytest.MonkeyPatch
     assert places == [7, 6, 3]
 
 
+def started(queue: Any) -> list[str]:
+    """The sessions whose requests begin now."""
+    begun = []
+    while (found := queue.get_events()) is not None:
+        queue.active_jobs.append(found[0])
+        queue.event_queue_per_concurrency_id[found[2]].current_concurrency += 1
+        begun.append(found[0][0].session_hash)
+    return begun
+
+
 def test_one_address_has_half_of_the_workers(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else everybody's first answer waits until a run of his ends, be it the next."""
     monkeypatch.setenv("EXPLORER_HOSTED", "1")
@@ -703,22 +726,47 @@ def test_one_address_has_half_of_the_workers(client: TestClient, monkeypatch: py
     for i in range(4):
         assert join(client, f"many{i}", "x", headers={"x-forwarded-for": "192.0.2.1"}).status_code == 200
     line = queue.event_queue_per_concurrency_id[queue.blocks.fns[0].concurrency_id]
-
-    def started() -> list[str]:
-        """The sessions whose requests begin now."""
-        begun = []
-        while (found := queue.get_events()) is not None:
-            queue.active_jobs.append(found[0])
-            line.current_concurrency += 1
-            begun.append(found[0][0].session_hash)
-        return begun
-
-    assert started() == ["many0", "many1"]
+    assert started(queue) == ["many0", "many1"]
     assert join(client, "other", "x", headers={"x-forwarded-for": "192.0.2.2"}).status_code == 200
-    assert started() == ["other"] and line.concurrency_limit == 4
+    assert started(queue) == ["other"] and line.concurrency_limit == 4
     queue.active_jobs.pop(0)
     line.current_concurrency -= 1
-    assert started() == ["many2"]
+    assert started(queue) == ["many2"]
+
+
+def test_one_address_has_few_workers_of_all_lines(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each endpoint for programs is a line of its own: sixteen at once made others' runs take tenfold."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    monkeypatch.setattr(limits, "HOSTED", dataclasses.replace(limits.HOSTED, views=1))
+    queue = queue_of(client)
+    monkeypatch.setattr(queue, "active_jobs", [])
+    who = [{"x-forwarded-for": f"192.0.2.{i}"} for i in (1, 2)]
+    answers = [join(client, f"s{number}", "x", number, who[0]) for number in (0, 1)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert len(first := started(queue)) == 1
+    assert join(client, "other", "x", 0 if first == ["s1"] else 1, who[1]).status_code == 200
+    assert started(queue) == ["other"]
+
+
+def test_a_program_that_has_computed_much_waits_for_others(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processor seconds are of those that its address's views have; what the page asks for is not."""
+    queue, now = queue_of(client), [0.0]
+    monkeypatch.setattr(queue, "active_jobs", [])
+    monkeypatch.setattr(cores, "thread_time", lambda: now[0])
+    monkeypatch.setattr(cores.SECONDS, "_whole", {})
+    with answering(CurrentRequest(address="127.0.0.1")), for_program("x"):
+        now[0] += cores.SECONDS_AT_ONCE + 60
+    assert join(client, "s0", "x").status_code == 200
+    with answering(CurrentRequest(address="192.0.2.1")), share_of_cores():
+        assert started(queue) == []
+        monkeypatch.setattr(queue.blocks.fns[1], "api_visibility", "private")
+        assert join(client, "page", "x", 1).status_code == 200
+        assert started(queue) == ["page"]
+    assert started(queue) == ["s0"], "nothing of another is computed"
 
 
 def test_a_second_stream_of_a_session_ends_in_silence(

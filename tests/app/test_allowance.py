@@ -65,7 +65,7 @@ def test_requests_of_one_address_are_paced(monkeypatch: pytest.MonkeyPatch) -> N
     async def send(message: Any) -> None:
         answered.append(message.get("status") and (message["status"], dict(message["headers"])))
 
-    monkeypatch.setattr(guard.asyncio, "sleep", sleep)
+    monkeypatch.setattr(guard, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
     guarded = guard.Paced(guard.Guard(app))
     guarded._requests = Allowance(2, 1, clock)
 

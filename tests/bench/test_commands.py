@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -61,7 +62,8 @@ def test_calls_are_timed_until_the_last_has_ended(monkeypatch: pytest.MonkeyPatc
     steps: list[str] = []
     clock = iter(range(0, 10_000, 60))
     monkeypatch.setattr(timing, "synchronize", lambda device: steps.append("wait"))
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: (steps.append("clock"), next(clock))[1])
+    ticks = SimpleNamespace(perf_counter=lambda: (steps.append("clock"), next(clock))[1])
+    monkeypatch.setattr(timing, "time", ticks)
     calls = [lambda: steps.append("a"), lambda: steps.append("b")]
     spread = timing.time_calls(calls, torch.device("cpu"), rounds=3, repeats=2)
     once = ["wait", "clock", *"ababab", "wait", "clock"]

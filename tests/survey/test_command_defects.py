@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,7 +66,7 @@ def test_a_log_file_gets_a_line_now_and_then(
     """About every tenth, and at least every 30 seconds; the last one; nothing for what is done at once. The
     time left is of the phase that runs: a survey runs the model before it does the layers."""
     now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now))
 
     def told() -> list[str]:
         return capsys.readouterr().err.splitlines()

@@ -62,9 +62,12 @@ def values(query: Query) -> Shown:
 
 
 def _errors(matrix: Matrix, sides: Sequence[Side], part: str) -> go.Figure:
-    ends = [float(end) for end in part.split(",")] if part else []
-    if not ends:
+    if not part:
         return error_figure(sides, matrix.name)
+    try:
+        ends = [float(end) for end in part.split(",")]
+    except ValueError:
+        ends = []
     if len(ends) != 4 or not all(map(math.isfinite, ends)):
         raise ValueError("a part of the map is four numbers: the ends of its rows and of its columns")
     shape = matrix.values.shape

@@ -83,8 +83,9 @@ def _static(graph: Graph, w: Tensor, scheme: Scheme) -> tuple[str, int]:
 def _nbits(level: int, quantized: Callable[[Tensor, Scheme], QuantizedTensor] = quantize) -> Build:
     def build(graph: Graph, w: Tensor, scheme: Scheme) -> tuple[str, int]:
         q = quantized(w, scheme)
-        if scheme.format.bits * w.shape[1] % 8:
-            raise ValueError(f"rows of {w.shape[1]} codes are no whole bytes")
+        columns, width = w.shape[1], q.scheme.block[1]
+        if width and columns % width:
+            raise ValueError(f"rows of {columns} values are no whole groups of {width}")
         nbytes = w.numel() * q.scheme.format.bits // 8 + 4 * q.scales.scale.numel()
         return by_codes(graph, "w", "x", q, level), nbytes
 

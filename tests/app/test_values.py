@@ -78,7 +78,7 @@ def test_the_histogram_is_of_the_part_that_the_map_shows() -> None:
     part = values.values(type(query)({**query, "part": "3.2,9.7,-4,20"}))["error-plot"]
     assert isinstance(part, go.Figure) and "rows 4–9, columns 0–20" in part.layout.annotations[0].text
     for wrong in ("1,2,3", "a,b,c,d", "1,2,3,inf"):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="a part of the map is four numbers"):
             values.values(type(query)({**query, "part": wrong}))
 
 

@@ -88,6 +88,14 @@ def test_what_torch_would_read_beyond_its_end_is_refused(columns: int) -> None:
         row.kernels[0].hold(torch.ones(3, columns), row.w)
 
 
+def test_groups_of_uneven_rows_are_refused_in_words() -> None:
+    """The refusal was torch's, of a shape that nobody had asked for."""
+    row = CPU_PRODUCTS["w4_group32"]
+    kernel = next(one for one in row.kernels if one.name.startswith("ONNX Runtime"))
+    with pytest.raises(ValueError, match="rows of 40 values are no whole groups of 32"):
+        kernel.hold(torch.ones(3, 40), row.w)
+
+
 def test_a_build_without_a_function_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, another version of the package ends the process."""
     if llama.LLAMA.missing:

@@ -43,6 +43,7 @@ class Limits:
     sources: bounds on files, folders and the Hub.
     listed: tensors in one answer to a program.
     product_elements: of each matrix of a timed GEMM.
+    product_terms: M·N·K of a GEMM that is timed on the CPU.
     run_seconds: of one run.
     model_weights: of a model that may be run on text.
     text_tokens: that a model writes in one run.
@@ -73,6 +74,7 @@ class Limits:
     sources: SourceLimits
     listed: int
     product_elements: int
+    product_terms: int
     run_seconds: float
     model_weights: int
     text_tokens: int
@@ -109,6 +111,7 @@ LOCAL = Limits(
     sources=sources.LOCAL,
     listed=500_000,
     product_elements=1 << 28,
+    product_terms=1 << 40,
     run_seconds=300,
     model_weights=16 << 30,
     text_tokens=512,
@@ -139,6 +142,7 @@ HOSTED = Limits(
     sources=sources.HOSTED,
     listed=5_000,
     product_elements=1 << 26,
+    product_terms=1 << 34,
     run_seconds=30,
     model_weights=400_000_000,
     text_tokens=64,

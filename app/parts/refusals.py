@@ -11,7 +11,7 @@ import gradio as gr
 import torch
 
 from app import limits
-from app.serving.cores import charged, share_of_cores
+from app.serving.cores import charged, queued
 from app.serving.measure import measured
 from app.serving.work import check_of_this_run
 from app.state.query import page_words
@@ -53,7 +53,7 @@ def for_program(name: str) -> Iterator[None]:
     screen to keep."""
     with measured(f"api.{name}") as outcome:
         try:
-            with charged(), share_of_cores(), stoppable(check_of_this_run()):
+            with charged(), queued(), stoppable(check_of_this_run()):
                 yield
         except (ValueError, OSError, StoppedError) as error:
             if _of_a_figure(error):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -14,11 +14,13 @@ from app.parts import html
 from app.parts.controls import Select, Switch
 from app.parts.section import Shown
 from app.sections.speed_machines import Timings, schemes_of, shape_of, text_of
-from app.state.gpu_lock import gpu_lock, locked_steps, one_at_a_time
+from app.serving.work import own_time
+from app.state.gpu_lock import gpu_lock, locked_steps, one_at_a_time, room
 from app.state.query import Query
 from app.state.visits import visit
 from explorer import words
 from explorer.bench.cpu_gemm import (
+    COPY_BYTES,
     NotTimed,
     conditions,
     measure_cpu_limits,
@@ -53,6 +55,9 @@ TIMED = Select(
 )
 KERNELS = Switch(key="kernels", label="every kernel of a GPU's product, not only the fastest", linked=False)
 LIBRARIES = dict.fromkeys(kernel.library.label for row in CPU_PRODUCTS.values() for kernel in row.kernels)
+_OF_AN_ELEMENT = 40
+"""Bytes for each element of X, W and Y while a product is timed on the CPU, with what ONNX Runtime and
+llama.cpp keep: 5 to 45 were measured."""
 Step = tuple[str, Timings | None]
 """How far a run is, in words, and what it has timed so far."""
 
@@ -64,7 +69,7 @@ def measure(query: Query, tokens: Sequence[int], on_cpu: bool, draw: Callable[[]
     ``ValueError`` at once where no library multiplies the weights of A or of B.
     """
     (m, n, k), _ = shape_of(query)
-    shapes = [checked_shape((count, n, k)) for count in tokens or (m,)]
+    shapes = [checked_shape((count, n, k), on_cpu) for count in tokens or (m,)]
     names = _names(query, on_cpu)
     steps = _on_cpu(names, shapes) if on_cpu else _on_gpu(names, shapes, KERNELS.of(query))
     try:
@@ -76,14 +81,20 @@ def measure(query: Query, tokens: Sequence[int], on_cpu: bool, draw: Callable[[]
         raise ValueError(str(error)) from error
 
 
-def checked_shape(shape: Shape) -> Shape:
-    """``shape`` where its matrices are no larger than a visitor may ask for; else ``ValueError``."""
+def checked_shape(shape: Shape, on_cpu: bool) -> Shape:
+    """``shape`` where its matrices, and on a CPU its work, are no larger than a visitor may ask for; else
+    ``ValueError``."""
     most, (m, n, k) = limits.current().product_elements, shape
     for what, size in (("X", m * k), ("W", n * k), ("Y", m * n)):
         if size > most:
             raise ValueError(
                 f"{what} would have {size:,} elements; here a matrix of a timed product may have {most:,}"
             )
+    if on_cpu and m * n * k > limits.current().product_terms:
+        raise ValueError(
+            f"{text_of(shape)} is {m * n * k:,} multiplications; here a product that is timed on the CPU may "
+            f"have {limits.current().product_terms:,}"
+        )
     return shape
 
 
@@ -134,24 +145,25 @@ def _keep(timed: Timings) -> None:
 
 
 def _on_cpu(names: Sequence[str], shapes: Sequence[Shape]) -> Iterator[Step]:
-    end, seconds = time.monotonic() + limits.current().run_seconds, limits.current().run_seconds
-    jobs = plan_on_cpu(in_order(names), shapes)
+    seconds = limits.current().run_seconds
+    end, jobs = own_time() + seconds, plan_on_cpu(in_order(names), shapes)
     refused = list(dict.fromkeys(row.reason for row in not_installed(names)))
     total, done = sum(len(job.kernels) * len(job.shapes) for job in jobs), 0
     yield "Measuring what this CPU copies and multiplies …", None
-    with one_at_a_time():
+    with _alone(2 * COPY_BYTES):
         chip = _cpu_limits()
     machine = this_machine(torch.device("cpu"), ("onnxruntime", "xllamacpp"), chip)
     machine = dataclasses.replace(machine, threads=usable_threads(), conditions=conditions())
     timings: list[GemmTiming] = []
-    for item in locked_steps(time_on_cpu(jobs, chip), one_at_a_time):
+    largest = _OF_AN_ELEMENT * max(m * k + n * k + m * n for m, n, k in shapes)
+    for item in locked_steps(time_on_cpu(jobs, chip), functools.partial(_alone, largest)):
         done += 1
         if isinstance(item, NotTimed):
             refused.append(f"{item.label} by {item.kernel}: {item.reason}")
             continue
         timings.append(item)
         yield f"{done} of {total} · {item.label}, {item.variant}", Timings(machine, tuple(timings))
-        if time.monotonic() > end and done < total:
+        if own_time() > end and done < total:
             refused.insert(0, f"stopped after {seconds:.0f} s, the time limit of a run here")
             break
     rest = f"Not timed: {'; '.join(refused)}." if refused else ""
@@ -159,8 +171,15 @@ def _on_cpu(names: Sequence[str], shapes: Sequence[Shape]) -> Iterator[Step]:
     yield " ".join(filter(None, (at, *sentences(timings), rest))), Timings(machine, tuple(timings))
 
 
+@contextmanager
+def _alone(size: int) -> Iterator[None]:
+    """Hold so many bytes, and the CPU: each step anew, as nobody says when a run that was left is closed."""
+    with room(size), one_at_a_time():
+        yield
+
+
 def _on_gpu(names: Sequence[str], shapes: Sequence[Shape], every_kernel: bool) -> Iterator[Step]:
-    end, device = time.monotonic() + limits.current().run_seconds, work_device()
+    end, device = own_time() + limits.current().run_seconds, work_device()
     capability = torch.cuda.get_device_capability(device)
     jobs = [
         (gemm, variants_for(gemm, shape, capability, "all" if every_kernel else "auto"), shape)
@@ -182,7 +201,7 @@ def _on_gpu(names: Sequence[str], shapes: Sequence[Shape], every_kernel: bool) -
             timings.append(timing)
             said = f"{done} · {timing.label}, {words.kernel_name(timing.variant)}"
             yield said, Timings(machine, tuple(timings))
-        if time.monotonic() > end:
+        if own_time() > end:
             yield f"Stopped after {limits.current().run_seconds:.0f} s, the time limit of a run here.", None
             return
     told = [f"{len(jobs)} of {len(jobs)} products timed."]

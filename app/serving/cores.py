@@ -52,13 +52,27 @@ class _Working:
         with self._lock:
             return self._by.total()
 
+    def of(self, address: str) -> int:
+        with self._lock:
+            return self._by[address]
+
+    @contextmanager
+    def counted(self, address: str) -> Iterator[None]:
+        """Inside, one more is computed for the address."""
+        self.add(1, address)
+        try:
+            yield
+        finally:
+            self.add(-1, address)
+
     def others(self, address: str) -> bool:
         """True while something is computed for another address; "" is nobody's."""
         with self._lock:
             return any(who not in ("", address) for who in self._by)
 
 
-WORKING = _Working()
+WORKING, QUEUED = _Working(), _Working()
+"""All requests; those of the queue: a stopped one is computed until its next check."""
 SECONDS = Allowance(SECONDS_AT_ONCE, SECONDS_A_SECOND)
 
 
@@ -85,13 +99,15 @@ def take_share() -> None:
 @contextmanager
 def share_of_cores() -> Iterator[None]:
     """Inside, this thread computes a request with its share of the cores."""
-    address = current_request().address
-    WORKING.add(1, address)
-    try:
-        with share_of_this_request():
-            yield
-    finally:
-        WORKING.add(-1, address)
+    with WORKING.counted(current_request().address), share_of_this_request():
+        yield
+
+
+@contextmanager
+def queued() -> Iterator[None]:
+    """Inside, this thread computes a request of the queue with its share of the cores."""
+    with QUEUED.counted(current_request().address), share_of_cores():
+        yield
 
 
 @contextmanager

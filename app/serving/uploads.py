@@ -94,8 +94,8 @@ def store() -> Path:
 def named_in(folder: Path, text: str) -> Path | None:
     """The file below ``folder`` that ``text`` is the absolute path of, as it is written: no link is followed.
     (``/proc/self/fd/7`` would lead to what another visitor uploads.)"""
-    root, named = folder.resolve(), Path(os.path.normpath(text))
-    for start in (root, folder):
+    root, named = folder.resolve(), Path(text)
+    for start in (root, folder) if ".." not in named.parts else ():
         if named.is_relative_to(start):
             path = root / named.relative_to(start)
             with suppress(OSError, ValueError):  # no path

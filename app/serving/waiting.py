@@ -24,7 +24,7 @@ from gradio.server_messages import ProcessCompletedMessage
 from gradio.utils import error_payload
 
 from app import limits
-from app.serving.cores import has_had
+from app.serving.cores import QUEUED, has_had
 from app.serving.kept import Sweeper
 from app.serving.listeners import unheard
 from app.serving.measure import LOG, REFUSED
@@ -82,7 +82,8 @@ def take_turns(queue: Queue) -> None:
 
 def share_workers(queue: Queue) -> None:
     """Let the queue's next request be one whose visitor has fewer than half of its line's workers, one of a
-    line that has one, and fewer than ``Limits.views`` of all lines; and no program's whose visitor has used
+    line that has one, and fewer than ``Limits.views`` of all lines, stopped ones that still compute among
+    them; and no program's whose visitor has used
     up its processor seconds, while others compute."""
     next_of_gradio = queue.get_events
 
@@ -112,7 +113,7 @@ def _opened(line: EventQueue, running: list[Event]) -> bool:
 
     def able(event: Event) -> bool:
         who = _address_of(event)
-        few = here[who] < max(1, most // 2) and everywhere[who] < limits.current().views
+        few = here[who] < max(1, most // 2) and max(everywhere[who], QUEUED.of(who)) < limits.current().views
         return few and not (event.fn.api_visibility == "public" and has_had(who))
 
     if (first := next(filter(able, line.queue), None)) is None:

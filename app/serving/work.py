@@ -14,7 +14,7 @@ from typing import TypeVar
 from gradio.queueing import Event, Queue
 
 from app import limits
-from app.serving.cores import share_of_cores
+from app.serving.cores import queued
 from app.serving.listeners import unheard
 from app.serving.sessions import current_request
 from explorer.progress import StoppedError, stoppable
@@ -98,6 +98,11 @@ def waiting_for_others() -> Iterator[None]:
         current_request().waited.seconds += time.monotonic() - began
 
 
+def own_time() -> float:
+    """Seconds of a clock that stands still while the current request waits for other visitors' work."""
+    return time.monotonic() - current_request().waited.seconds
+
+
 def check_of_this_run(kind: str = "") -> Callable[[], None]:
     """Return the function that ``explorer.progress.checkpoint`` calls during the current handler.
 
@@ -151,7 +156,7 @@ def checked_steps(
     end = object()
     try:
         while True:
-            with around(), share_of_cores(), stoppable(check):
+            with around(), queued(), stoppable(check):
                 item = next(steps, end)
             if item is end:
                 return

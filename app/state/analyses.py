@@ -198,9 +198,10 @@ def reported(
             _PLACES.give_back(address)
             said.put(None)
 
+    number = _PLACES.number()
     while True:
         with waiting_for_others():
-            taken = _PLACES.take(address, SAID_AGAIN_S)
+            taken = _PLACES.take(address, SAID_AGAIN_S, number=number)
         if taken:
             break
         checkpoint()

@@ -1,15 +1,13 @@
-"""The GPU for one visitor at a time, first come first served, so that nobody's timing is another's noise.
+"""The GPU for one visitor at a time, so that nobody's timing is another's noise.
 
 Without a GPU, timings of the CPU wait for each other, and work for the memory that it needs: the operating
-system shares the rest.
+system shares the rest. Next is the address that had its turn longest ago.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 from app.serving.sessions import current_request
@@ -21,34 +19,7 @@ from explorer.progress import checkpoint
 Item = TypeVar("Item")
 
 
-class FairLock:
-    """A lock granted in the order of asking. ``len`` counts the holder and all who wait."""
-
-    def __init__(self) -> None:
-        self._change = threading.Condition()
-        self._waiting: deque[object] = deque()
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Wait for everyone who came before, then run alone. Not re-entrant."""
-        ticket = object()
-        with self._change:
-            self._waiting.append(ticket)
-            self._change.wait_for(lambda: self._waiting[0] is ticket)
-        try:
-            yield
-        finally:
-            with self._change:
-                self._waiting.popleft()
-                self._change.notify_all()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-
-_GPU = FairLock()
-
-
+_GPU, _CPU = Places(1, 1), Places(1, 1)
 _ROOM = Places(of_one=2 << 30, of_all=2 << 30)
 """Bytes of memory for all work of more than ``SMALL`` bytes."""
 SMALL = 64 << 20
@@ -56,38 +27,36 @@ _LOOKS_S = 0.5
 
 
 @contextmanager
-def room(size: int) -> Iterator[None]:
-    """Hold so many bytes of memory for work; not inside of another ``room``: both could wait for ever. The
-    wait is not the run's own time."""
-    address = current_request().address
-    if size <= SMALL:
-        yield
-        return
+def _held(places: Places, size: int = 1) -> Iterator[None]:
+    """Hold so many places, once they are free. The wait is not the run's own time, and ends as the run
+    does. Not inside of the same places: both could wait for ever."""
+    address, number = current_request().address, places.number()
     while True:
         with waiting_for_others():
-            taken = _ROOM.take(address, _LOOKS_S, size=size)
+            taken = places.take(address, _LOOKS_S, size=size, number=number)
         if taken:
             break
         checkpoint()
     try:
         yield
     finally:
-        _ROOM.give_back(address, size=size)
+        places.give_back(address, size=size)
 
 
-@contextmanager
-def gpu_lock(size: int = 0) -> Iterator[None]:
+def room(size: int) -> AbstractContextManager[None]:
+    """Hold so many bytes of memory for work."""
+    return _held(_ROOM, size) if size > SMALL else nullcontext()
+
+
+def gpu_lock(size: int = 0) -> AbstractContextManager[None]:
     """Hold the GPU; where there is none, ``room`` for work of ``size`` bytes."""
-    with _GPU.hold() if gpu_device() is not None else room(size):
-        yield
-
-
-_CPU = FairLock()
+    return _held(_GPU) if gpu_device() is not None else room(size)
 
 
 def one_at_a_time() -> AbstractContextManager[None]:
-    """Hold the CPU for a timing: two at once would time each other."""
-    return _CPU.hold()
+    """Hold the CPU for a timing: two at once would time each other. Where ``room`` is held as well, it is
+    taken before: else each of two runs could wait for the other's."""
+    return _held(_CPU)
 
 
 _END = object()

@@ -30,11 +30,18 @@ class Places:
         self._numbers, self._had = itertools.count(1), dict[str, int]()
         self.waiting: list[_Asked] = []
 
-    def take(self, address: str, seconds: float, name: Hashable = None, size: int = 1) -> bool:
+    def number(self) -> int:
+        """A number in the line, for who asks several times for the same places."""
+        return next(self._numbers)
+
+    def take(
+        self, address: str, seconds: float, name: Hashable = None, size: int = 1, number: int = 0
+    ) -> bool:
         """Take ``size`` places; False if they are not free for so long, or if the work called ``name`` has
-        some. Of those who wait, an address that has had none comes first, then who has waited longest."""
+        some. Of those who wait, an address that has had none comes first, then who has the lowest
+        ``number``, by default a new one."""
         with self._change:
-            asked = _Asked(address, name, size, (self._had.get(address, 0), next(self._numbers)))
+            asked = _Asked(address, name, size, (self._had.get(address, 0), number or next(self._numbers)))
             self.waiting.append(asked)
             try:
                 taken = self._change.wait_for(lambda: self._is_next(asked), seconds)

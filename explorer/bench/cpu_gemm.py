@@ -59,6 +59,8 @@ RATE_SIDES, LIMIT_CALLS = (192, 384, 768, 1536), 10
 ENOUGH_S = 0.05
 """Least seconds of a product that measures a rate: a CPU without instructions for bfloat16 takes 8 s for
 sides of 1,536."""
+EXACT_TERMS = 1 << 31
+"""M·N·K of a part of the float64 product: about a quarter of a second on two cores."""
 _PROBES, SHORT_S = (7, 3), 0.02
 """Number of calls that choose the number of threads, of short and of longer calls; and the longest short
 call."""
@@ -175,7 +177,11 @@ class _Bench:
         """Return X [M, K], the float64 product, and the baseline."""
         if m not in self._at:
             x = torch.randn(m, self.w.shape[1], generator=torch.Generator().manual_seed(1))
-            exact = x.double() @ self.w.double().t()
+            exact, w = torch.empty(m, len(self.w), dtype=torch.float64), self.w.double().t()
+            rows = max(1, EXACT_TERMS // w.numel())
+            for part, out in zip(x.split(rows), exact.split(rows), strict=True):
+                checkpoint()
+                torch.mm(part.double(), w, out=out)
             self._at[m] = x, exact, fastest_threads(partial(self._held.bind, x), self.flush)
         return self._at[m]
 
@@ -190,6 +196,7 @@ def fastest_threads(bind: Callable[[int], Call], flush: Callable[[], None]) -> _
     """
     first: dict[_Contestant, float] = {}
     for threads in reversed(thread_counts()):
+        checkpoint()
         contestant = _Contestant(bind(threads), threads)
         first[contestant] = contestant.seconds()
         if not first.keys() - {contestant} and first[contestant] <= LONG_S:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from explorer.recordings.files import (
     Recording,
@@ -30,8 +30,18 @@ Shape = tuple[Side, Side, Side]
 """M, N and K."""
 _LONGEST_MACHINE = 2000
 """Accepted characters of a machine's description."""
+
+
+def _decibels(value: float) -> float:
+    if abs(value) > 1000 and value != math.inf:
+        raise ValueError("decibels are from -1000 to 1000, or null for an exact result")
+    return value
+
+
 Decibels = Annotated[
-    float, BeforeValidator(lambda value: math.inf if value is None else value), Field(gt=-math.inf)
+    float,
+    BeforeValidator(lambda value: math.inf if value is None else value),
+    AfterValidator(_decibels),
 ]
 """SQNR in dB. JSON has no infinity: null stands for an exact result."""
 

@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-Positive = Annotated[float, Field(gt=0, lt=1e30)]
+
+def _divisor(value: float) -> float:
+    if value < 1e-30:
+        raise ValueError("so small a number is no measurement")
+    return value
+
+
+Positive = Annotated[float, Field(gt=0, lt=1e30), AfterValidator(_divisor)]
 Seconds = Annotated[float, Field(ge=1e-12, le=1e6)]
 """Accepted seconds of a call."""
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from threading import Barrier
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from app.serving.cores import share_of_cores
 from app.serving.sessions import CurrentRequest, answering
 from app.state import gpu_lock
 from app.state.analyses import reported
-from app.state.gpu_lock import FairLock, locked_steps
+from app.state.gpu_lock import locked_steps, one_at_a_time
 from app.state.places import Places
 from explorer.progress import StoppedError, stoppable
 from explorer.threads import usable_threads
@@ -83,27 +84,31 @@ def test_what_is_computed_is_an_addresss() -> None:
     assert not cores.WORKING.others("192.0.2.2") and not cores.WORKING.count
 
 
-def test_one_at_a_time_in_the_order_of_coming() -> None:
-    """Six threads that ask one after another run one after another."""
-    lock, running, order, seen = FairLock(), 0, list[int](), list[int]()
+def test_one_at_a_time_in_the_order_of_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six threads that ask one after another run one after another, by the numbers that they drew: each looks
+    again and again, so that the last look says nothing."""
+    monkeypatch.setattr(gpu_lock, "_CPU", places := Places(1, 1))
+    monkeypatch.setattr(gpu_lock, "_LOOKS_S", 60)
+    monkeypatch.setattr(places, "number", iter(range(7, 0, -1)).__next__)
+    running, order, seen = 0, list[int](), list[int]()
 
     def work(index: int) -> None:
         nonlocal running
-        with lock.hold():
+        with one_at_a_time():
             running += 1
             seen.append(running)
             order.append(index)
             seen.append(running)
             running -= 1
 
-    with lock.hold():
+    with one_at_a_time():
         threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
         for index, thread in enumerate(threads):
             thread.start()
-            until(lambda count=index + 2: len(lock) == count)
+            until(lambda count=index + 1: len(places.waiting) == count)
     for thread in threads:
         thread.join(60)
-    assert order == list(range(6)) and set(seen) == {1} and len(lock) == 0
+    assert order == [5, 4, 3, 2, 1, 0] and set(seen) == {1} and not places.held
 
 
 def test_large_work_has_room_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,26 +141,37 @@ def test_large_work_has_room_one_after_another(monkeypatch: pytest.MonkeyPatch) 
     assert gpu_lock._ROOM.take("b", 0, size=1 << 30), "alone, whatever it is"
 
 
-def test_time_spent_in_waiting_for_room_is_not_a_runs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for another's work has his time nevertheless, as much again at most."""
-    now, full = [0.0], SimpleNamespace(take=lambda *_, **__: now.__setitem__(0, now[0] + 10))
+@pytest.mark.parametrize("what", ["_ROOM", "_CPU", "_GPU"])
+def test_time_spent_in_waiting_for_room_is_not_a_runs_own(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for another's work has his time nevertheless, as much again at most; who has stopped waits no
+    longer. One address had a timing wait, stopped it, and had the next one wait: 136 of them, and 6 GB."""
+    now = [0.0]
+
+    def take(*_: Any, **__: Any) -> bool:
+        now[0] += 10
+        assert now[0] < 1e5, "it waits for ever"
+        return False
+
+    full = SimpleNamespace(number=lambda: 1, take=take)
     monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(gpu_lock, "_ROOM", full)
+    monkeypatch.setattr(gpu_lock, what, full)
+    monkeypatch.setattr(gpu_lock, "gpu_device", lambda: what == "_GPU" or None)
+    held = {"_ROOM": lambda: gpu_lock.gpu_lock(1 << 30), "_GPU": gpu_lock.gpu_lock, "_CPU": one_at_a_time}
     with answering(CurrentRequest("a")):
         check = work.check_of_this_run()
-        with pytest.raises(StoppedError, match="other visitors"), stoppable(check), gpu_lock.room(1 << 30):
+        with pytest.raises(StoppedError, match="other visitors"), stoppable(check), held[what]():
             pass
+        assert work.own_time() == 0
     longest = limits.current().run_seconds
     assert longest < now[0] <= 2 * longest + 10
 
 
-def test_an_error_releases_the_lock() -> None:
+def test_an_error_releases_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """If this fails, one bad request stops the GPU for everyone."""
-    lock = FairLock()
-    with pytest.raises(ValueError, match="x"), lock.hold():
+    monkeypatch.setattr(gpu_lock, "_CPU", places := Places(1, 1))
+    with pytest.raises(ValueError, match="x"), one_at_a_time():
         raise ValueError("x")
-    with lock.hold():
-        assert len(lock) == 1
+    assert not places.held and not places.waiting
 
 
 def test_a_generator_passes_through() -> None:

@@ -65,7 +65,7 @@ from app.serving import (
     work,
 )
 from app.serving.allowance import Allowance
-from app.serving.cores import share_of_cores
+from app.serving.cores import queued, share_of_cores
 from app.serving.headers import HEADERS, MadeOnce, SecurityHeaders
 from app.serving.sessions import CurrentRequest, answering
 from app.serving.values import CheckedBlocks
@@ -748,6 +748,12 @@ def test_one_address_has_few_workers_of_all_lines(
     assert len(first := started(queue)) == 1
     assert join(client, "other", "x", 0 if first == ["s1"] else 1, who[1]).status_code == 200
     assert started(queue) == ["other"]
+    queue.active_jobs.clear()
+    for line in queue.event_queue_per_concurrency_id.values():
+        line.current_concurrency = 0
+    with answering(CurrentRequest(address="192.0.2.1")), queued():
+        assert started(queue) == [], "what was stopped is still computed"
+    assert len(started(queue)) == 1
 
 
 def test_a_program_that_has_computed_much_waits_for_others(

@@ -20,7 +20,7 @@ from app import limits
 from app.parts.section import drawn
 from app.sections import speed, speed_live, speed_more
 from app.sections.speed_machines import LIVE, NO_RECORDING, RECORDED, place_of, shapes_of
-from app.serving.sessions import CurrentRequest, answering
+from app.serving.sessions import CurrentRequest, answering, current_request
 from app.state.query import Query
 from app.state.record import FileRefusedError
 from app.state.selection import Selection, matrix_of
@@ -135,7 +135,7 @@ def torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @NO_GPU
 @pytest.mark.usefixtures("torch_alone")
-def test_this_cpu_times_a_and_b_beside_the_recorded_times() -> None:
+def test_this_cpu_times_a_and_b_beside_the_recorded_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress, then both figures; what is finished is kept, and shown as a machine. Where no library has A
     or B, that is said at once."""
     asked = {"scheme": "int4_group32", "second": "nvfp4", "shape": "4x32x64"}
@@ -158,9 +158,29 @@ def test_this_cpu_times_a_and_b_beside_the_recorded_times() -> None:
     ):
         with pytest.raises(ValueError, match=why):
             list(speed.SECTION.runs["measure"](Query(asked | refused)))
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="549,755,813,888 multiplications"):
+        patch.setattr(limits, "current", lambda: limits.HOSTED)
+        list(speed.SECTION.runs["measure"](Query(asked | {"shape": "8192x8192x8192"})))
     usual = Query({"scheme": "nvfp4", "shape": "4x32x64", "timed": "usual"})
     rest = list(speed.SECTION.runs["measure"](usual))
     assert "get it" in str(rest[-1]["status"])
+
+
+@NO_GPU
+@pytest.mark.usefixtures("torch_alone")
+@pytest.mark.parametrize(("waits", "said"), [(0, "1 of 3"), (1e6, "3 of 3")])
+def test_a_timing_has_its_time_however_long_it_waits(
+    waits: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waited for another visitor's ended without a result."""
+    monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, run_seconds=0))
+    asked = Query({"scheme": "int4_group32", "second": "nvfp4", "shape": "4x32x64"})
+    with answering(CurrentRequest()):
+        steps = speed.SECTION.runs["measure"](asked)
+        assert "Measuring" in str(next(steps)["status"])
+        current_request().waited.seconds += waits
+        *_, last = steps
+    assert said in str(last["status"]) and ("stopped after 0 s" in str(last["status"])) == (not waits)
 
 
 def test_errors_are_computed_on_the_tensor() -> None:

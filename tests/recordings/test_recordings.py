@@ -139,6 +139,9 @@ def test_an_exact_result_has_no_noise() -> None:
     adapter = recordings._adapter(GemmTiming)
     assert math.isinf(adapter.validate_python(raw).sqnr_db)
     assert as_json(adapter.validate_python(raw))["sqnr_db"] is None
+    for name, value in (("sqnr_db", 1e29), ("sqnr_db", -1e29), ("tflops", 5e-324), ("floor_s", 5e-324)):
+        with pytest.raises(ValueError, match=name):  # figures and words divide by what becomes 0
+            adapter.validate_python(raw | {name: value})
 
 
 def test_the_commit_is_that_of_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

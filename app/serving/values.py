@@ -17,7 +17,7 @@ from typing import Any
 import gradio as gr
 
 from app.serving.measure import REFUSED
-from app.serving.sessions import CurrentRequest, answering
+from app.serving.sessions import CurrentRequest, Waited, answering
 from app.serving.visitors import address_of
 from app.serving.work import while_heard
 
@@ -35,6 +35,7 @@ MOST_LOGGED = 200
 KINDS = {"string": (str, "a text"), "number": (int | float, "a number"), "object": (dict, "an object")}
 """Values of a type of JSON that a parameter states, and their description."""
 DEFECT = "This failed because of a defect of the page; see its log."
+_WAITED = "explorer.waited"
 _LARGEST = sys.float_info.max
 
 
@@ -64,10 +65,12 @@ class CheckedBlocks(gr.Blocks):
         except ValueError as error:
             raise _refusal(function, str(error)) from error
         event = self._queue.event_ids_to_events.get(str(options.get("event_id")))
-        address = "" if event is None else address_of(event.request.scope)
+        scope = {} if event is None else event.request.scope
+        address = "" if event is None else address_of(scope)
         ended = while_heard(self._queue, event)
+        waited = scope.setdefault(_WAITED, Waited())  # of all steps of a run
         try:
-            with answering(CurrentRequest(options.get("session_hash"), ended, address)):
+            with answering(CurrentRequest(options.get("session_hash"), ended, address, waited)):
                 return await super().process_api(block_fn, inputs, *others, **options)
         except gr.Error:
             raise

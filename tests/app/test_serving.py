@@ -889,11 +889,17 @@ def real() -> Iterator[tuple[str, SimpleQueue[str], gr.Blocks]]:
         yield text
         yield once(text)
 
+    def waits(text: str) -> Iterator[str]:
+        for _ in range(3):
+            sessions.current_request().waited.seconds += 1
+            yield f"waited for {sessions.current_request().waited.seconds:.0f} s"
+
     with CheckedBlocks() as blocks:
         name = gr.Textbox()
         for number, handler in enumerate((once, steps)):
             (name.submit if number else name.change)(handler, name, name, api_name=handler.__name__)
         name.blur(lambda text: f"{text * 1000} of {sessions.current_session()}", name, name, api_name="fill")
+        name.input(waits, name, name, api_name="waits")
     blocks.queue()
     options = {"lifespan": waiting.watched, "middleware": [Middleware(guard.Guard)]}
     _, url, _ = blocks.launch(
@@ -903,14 +909,24 @@ def real() -> Iterator[tuple[str, SimpleQueue[str], gr.Blocks]]:
     blocks.close()
 
 
+def answered(url: str, number: int) -> str:
+    """All that a function says to the session "long"."""
+    with httpx.Client(base_url=f"{url}gradio_api/", timeout=60) as client:
+        body = {"data": ["words"], "fn_index": number, "session_hash": "long"}
+        assert client.post("queue/join", json=body).status_code == 200
+        with client.stream("GET", "queue/data", params={"session_hash": "long"}) as lines:
+            return "".join(lines.iter_lines())
+
+
+def test_what_a_run_has_waited_is_of_all_its_steps(real: Any) -> None:
+    """Gradio asks for each step of a generator anew: the time was that of the last step."""
+    assert "waited for 3 s" in answered(real[0], 3) and "waited for 3 s" in answered(real[0], 3)
+
+
 def test_a_session_keeps_no_answers(real: Any) -> None:
     """Else each answer stays in memory for as long as the page is open, twice over."""
-    with httpx.Client(base_url=f"{real[0]}gradio_api/", timeout=60) as client:
-        for _ in range(5):
-            body = {"data": ["words"], "fn_index": 2, "session_hash": "long"}
-            assert client.post("queue/join", json=body).status_code == 200
-            with client.stream("GET", "queue/data", params={"session_hash": "long"}) as lines:
-                assert any("wordswords of long" in line for line in lines.iter_lines())
+    for _ in range(5):
+        assert "wordswords of long" in answered(real[0], 2)
     blocks = real[2]
     session = blocks.state_holder["long"]
     assert set(session.blocks_config.blocks) == set(blocks.blocks)

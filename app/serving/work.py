@@ -127,7 +127,7 @@ def check_of_this_run(kind: str = "") -> Callable[[], None]:
                 )
             raise StoppedError(
                 f"stopped after {longest:.0f} s, the time limit of a run here; choose a smaller "
-                "tensor, fewer schemes or min-max ranges"
+                "tensor or shape, fewer schemes or min-max ranges"
             )
         if session is not None and began <= _OVERTAKEN.get((session, kind), -math.inf):
             raise OvertakenError("stopped: something else was asked for")

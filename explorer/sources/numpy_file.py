@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,9 @@ _PREFIX = 12
 _LONGEST_HEADER = 2048
 """Largest accepted header in bytes: one of ``MOST_AXES`` axes of 20 digits has fewer. Python's parser takes
 about 1 µs a byte, and an archive has a header for each member."""
+_PARSING = threading.Lock()
+"""NumPy parses by Python's ``ast``, whose depth all threads share in 3.11: two at once fail now and then with
+"AST constructor recursion depth mismatch" (python/cpython issue 106905)."""
 _PIECE = 4 << 20
 _VERSIONS = ((1, 0), (2, 0), (3, 0))
 _ACCEPTED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -157,7 +161,8 @@ def _read_header(file: IO[bytes], origin: str, size: int) -> _Header:
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         )
         try:
-            header = _Header(*parse(start, max_header_size=_LONGEST_HEADER), start.tell())
+            with _PARSING:
+                header = _Header(*parse(start, max_header_size=_LONGEST_HEADER), start.tell())
         except (MemoryError, RecursionError):  # what Python's parser raises for brackets within brackets
             raise SourceError(f"{origin} has no valid .npy header: it is nested too deeply") from None
         except ValueError as error:

@@ -10,6 +10,7 @@ import os
 import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from explorer import FORMATS, SourceError, load_matrix
+from explorer.sources import numpy_file
 from explorer.sources.matrix import Matrix
 from explorer.sources.samples import SAMPLES
 from explorer.sources.tensors import as_matrix, matrix_shape, open_tensors
@@ -52,6 +54,20 @@ def test_each_kind_reads_back(kind: str, tmp_path: Path) -> None:
             source.matrix()
         with pytest.raises(SourceError, match="no tensor 'zzz'"):
             source.matrix("zzz")
+
+
+def test_headers_are_parsed_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11's parser keeps its depth for all threads: one visitor's archive failed beside another's."""
+    parse = np.lib.format.read_array_header_1_0
+
+    def parsed(*given: Any, **options: Any) -> Any:
+        assert numpy_file._PARSING.locked()
+        return parse(*given, **options)
+
+    monkeypatch.setattr(np.lib.format, "read_array_header_1_0", parsed)
+    np.save(tmp_path / "x.npy", np.ones((2, 3), np.float32))
+    assert open_tensors(tmp_path / "x.npy").infos[0].shape == (2, 3)
+    assert not numpy_file._PARSING.locked()
 
 
 @pytest.mark.parametrize("kind", [".safetensors", ".npy", ".npz", ".pt"])

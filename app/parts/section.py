@@ -11,7 +11,6 @@ import inspect
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -32,7 +31,6 @@ from app.serving.work import (
     FILLING,
     LeftError,
     OvertakenError,
-    awaited,
     check_of_this_run,
     checked_steps,
     overtake,
@@ -276,13 +274,12 @@ def _steps(
     """What a run shows, step by step, and at last how it ended; a value of ``controls`` that is not valid is
     refused. The same visitor's earlier run by the same name ends."""
     overtake(current_session(), name)
-    around = nullcontext if name == FILLING else awaited
     with measured(name) as outcome:
         try:
             query = Query(given)
             for control in () if name == FILLING else controls:
                 control.taken(query)
-            for shown in checked_steps(function(query), check_of_this_run(name), around):
+            for shown in checked_steps(function(query), check_of_this_run(name)):
                 yield {"slots": drawn(shown)}
             yield {"ended": True, "problems": query.problems}
         except (LeftError, OvertakenError):

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from app.parts.section import Section, Shown
 from app.serving import uploads
 from app.state.memo import Memo
 from app.state.query import Query
-from app.state.selection import model_source
+from app.state.selection import model_source, opened_once
 from explorer import SourceError, words
 from explorer.analysis.cache import CacheShape
 from explorer.analysis.memory import StoredModel
@@ -102,7 +103,8 @@ def survey_at(path: str | Path) -> Survey:
             return str(error)
         return found
 
-    found = _SURVEYS.get((str(path), stamp_of(Path(path))), load)
+    key = (str(path), stamp_of(Path(path)))
+    found = opened_once(key, partial(_SURVEYS.peek, key), partial(_SURVEYS.get, key, load))
     if isinstance(found, str):
         raise ValueError(found)
     return found

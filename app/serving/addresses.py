@@ -159,9 +159,8 @@ def served(scope: Scope) -> bool:
     route, named = asked(scope)
     if route.startswith(f"{API_PREFIX}/file="):
         return file_of(named["path"]) is not None
-    if not route or any(
-        len(part.encode(errors="replace")) > LONGEST_PART for part in scope["path"].split("/")
-    ):
+    parts = scope["path"].split("/")
+    if not route or ".." in parts or any(len(p.encode(errors="replace")) > LONGEST_PART for p in parts):
         return False
     query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
     return all(is_name(given) for name, given in (query | named).items() if name in _NAMES)

@@ -23,7 +23,7 @@ IMPORTS = {
     "gradio.server_messages": {"ProcessCompletedMessage"},
     "gradio.state_holder": {"SessionState", "StateHolder"},
     "gradio.themes.utils": {"fonts"},
-    "gradio.utils": {"error_payload"},
+    "gradio.utils": {"LRUCache", "error_payload"},
     "gradio": {"route_utils", "routes"},
 }
 """Names that modules of the page import from Gradio, beside ``gradio`` itself."""

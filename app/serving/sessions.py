@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gradio.state_holder import SessionState, StateHolder
+from gradio.utils import LRUCache
 
 
 def _goes_on() -> None:
@@ -85,8 +86,19 @@ class Sessions(StateHolder):
         return super().__getitem__(session_id)
 
 
+class Unread(LRUCache[str, Any]):
+    """Answers by session. As a stream is closed, Gradio deletes those of its session, where another stream
+    may have done so, and fails before it ends the stream's task."""
+
+    def __delitem__(self, session: str) -> None:
+        if session in self:
+            super().__delitem__(session)
+
+
 def keep_little(app: Any) -> None:
-    """Let the Gradio app ``app`` keep its sessions in ``Sessions``; before its first visitor."""
-    sessions = Sessions()
+    """Let the Gradio app ``app`` keep its sessions in ``Sessions``, and answers in ``Unread``; before its
+    first visitor."""
+    sessions, queue = Sessions(), app.get_blocks()._queue
     sessions.set_blocks(app.get_blocks())
     app.state_holder = sessions
+    queue.pending_messages_per_session = Unread(queue.pending_messages_per_session.max_size)

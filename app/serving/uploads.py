@@ -105,8 +105,10 @@ def named_in(folder: Path, text: str) -> Path | None:
 
 def of_store(text: str) -> Path | None:
     """The finished upload or result that ``text`` is the path of; None for everything else, also for what is
-    being written, in a visitor's folder itself or the store's."""
+    being written, in a visitor's folder itself or the store's, and on a public page for its owner's file."""
     found = named_in(store(), text)
+    if found and limits.current().hosted and found.is_relative_to(store().resolve() / OPENED):
+        return None
     begun = found is None or found.parent == store().resolve() or found.parent.name.startswith(VISITOR)
     return None if begun else found
 
@@ -115,7 +117,7 @@ def of_visitor(path: str) -> Path:
     """The upload that a browser names by the path that it got for it, or the file that the page was started
     on. ``ValueError`` in words for every other path, whether anything is there or not."""
     found = of_store(path)
-    if not found or (limits.current().hosted and found.is_relative_to(store().resolve() / OPENED)):
+    if not found:
         hours = limits.current().keep_seconds / 3600
         raise ValueError(f"this file is not here: uploads are kept {hours:.0f} h at most; drop it in again")
     return found

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TypeVar
 
 from gradio.queueing import Event, Queue
@@ -148,15 +148,12 @@ def while_heard(queue: Queue, event: Event | None) -> Callable[[], None]:
     return ended
 
 
-def checked_steps(
-    steps: Iterator[Item], check: Callable[[], None], around: Callable[[], AbstractContextManager[None]]
-) -> Iterator[Item]:
-    """The items of ``steps``, each made under ``check`` and inside ``around()``: a generator's steps may run
-    in different threads."""
+def checked_steps(steps: Iterator[Item], check: Callable[[], None]) -> Iterator[Item]:
+    """The items of ``steps``, each made under ``check``: a generator's steps may run in different threads."""
     end = object()
     try:
         while True:
-            with around(), queued(), stoppable(check):
+            with queued(), stoppable(check):
                 item = next(steps, end)
             if item is end:
                 return

@@ -7,9 +7,10 @@ of one visitor can reach another. Uploaded files arrive as paths that Gradio has
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from app import limits
 from app.serving.sessions import current_request
@@ -61,6 +62,7 @@ _MATRICES = Memo[Matrix](512 << 20)
 _SOURCES = Memo[TensorSource](256 << 20)
 _REFUSED = Memo[str](1 << 20)
 """Why a file was refused."""
+Opened = TypeVar("Opened")
 _OPENING = Places(of_one=2, of_all=8)
 _AGAIN_S = 0.5
 
@@ -113,7 +115,7 @@ def file_source(path: str | None) -> TensorSource:
     refused, without opening it again."""
     if not path:
         raise SourceError(NO_FILE)
-    bounds, address = limits.current().sources, current_request().address
+    bounds = limits.current().sources
     key = ("file", path, stamp := _stamp(path), bounds)
 
     def known() -> TensorSource | None:
@@ -121,21 +123,32 @@ def file_source(path: str | None) -> TensorSource:
             raise SourceError(why)
         return _SOURCES.peek(key)
 
-    while (source := known()) is None:
-        checkpoint()
-        if not _OPENING.take(address, _AGAIN_S, key):
-            continue
+    def opened() -> TensorSource:
         try:
-            if (source := known()) is None:
-                source = _SOURCES.get(key, lambda: open_tensors(path, limits=bounds), _kept_bytes)
-            break
+            return _SOURCES.get(key, lambda: open_tensors(path, limits=bounds), _kept_bytes)
         except SourceError as error:
             if stamp is not None and not _may_pass(error.__cause__):
                 _REFUSED.keep(key, str(error))
             raise
+
+    return opened_once(key, known, opened)
+
+
+def opened_once(key: Hashable, known: Callable[[], Opened | None], make: Callable[[], Opened]) -> Opened:
+    """What ``known`` has of a file, or what ``make`` makes of it, by one of all who ask at once; few files of
+    one address at a time."""
+    address, number = current_request().address, _OPENING.number()
+    while (found := known()) is None:
+        checkpoint()
+        if not _OPENING.take(address, _AGAIN_S, key, number=number):
+            continue
+        try:
+            if (found := known()) is None:
+                found = make()
+            break
         finally:
             _OPENING.give_back(address, key)
-    return source
+    return found
 
 
 def _may_pass(cause: BaseException | None) -> bool:

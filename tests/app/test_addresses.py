@@ -27,6 +27,7 @@ from app import limits
 from app.serving import addresses, internals, uploads
 from app.theme import ASSETS, HEAD
 from explorer.paths import PLOTLY
+from tests.app.test_serving import a_post
 
 PREFIX = "/gradio_api"
 REFUSED = str(len(addresses.unknown().body))
@@ -70,6 +71,8 @@ def test_what_is_not_served_is_refused_before_gradio(client: TestClient) -> None
         for method in (*methods, *(m for m in ("PUT", "DELETE", "PATCH") if "{" not in route.path)):
             answer = client.request(method, path)
             assert answer.status_code == 404 and answer.headers["content-length"] == REFUSED, (method, path)
+    there, outside = (a_post(f"/static{path}", method="GET") for path in ("/a.css", "/../a.css"))
+    assert addresses.served(there) and not addresses.served(outside)
 
 
 FOREIGN = "http://127.0.0.1:9/x.png"

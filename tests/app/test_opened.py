@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from app import limits
-from app.serving import opened, uploads
+from app.serving import addresses, opened, uploads
 from app.state.query import NO_FILE, Query
 from app.state.record import Record
 
@@ -73,6 +73,7 @@ def test_nobody_else_gets_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) 
     assert visit(**address).record.source == "builtin"
     with pytest.raises(ValueError, match="drop it in again"):
         uploads.of_visitor(str(opened.path_of(secret)))
+    assert addresses.file_of(str(opened.path_of(secret))) is None
     with pytest.raises(ValueError, match=r"several\.npz"):
         opened.register(file)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
+import gc
 import itertools
 import json
 import logging
@@ -51,6 +52,7 @@ from starlette.testclient import TestClient
 from uvicorn.server import ServerState
 
 from app import api, limits
+from app.parts import section
 from app.parts.refusals import for_program, refusal_words
 from app.serving import (
     connections,
@@ -754,6 +756,10 @@ def test_one_address_has_few_workers_of_all_lines(
     with answering(CurrentRequest(address="192.0.2.1")), queued():
         assert started(queue) == [], "what was stopped is still computed"
     assert len(started(queue)) == 1
+    monkeypatch.setattr(limits, "HOSTED", dataclasses.replace(limits.HOSTED, views=4))
+    monkeypatch.setattr(waiting, "CORES", 3)
+    with answering(CurrentRequest(address="192.0.2.1")), share_of_cores():
+        assert [waiting._most_of_all(f"192.0.2.{i}") for i in (1, 2)] == [4, 3]
 
 
 def test_a_program_that_has_computed_much_waits_for_others(
@@ -945,6 +951,30 @@ def test_sessions_are_bounded() -> None:
     assert list(kept.session_data) == ["visit6", "visit7", "visit8"]
 
 
+def test_streams_of_one_session_leave_nothing(real: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that were open at once, all but one left a task that never ended, and a traceback in the log:
+    one address filled the memory by a gigabyte an hour."""
+    url, ended, _ = real
+    monkeypatch.setattr(listeners, "UNHEARD_SECONDS", math.inf)
+
+    def heartbeats() -> int:
+        tasks = [one for one in gc.get_objects() if isinstance(one, asyncio.Task) and not one.done()]
+        return sum("heartbeat" in str(one.get_coro()) for one in tasks)
+
+    until(lambda: not heartbeats())
+    with httpx.Client(base_url=f"{url}gradio_api/", timeout=60) as client:
+        body = {"data": ["x"], "fn_index": 1, "session_hash": "several"}
+        assert client.post("queue/join", json=body).status_code == 200
+        with ExitStack() as open_streams:
+            for _ in range(3):
+                stream = client.stream("GET", "queue/data", params={"session_hash": "several"})
+                assert open_streams.enter_context(stream).status_code == 200
+            assert ended.get(timeout=60) == "began"
+            until(lambda: heartbeats() == 3)
+    until(lambda: not heartbeats())
+    assert ended.get(timeout=60) in ("LeftError", "GeneratorExit")
+
+
 @pytest.mark.parametrize("stops", [False, True], ids=["leaves", "stops"])
 @pytest.mark.parametrize("number", [0, 1], ids=["function", "generator"])
 def test_leaving_stops_the_work(real: Any, number: int, stops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -989,6 +1019,20 @@ def test_what_gives_way_to_views_has_its_time(monkeypatch: pytest.MonkeyPatch) -
             now[0] += 10
             spent += 10
     assert spent == limits.current().run_seconds + 10
+
+
+def test_a_filling_gives_way_to_views_and_not_to_runs() -> None:
+    """One run of another visitor made the first screen take three times as long."""
+    seen = []
+
+    def steps(query: Any) -> Iterator[dict[str, str]]:
+        seen.append(work._NO_VIEW._event.is_set())
+        yield {}
+
+    *_, end = section._steps("methods.methods", steps, {}, ())
+    with work.awaited():
+        seen.append(work._NO_VIEW._event.is_set())
+    assert end["ended"] and seen == [True, False]
 
 
 def test_one_request_has_few_schemes() -> None:

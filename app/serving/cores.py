@@ -84,11 +84,12 @@ def has_had(address: str) -> bool:
 @contextmanager
 def charged() -> Iterator[None]:
     """Inside, the processor seconds of this thread are used by the current request's address."""
-    began = thread_time()
+    began, address = thread_time(), current_request().address
     try:
         yield
     finally:
-        SECONDS.use(current_request().address, thread_time() - began)
+        if address:
+            SECONDS.use(address, thread_time() - began)
 
 
 def take_share() -> None:

@@ -1,10 +1,10 @@
 """Scheduling of requests, and the bound on their waiting time: ``Limits.wait_seconds``.
 
 Visitors take turns: the second request of one address comes after the first of every other, and half of a
-line's workers are for others; of all lines together, an address has no more than it may have views, and no
-more than there are cores (but two) while others compute. A request that would wait too long is rejected at
-once, with its place in the queue and the expected time. That time is an estimate from the runs so far, so a
-request that has waited too long nevertheless is ended in the queue; and what nobody listens for is taken out.
+line's workers are for others; of all lines together, an address has few. A request that would wait too long
+is rejected at once, with its place in the queue and the expected time. That time is an estimate from the
+runs so far, so a request that has waited too long nevertheless is ended in the queue; and what nobody
+listens for is taken out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gradio.server_messages import ProcessCompletedMessage
 from gradio.utils import error_payload
 
 from app import limits
-from app.serving.cores import CORES, QUEUED, WORKING, has_had
+from app.serving.cores import CORES, QUEUED, has_had
 from app.serving.kept import Sweeper
 from app.serving.listeners import unheard
 from app.serving.measure import LOG, REFUSED
@@ -112,7 +112,7 @@ def _opened(line: EventQueue, running: list[Event]) -> bool:
 
     def able(event: Event) -> bool:
         who = _address_of(event)
-        few = here[who] < max(1, most // 2) and max(everywhere[who], QUEUED.of(who)) < _most_of_all(who)
+        few = here[who] < max(1, most // 2) and max(everywhere[who], QUEUED.of(who)) < most_of_all()
         return few and not (event.fn.api_visibility == "public" and has_had(who))
 
     if (first := next(filter(able, line.queue), None)) is None:
@@ -122,10 +122,10 @@ def _opened(line: EventQueue, running: list[Event]) -> bool:
     return True
 
 
-def _most_of_all(address: str) -> int:
-    """Workers of all lines for one address."""
-    most = limits.current().views
-    return min(most, max(2, CORES)) if WORKING.others(address) else most
+def most_of_all() -> int:
+    """Workers of all lines for one address: more than there are cores would only slow down others' work."""
+    bounds = limits.current()
+    return min(bounds.views, max(2, CORES)) if bounds.hosted else bounds.views
 
 
 def _running(queue: Queue) -> list[Event]:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from gradio.queueing import Event, Queue
 
 from app import limits
-from app.serving.cores import queued
+from app.serving.cores import SECONDS, queued
 from app.serving.listeners import unheard
 from app.serving.sessions import current_request
 from explorer.progress import StoppedError, stoppable
@@ -80,12 +80,13 @@ _NO_VIEW = _Quiet()
 @contextmanager
 def awaited() -> Iterator[None]:
     """Inside, what a visitor looks at is computed: ``FILLING`` of all visitors waits, for a second and
-    ``GIVEN_WAY`` of its time at most."""
-    _NO_VIEW.add(1)
+    ``GIVEN_WAY`` of its time at most. It does not for an address that computes views without a pause."""
+    one = int(SECONDS.left(current_request().address) > SECONDS.burst / 2)
+    _NO_VIEW.add(one)
     try:
         yield
     finally:
-        _NO_VIEW.add(-1)
+        _NO_VIEW.add(-one)
 
 
 @contextmanager

@@ -758,8 +758,9 @@ def test_one_address_has_few_workers_of_all_lines(
     assert len(started(queue)) == 1
     monkeypatch.setattr(limits, "HOSTED", dataclasses.replace(limits.HOSTED, views=4))
     monkeypatch.setattr(waiting, "CORES", 3)
-    with answering(CurrentRequest(address="192.0.2.1")), share_of_cores():
-        assert [waiting._most_of_all(f"192.0.2.{i}") for i in (1, 2)] == [4, 3]
+    assert waiting.most_of_all() == 3
+    monkeypatch.setenv("EXPLORER_HOSTED", "0")
+    assert waiting.most_of_all() == limits.LOCAL.views
 
 
 def test_a_program_that_has_computed_much_waits_for_others(
@@ -1021,8 +1022,9 @@ def test_what_gives_way_to_views_has_its_time(monkeypatch: pytest.MonkeyPatch) -
     assert spent == limits.current().run_seconds + 10
 
 
-def test_a_filling_gives_way_to_views_and_not_to_runs() -> None:
+def test_a_filling_gives_way_to_views_and_not_to_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """One run of another visitor made the first screen take three times as long."""
+    monkeypatch.setattr(cores.SECONDS, "_whole", {})
     seen = []
 
     def steps(query: Any) -> Iterator[dict[str, str]]:
@@ -1030,9 +1032,11 @@ def test_a_filling_gives_way_to_views_and_not_to_runs() -> None:
         yield {}
 
     *_, end = section._steps("methods.methods", steps, {}, ())
-    with work.awaited():
-        seen.append(work._NO_VIEW._event.is_set())
-    assert end["ended"] and seen == [True, False]
+    for used in (0, cores.SECONDS_AT_ONCE):  # and not to views that are asked for without a pause
+        cores.SECONDS.use("192.0.2.1", used)
+        with answering(CurrentRequest(address="192.0.2.1")), work.awaited():
+            seen.append(work._NO_VIEW._event.is_set())
+    assert end["ended"] and seen == [True, False, True] and work._NO_VIEW._event.is_set()
 
 
 def test_one_request_has_few_schemes() -> None:

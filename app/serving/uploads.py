@@ -176,23 +176,29 @@ class Upload:
         """Bytes of room that are held for it."""
         return min(self._left, max(AHEAD_BYTES, self._brought))
 
+    @property
+    def counted(self) -> int:
+        """Bytes that have arrived, and those of the room that is held."""
+        return self._brought + self.held
+
     def __enter__(self) -> Upload:
         _CURRENT.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _LOCK:
-            _open.discard(self)
         for file in self.files:  # of an upload that was broken off; others are closed and have their names
             with suppress(OSError):  # what could not be written
                 file.close()
             Path(file.name).unlink(missing_ok=True)
+        with _LOCK:
+            _open.discard(self)
+            _Count.arrived[_name(self.address)] += self._brought
+            self._brought = 0
 
     def add(self, count: int) -> bool:
         """Count newly arrived bytes; True if they fit."""
         with _LOCK:
             self._left, self._brought = max(0, self._left - count), self._brought + count
-            _Count.arrived[_name(self.address)] += count
             return _Count.held().total() <= limits.current().store_bytes
 
     def find_room(self) -> None:
@@ -201,8 +207,9 @@ class Upload:
 
 
 class _Count:
-    """Bytes in the store by visitor's folder at the last count, and those arrived since; the finished files
-    then, each visitor's oldest last; the time of that count (monotonic), and its duration in seconds."""
+    """Bytes in the store by visitor's folder at the last count, and those of uploads that ended since; the
+    finished files then, each visitor's oldest last; the time of that count (monotonic), and its duration in
+    seconds."""
 
     stored, arrived = Counter[str](), Counter[str]()
     files: ClassVar[dict[str, list[tuple[int, str]]]] = {}
@@ -213,7 +220,7 @@ class _Count:
         """Bytes that are stored or reserved, by visitor's folder."""
         found = cls.stored + cls.arrived
         for upload in _open:
-            found[_name(upload.address)] += upload.held
+            found[_name(upload.address)] += upload.counted
         return found
 
 
@@ -248,14 +255,18 @@ def open_uploads() -> int:
 
 def _count() -> None:
     """Count what the store holds, unless that was done just now: a tenth of the time at most goes into it.
-    What arrives meanwhile may count twice, and never not at all."""
+    An upload on its way counts by itself, whatever of it is on the disk. What ends meanwhile may count twice,
+    and never not at all."""
     start = time.monotonic()
     if start - _Count.at < 10 * _Count.took:
         return
     with _LOCK:
         before = _Count.arrived.copy()
+        begun = {file.name for upload in _open for file in upload.files}
     stored, files = Counter[str](), defaultdict[str, list[tuple[int, str]]](list)
     for _, size, path in stored_files():
+        if path in begun:
+            continue
         first, _, others = path[len(str(store())) + 1 :].partition(os.sep)
         name = first if first.startswith(VISITOR) else ""
         stored[name] += size

@@ -84,7 +84,8 @@ class Watched:
 @pytest.fixture(scope="session")
 def opened(context: BrowserContext, url: str) -> Watched:
     """A page that was opened once a worker, for tests marked ``shared_page``: each begins with a visit, which
-    takes a fraction of the seconds that opening takes, and leaves nothing but what an address holds."""
+    takes a fraction of the seconds that opening takes, and leaves nothing but what an address holds. They
+    count no steps of its history: Chromium keeps 50."""
     watched = Watched(context, url)
     open_page(watched.page, url)
     return watched

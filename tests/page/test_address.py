@@ -50,7 +50,6 @@ def test_a_link_reproduces_a_view(page: Page, url: str) -> None:
 
 
 @THOROUGH
-@pytest.mark.shared_page
 def test_back_and_forward_through_places_and_machines(page: Page, url: str) -> None:
     """A machine is a step of Back, as is a place, whose link can be copied. If this fails, Back leads past
     the machine, or to a machine with another's shape."""

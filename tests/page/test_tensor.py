@@ -358,7 +358,6 @@ SEEN = """() => /≈/.test(document.querySelector('#answer')?.textContent) && {
 
 
 @THOROUGH
-@pytest.mark.shared_page
 def test_first_numbers_have_their_address_and_stand_alone(page: Page, url: str) -> None:
     """While numbers of a sample are shown, bar, card and address name their tensor; the whole's numbers add
     no second step to Back. A figure of the tensor before is hidden until its own is there."""

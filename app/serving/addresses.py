@@ -134,8 +134,8 @@ ROUTES: tuple[Route, ...] = (
 _SERVED = [(compile_path(route.path)[0], route) for route in ROUTES if route.served]
 _NAMES = ("session_hash", "event_id", "api_name", "upload_id")
 """Parameters of addresses that the server keeps."""
-LONGEST_PART = 255
-"""Bytes of a part of a path: file systems take no longer name, and Gradio asks them for any."""
+LONGEST_PART, LONGEST_PATH = 255, 2048
+"""Bytes of a part of a path, and of all: file systems take no longer names, and Gradio asks them for any."""
 UPLOAD, JOIN, DATA, CANCEL = (
     f"{API_PREFIX}/{end}" for end in ("upload", "queue/join", "queue/data", "cancel")
 )
@@ -159,8 +159,9 @@ def served(scope: Scope) -> bool:
     route, named = asked(scope)
     if route.startswith(f"{API_PREFIX}/file="):
         return file_of(named["path"]) is not None
-    parts = scope["path"].split("/")
-    if not route or ".." in parts or any(len(p.encode(errors="replace")) > LONGEST_PART for p in parts):
+    path = scope["path"].encode(errors="replace")
+    parts = path.split(b"/")
+    if not route or b".." in parts or len(path) > LONGEST_PATH or max(map(len, parts)) > LONGEST_PART:
         return False
     query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
     return all(is_name(given) for name, given in (query | named).items() if name in _NAMES)

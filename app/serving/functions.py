@@ -39,6 +39,7 @@ from app.serving.measure import LOG, measured
 from app.serving.sessions import CurrentRequest, answering
 from app.serving.values import DEFECT, checked_texts, logged
 from app.serving.visitors import address_of
+from app.serving.waiting import most_of_all
 from app.serving.work import LeftError, OvertakenError, awaited, check_of_this_run
 from explorer.progress import StoppedError, stoppable
 
@@ -165,7 +166,7 @@ class Line:
     async def place(self, call: Call) -> AsyncIterator[None]:
         """Hold a place for a call. ``TooMuchError`` after ``WAIT_SECONDS`` or if too many wait already;
         ``StoppedError`` if the call is ended meanwhile."""
-        who, most = call.address, limits.current().views
+        who, most = call.address, most_of_all()
         if sum(one.address == who for one in self.waiting) >= WAITING:
             message = f"{WAITING} views wait for your address, which is the limit for one visitor"
             raise TooMuchError(TOO_MANY, f"{message}; {_TOO_BUSY}", "views", 1)
@@ -195,7 +196,7 @@ class Line:
         if self._look is not None:
             self._look.cancel()
             self._look = None
-        self._give(limits.current().views)
+        self._give(most_of_all())
         if self.waiting:
             self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._next)
 

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, ValuesView
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from time import thread_time
 from typing import Any
 
 from gradio.queueing import Queue
@@ -27,6 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app import limits
 from app.serving import addresses, uploads
 from app.serving.allowance import Allowance
+from app.serving.cores import SECONDS, has_had
 from app.serving.kept import SILENCE
 from app.serving.listeners import counted, listening, session_of
 from app.serving.measure import REFUSED
@@ -337,7 +339,10 @@ def _checked_form(scope: Scope, receive: Receive, upload: uploads.Upload) -> Rec
     """An upload as it comes in, its bytes counted; and its form's fields: Gradio keeps those in memory."""
     allowed = limits.current()
     bounded = _bounded(scope, receive, allowed.upload_bytes + FORM_BYTES, "an upload")
-    kind, options = parse_options_header(Headers(scope=scope).get("content-type", ""))
+    said, who = Headers(scope=scope).get("content-type", ""), address_of(scope)
+    if len(said) > KIND_BYTES:
+        raise TooMuchError(400, f"a form's content type has at most {KIND_BYTES} characters", "body")
+    kind, options = parse_options_header(said)
     form = kind == b"multipart/form-data" and options.get(b"charset", b"utf-8").lower() == b"utf-8"
     if not form or b"boundary" not in options:
         raise TooMuchError(400, "an upload is a form with a file", "body")
@@ -354,10 +359,20 @@ def _checked_form(scope: Scope, receive: Receive, upload: uploads.Upload) -> Rec
             raise TooMuchError(408, message, "stalled") from error
         if not upload.add(len(part.get("body", b""))):
             await run_in_threadpool(upload.find_room)
+        began = thread_time()
         fields.add(part.get("body", b""))
+        SECONDS.use(who, 2 * (thread_time() - began))  # Gradio reads it again
+        while has_had(who):
+            await asyncio.sleep(_PAUSE_SECONDS)
         return part
 
     return checked
+
+
+KIND_BYTES, SEMICOLONS = 256, 50
+"""Of a form's content type, and in the header of one of its parts."""
+_PAUSE_SECONDS = 0.1
+"""Between two looks whether an upload goes on: what it takes to read counts as its visitor's."""
 
 
 class _Fields:
@@ -401,7 +416,10 @@ class _Fields:
         self._name = self._value = b""
 
     def _end_of_headers(self) -> None:
-        """A part is a file where Gradio takes it for one."""
+        """A part is a file where Gradio takes it for one. Python's parser takes a time that grows with the
+        square of semicolons."""
+        if self._disposition.count(b";") > SEMICOLONS:
+            raise TooMuchError(400, f"a file's header has at most {SEMICOLONS} semicolons", "body")
         self._is_file = b"filename" in parse_options_header(self._disposition)[1]
         self._files += 1
         if not self._is_file:

@@ -123,7 +123,8 @@ def _opened(line: EventQueue, running: list[Event]) -> bool:
 
 
 def most_of_all() -> int:
-    """Workers of all lines for one address: more than there are cores would only slow down others' work."""
+    """Workers of all lines for one address, and its views at once: more than there are cores would only slow
+    down others' work."""
     bounds = limits.current()
     return min(bounds.views, max(2, CORES)) if bounds.hosted else bounds.views
 

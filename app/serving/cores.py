@@ -73,6 +73,7 @@ class _Working:
 
 WORKING, QUEUED = _Working(), _Working()
 """All requests; those of the queue: a stopped one is computed until its next check."""
+_METER = threading.local()
 SECONDS = Allowance(SECONDS_AT_ONCE, SECONDS_A_SECOND)
 
 
@@ -83,13 +84,22 @@ def has_had(address: str) -> bool:
 
 @contextmanager
 def charged() -> Iterator[None]:
-    """Inside, the processor seconds of this thread are used by the current request's address."""
-    began, address = thread_time(), current_request().address
+    """Inside, the processor seconds of this thread are used by the current request's address: at its end, and
+    as often as it is asked to ``charge``."""
+    _METER.since = thread_time()
     try:
         yield
     finally:
-        if address:
-            SECONDS.use(address, thread_time() - began)
+        charge()
+        _METER.since = None
+
+
+def charge() -> None:
+    """Have what this thread has computed since it was ``charged`` last be used."""
+    since, address = getattr(_METER, "since", None), current_request().address
+    if address and since is not None:
+        _METER.since = thread_time()
+        SECONDS.use(address, _METER.since - since)
 
 
 def take_share() -> None:

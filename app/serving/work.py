@@ -14,7 +14,7 @@ from typing import TypeVar
 from gradio.queueing import Event, Queue
 
 from app import limits
-from app.serving.cores import SECONDS, queued
+from app.serving.cores import SECONDS, charge, has_had, queued
 from app.serving.listeners import unheard
 from app.serving.sessions import current_request
 from explorer.progress import StoppedError, stoppable
@@ -28,6 +28,11 @@ _WAITS_S = 1.0
 GIVEN_WAY = 0.5
 """The share of its time for which it waits for views, after a first second: on a busy page there is always
 one."""
+
+
+_HELD_UP = 0.75
+"""The share of its time for which a view, or a program's request, waits at its checkpoints whose address has
+used up its processor seconds, while others compute."""
 
 
 class LeftError(StoppedError):
@@ -119,6 +124,12 @@ def check_of_this_run(kind: str = "") -> Callable[[], None]:
             given = _WAITS_S + GIVEN_WAY * (time.monotonic() - began) - (waited.seconds - before)
             with waiting_for_others():
                 _NO_VIEW.wait(max(0.0, min(_WAITS_S, given)))
+        if not kind:
+            charge()
+            if has_had(asked.address):
+                given = _HELD_UP * (time.monotonic() - began) - (waited.seconds - before)
+                with waiting_for_others():
+                    time.sleep(max(0.0, min(_WAITS_S, given)))
         took, others = time.monotonic() - began, waited.seconds - before
         if took > longest + min(others, longest):  # what waits for others has its time nevertheless
             if others > longest > 0:

@@ -1065,6 +1065,25 @@ def test_a_filling_gives_way_to_views_and_not_to_runs(monkeypatch: pytest.Monkey
     assert end["ended"] and seen == [True, False, True] and work._NO_VIEW._event.is_set()
 
 
+def test_a_view_that_takes_long_leaves_time_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While others compute, at its checks, and charged there: four views of 30 s made runs of 3 take 25."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda took: now.__setitem__(0, now[0] + took))
+    monkeypatch.setattr(work, "time", clock)
+    monkeypatch.setattr(cores, "thread_time", lambda: now[0])
+    monkeypatch.setattr(cores.SECONDS, "_whole", {})
+    monkeypatch.setattr(cores.SECONDS, "clock", lambda: 0.0)
+    cores.WORKING.add(1, "192.0.2.2")
+    with answering(CurrentRequest(address="192.0.2.1")), cores.charged():
+        check = check_of_this_run()
+        for _ in range(200):
+            now[0] += 0.1
+            check()
+        assert cores.SECONDS.left("192.0.2.1") < -10
+    cores.WORKING.add(-1, "192.0.2.2")
+    assert 60 < now[0] <= 80 + 1, "three quarters of the time are others'"
+
+
 def test_one_request_has_few_schemes() -> None:
     """2,000 times the same is one; 299 different ones are refused before any work."""
     assert [str(scheme) for scheme in choices.schemes_of(["nvfp4"] * 2000)] == ["nvfp4"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -35,3 +36,14 @@ def stoppable(check: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _CHECK.reset(before)
+
+
+@contextmanager
+def held(lock: threading.Lock) -> Iterator[None]:
+    """Hold a lock that others may hold for long: the wait ends as the work does."""
+    while not lock.acquire(timeout=0.5):
+        checkpoint()
+    try:
+        yield
+    finally:
+        lock.release()

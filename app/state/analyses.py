@@ -13,7 +13,6 @@ from typing import TypeVar, cast
 
 from app.serving.cores import share_of_this_request, take_share
 from app.serving.sessions import current_request
-from app.serving.work import waiting_for_others
 from app.state.choices import bytes_of, check_cost
 from app.state.gpu_lock import gpu_lock
 from app.state.layers import own_layer
@@ -198,13 +197,7 @@ def reported(
             _PLACES.give_back(address)
             said.put(None)
 
-    number = _PLACES.number()
-    while True:
-        with waiting_for_others():
-            taken = _PLACES.take(address, SAID_AGAIN_S, number=number)
-        if taken:
-            break
-        checkpoint()
+    for _ in _PLACES.taking(address):
         if silent is not None:
             yield silent
     try:

@@ -11,10 +11,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 from app.serving.sessions import current_request
-from app.serving.work import waiting_for_others
 from app.state.places import Places
 from explorer.core.backend import gpu_device
-from explorer.progress import checkpoint
 
 Item = TypeVar("Item")
 
@@ -23,20 +21,14 @@ _GPU, _CPU = Places(1, 1), Places(1, 1)
 _ROOM = Places(of_one=2 << 30, of_all=2 << 30)
 """Bytes of memory for all work of more than ``SMALL`` bytes."""
 SMALL = 64 << 20
-_LOOKS_S = 0.5
 
 
 @contextmanager
 def _held(places: Places, size: int = 1) -> Iterator[None]:
-    """Hold so many places, once they are free. The wait is not the run's own time, and ends as the run
-    does. Not inside of the same places: both could wait for ever."""
-    address, number = current_request().address, places.number()
-    while True:
-        with waiting_for_others():
-            taken = places.take(address, _LOOKS_S, size=size, number=number)
-        if taken:
-            break
-        checkpoint()
+    """Hold so many places, once they are free. Not inside of the same places: both could wait for ever."""
+    address = current_request().address
+    for _ in places.taking(address, size=size):
+        pass
     try:
         yield
     finally:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+
+from app.serving.work import waiting_for_others
+from explorer.progress import checkpoint
+
+AGAIN_S = 0.5
+"""Between two looks whether who waits for places is still wanted."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +36,16 @@ class Places:
         self._numbers, self._had = itertools.count(1), dict[str, int]()
         self.waiting: list[_Asked] = []
 
-    def number(self) -> int:
-        """A number in the line, for who asks several times for the same places."""
-        return next(self._numbers)
+    def taking(self, address: str, name: Hashable = None, size: int = 1) -> Iterator[None]:
+        """``take`` places, however long that takes: yields every half a second until it has them. The wait is
+        not the run's own time, and ends as the run does."""
+        number = next(self._numbers)
+        while True:
+            with waiting_for_others():
+                if self.take(address, AGAIN_S, name, size, number):
+                    return
+            checkpoint()
+            yield
 
     def take(
         self, address: str, seconds: float, name: Hashable = None, size: int = 1, number: int = 0

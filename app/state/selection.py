@@ -20,7 +20,6 @@ from app.state.places import Places
 from explorer import SourceError
 from explorer.core.backend import place
 from explorer.methods.recipe import Recipe
-from explorer.progress import checkpoint
 from explorer.sources import load_sample, open_tensors
 from explorer.sources.models import folder_stamp, open_model
 from explorer.sources.stamped import stamp_of
@@ -64,7 +63,6 @@ _REFUSED = Memo[str](1 << 20)
 """Why a file was refused."""
 Opened = TypeVar("Opened")
 _OPENING = Places(of_one=2, of_all=8)
-_AGAIN_S = 0.5
 
 
 def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
@@ -137,18 +135,16 @@ def file_source(path: str | None) -> TensorSource:
 def opened_once(key: Hashable, known: Callable[[], Opened | None], make: Callable[[], Opened]) -> Opened:
     """What ``known`` has of a file, or what ``make`` makes of it, by one of all who ask at once; few files of
     one address at a time."""
-    address, number = current_request().address, _OPENING.number()
-    while (found := known()) is None:
-        checkpoint()
-        if not _OPENING.take(address, _AGAIN_S, key, number=number):
-            continue
-        try:
-            if (found := known()) is None:
-                found = make()
-            break
-        finally:
-            _OPENING.give_back(address, key)
-    return found
+    if (found := known()) is not None:
+        return found
+    address = current_request().address
+    for _ in _OPENING.taking(address, key):
+        if (found := known()) is not None:
+            return found
+    try:
+        return make() if (found := known()) is None else found
+    finally:
+        _OPENING.give_back(address, key)
 
 
 def _may_pass(cause: BaseException | None) -> bool:

@@ -37,6 +37,7 @@ from explorer.checkpoints.onnx_layers import (
 )
 from explorer.checkpoints.target import Export, ExportJob, Plan, Shape, needed
 from explorer.core.quantize import QuantizedTensor
+from explorer.progress import held
 from explorer.schemes import Scheme
 from explorer.sources.coded import SETTINGS
 
@@ -145,7 +146,7 @@ def _traced(model: ModelFolder, kind: _Kind) -> Any:
     }
     opened: Any = type(model.skeleton.network)
     with (
-        _EXPORTING,
+        held(_EXPORTING),
         redirect_stderr(StringIO()),
         warnings.catch_warnings(),
         tempfile.TemporaryDirectory() as room,

@@ -21,11 +21,11 @@ from app import limits
 from app.serving import cores, work
 from app.serving.cores import share_of_cores
 from app.serving.sessions import CurrentRequest, answering
-from app.state import gpu_lock
+from app.state import gpu_lock, selection
 from app.state.analyses import reported
 from app.state.gpu_lock import locked_steps, one_at_a_time
 from app.state.places import Places
-from explorer.progress import StoppedError, stoppable
+from explorer.progress import StoppedError, held, stoppable
 from explorer.threads import usable_threads
 from tests.app.servers import until
 
@@ -88,8 +88,8 @@ def test_one_at_a_time_in_the_order_of_coming(monkeypatch: pytest.MonkeyPatch) -
     """Six threads that ask one after another run one after another, by the numbers that they drew: each looks
     again and again, so that the last look says nothing."""
     monkeypatch.setattr(gpu_lock, "_CPU", places := Places(1, 1))
-    monkeypatch.setattr(gpu_lock, "_LOOKS_S", 60)
-    monkeypatch.setattr(places, "number", iter(range(7, 0, -1)).__next__)
+    monkeypatch.setattr("app.state.places.AGAIN_S", 60)
+    monkeypatch.setattr(places, "_numbers", iter(range(99, 0, -1)))
     running, order, seen = 0, list[int](), list[int]()
 
     def work(index: int) -> None:
@@ -141,8 +141,8 @@ def test_large_work_has_room_one_after_another(monkeypatch: pytest.MonkeyPatch) 
     assert gpu_lock._ROOM.take("b", 0, size=1 << 30), "alone, whatever it is"
 
 
-@pytest.mark.parametrize("what", ["_ROOM", "_CPU", "_GPU"])
-def test_time_spent_in_waiting_for_room_is_not_a_runs_own(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["_ROOM", "_CPU", "_GPU", "_OPENING"])
+def test_time_waited_for_places_is_not_a_runs_own(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for another's work has his time nevertheless, as much again at most; who has stopped waits no
     longer. One address had a timing wait, stopped it, and had the next one wait: 136 of them, and 6 GB."""
     now = [0.0]
@@ -152,18 +152,38 @@ def test_time_spent_in_waiting_for_room_is_not_a_runs_own(what: str, monkeypatch
         assert now[0] < 1e5, "it waits for ever"
         return False
 
-    full = SimpleNamespace(number=lambda: 1, take=take)
+    full = Places(1, 1)
+    monkeypatch.setattr(full, "take", take)
     monkeypatch.setattr(work, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(gpu_lock, what, full)
+    monkeypatch.setattr(selection if what == "_OPENING" else gpu_lock, what, full)
     monkeypatch.setattr(gpu_lock, "gpu_device", lambda: what == "_GPU" or None)
-    held = {"_ROOM": lambda: gpu_lock.gpu_lock(1 << 30), "_GPU": gpu_lock.gpu_lock, "_CPU": one_at_a_time}
+    asked: dict[str, Callable[[], Any]] = {
+        "_ROOM": lambda: gpu_lock.gpu_lock(1 << 30).__enter__(),
+        "_GPU": lambda: gpu_lock.gpu_lock().__enter__(),
+        "_CPU": lambda: one_at_a_time().__enter__(),
+        "_OPENING": lambda: selection.opened_once("x", lambda: None, int),
+    }
     with answering(CurrentRequest("a")):
         check = work.check_of_this_run()
-        with pytest.raises(StoppedError, match="other visitors"), stoppable(check), held[what]():
-            pass
+        with pytest.raises(StoppedError, match="other visitors"), stoppable(check):
+            asked[what]()
         assert work.own_time() == 0
     longest = limits.current().run_seconds
     assert longest < now[0] <= 2 * longest + 10
+
+
+def test_who_waits_for_a_lock_stops_as_the_work_does() -> None:
+    """Another's export of a model took minutes, in which Stop did nothing."""
+    lock = threading.Lock()
+
+    def stop() -> None:
+        raise StoppedError("the visitor has left")
+
+    with lock, pytest.raises(StoppedError, match="left"), stoppable(stop), held(lock):
+        raise AssertionError("it is another's")
+    with held(lock):
+        assert lock.locked()
+    assert not lock.locked()
 
 
 def test_an_error_releases_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:

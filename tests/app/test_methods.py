@@ -178,7 +178,7 @@ def test_the_same_method_again_is_one() -> None:
 def test_stopped_runs_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is stopped goes on to its next report: who stops and starts again waits for it, another visitor
     does not."""
-    monkeypatch.setattr(analyses, "SAID_AGAIN_S", 0.01)
+    monkeypatch.setattr("app.state.places.AGAIN_S", 0.01)
     go_on, began = threading.Event(), list[int]()
 
     def deaf(progress: Any) -> bool:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import thread_time
+from typing import Any
 
 import torch
 
@@ -100,6 +102,29 @@ def charge() -> None:
     if address and since is not None:
         _METER.since = thread_time()
         SECONDS.use(address, _METER.since - since)
+
+
+class Metered:
+    """Awaits ``work``, and tells ``use`` the processor seconds of each of its steps in this thread."""
+
+    def __init__(self, work: Awaitable[None], use: Callable[[float], None]) -> None:
+        self._work, self._use = work, use
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        steps = self._work.__await__()
+        step: Callable[[], Any] = partial(steps.send, None)
+        while True:
+            began = thread_time()
+            try:
+                awaited = step()
+            except StopIteration:
+                return
+            finally:
+                self._use(thread_time() - began)
+            try:
+                step = partial(steps.send, (yield awaited))
+            except BaseException as error:  # a request that is cancelled, too
+                step = partial(steps.throw, error)
 
 
 def take_share() -> None:

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app import limits
 from app.serving import addresses, uploads
 from app.serving.allowance import Allowance
-from app.serving.cores import SECONDS, has_had
+from app.serving.cores import SECONDS, Metered, has_had
 from app.serving.kept import SILENCE
 from app.serving.listeners import counted, listening, session_of
 from app.serving.measure import REFUSED
@@ -55,6 +55,8 @@ _streams: Counter[str] = Counter()
 REQUESTS_AT_ONCE, REQUESTS_A_SECOND = 2_000, 100
 """Requests of one address to a public page: so many, then so many a second. To open the page takes some
 hundred, a visitor who drags a slider makes some ten a second, and several visitors may share an address."""
+A_REQUEST_SECONDS = 0.001
+"""Time of the thread that reads all requests; one that takes more of it there counts as several."""
 PACED_SECONDS = 10.0
 """The longest that a request waits because its address makes more."""
 COMMAS, VALUES = 10_000, 2_000
@@ -88,6 +90,10 @@ class Paced:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (too_fast := await self._paced(scope)) is not None:
             await _refuse(too_fast, scope, _Body(receive), send)
+        elif limits.current().hosted:
+            who = address_of(scope)
+            steps = self.app(scope, receive, send)
+            await Metered(steps, lambda seconds: self._requests.use(who, seconds / A_REQUEST_SECONDS))
         else:
             await self.app(scope, receive, send)
 

@@ -6,12 +6,13 @@ If these fail, one address's cheap requests take the time of everybody else's ru
 from __future__ import annotations
 
 import asyncio
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from app.serving import allowance, guard
+from app.serving import allowance, cores, guard
 from app.serving.allowance import Allowance
 from tests import loops
 from tests.app.test_serving import a_post
@@ -66,6 +67,7 @@ def test_requests_of_one_address_are_paced(monkeypatch: pytest.MonkeyPatch) -> N
         answered.append(message.get("status") and (message["status"], dict(message["headers"])))
 
     monkeypatch.setattr(guard, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
+    monkeypatch.setattr(cores, "thread_time", lambda: 0.0)
     guarded = guard.Paced(guard.Guard(app))
     guarded._requests = Allowance(2, 1, clock)
 
@@ -89,3 +91,27 @@ def test_requests_of_one_address_are_paced(monkeypatch: pytest.MonkeyPatch) -> N
     assert status == 429 and headers[b"retry-after"] == b"3" and slept == [1, 2]
     clock.now += 3
     assert asked() == "192.0.2.1" and slept == [1, 2, 10]
+
+
+def test_a_request_that_takes_long_counts_as_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of 11 ms each, which an address may make a hundred times a second, left the thread that reads
+    all requests no time. What is awaited, and how that ends, goes through."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    monkeypatch.setattr(cores, "thread_time", map(float, itertools.count()).__next__)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 0)
+        raise KeyError(await receive())
+
+    async def receive() -> str:
+        return "received"
+
+    paced = guard.Paced(app)
+    paced._requests = Allowance(9_000, 1, Clock())
+    with pytest.raises(KeyError, match="received"):
+        loops.run(asyncio.run, paced(a_post("/health", client=("192.0.2.1", 1)), receive, receive))
+    steps = (9_000 - 1 - paced._requests.left("192.0.2.1")) * guard.A_REQUEST_SECONDS
+    assert steps == pytest.approx(round(steps)) and steps >= 2
+    assert paced._requests.left("192.0.2.2") == 9_000

@@ -125,7 +125,7 @@ def of_visitor(path: str) -> Path:
 
 AHEAD_BYTES = 8 << 20
 """Maximum space reserved for an upload's announced size, before that much has arrived."""
-LEAST_BYTES = 1 << 18
+LEAST_BYTES = 1 << 20
 """Minimum size that a file counts as, because every file costs work, and time when the page ends."""
 
 

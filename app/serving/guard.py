@@ -203,9 +203,10 @@ class Guard:
         except ClientDisconnect:
             return  # a body that was broken off: nobody reads an answer
         except TooMuchError as refused:
-            if started:
+            if not started:
+                await _refuse(refused, scope, body, send)
+            elif not uploads.removed():  # Gradio moves files once it has answered
                 raise
-            await _refuse(refused, scope, body, send)
 
 
 def _end(queue: Queue, values: dict[str, Any]) -> None:

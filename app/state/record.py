@@ -165,7 +165,7 @@ def _step(held: Record, act: Act, upload: str | None) -> Record:
     text, other = getattr(held, field), held.second if field == "scheme" else held.scheme
     names = [name for name in walk(held) if name != other]
     at = names.index(text) + by if text in names else 0
-    return _with_scheme(held, field, names[at % len(names)])
+    return _with_scheme(held, field, names[at % len(names)]) if names else held
 
 
 def walk(held: Record) -> list[str]:

@@ -68,6 +68,8 @@ def test_acts_on_the_schemes_one_after_another() -> None:
         assert (record.scheme, record.second) == wanted, acts
     there = did({"do": "next"}, {"do": "previous"}, scheme="nvfp4")
     assert there.scheme == "nvfp4" != did({"do": "next"}, scheme="nvfp4").scheme
+    alone = Record(sample="mlp_down", scheme="nvfp4", second="nvfp4", shortlist="nvfp4")
+    assert next_record(alone, {"do": "next"}, None) == alone, "where there is no other"
 
 
 NO_ACTS: list[tuple[Any, str]] = [

@@ -593,8 +593,7 @@ def test_a_full_disk_is_a_refusal(
 ) -> None:
     """Else each upload is a traceback, and what came of it keeps the disk full. Nor is the path of a file
     that could not be written for the visitor to read."""
-
-    written = []
+    written, write = [], UploadFile.write
 
     async def full(self: Any, data: bytes) -> None:
         written.append(self.file)
@@ -613,8 +612,16 @@ def test_a_full_disk_is_a_refusal(
     ):
         said = refusal_words(error)
         assert said and "secret" not in said and str(uploads.store()) not in said
-    uploads.remove_store()
+
+    def rename(*paths: Any) -> None:
+        uploads.remove_store()
+        raise OSError
+
+    monkeypatch.setattr(UploadFile, "write", write)
+    monkeypatch.setattr("gradio.route_utils.os", SimpleNamespace(**vars(os) | {"rename": rename}))
     caplog.clear()
+    answer = client.post("/gradio_api/upload", files={"files": ("a.csv", b"1,2")})
+    assert answer.status_code == 200 and uploads.removed(), "Gradio moves it once it has answered"
     answer = client.post("/gradio_api/upload", files={"files": ("a.csv", b"1,2")})
     assert answer.status_code == 503 and "the page ends" in answer.json()["detail"] and not caplog.messages
 

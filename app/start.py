@@ -92,6 +92,7 @@ def wait(page: Any) -> NoReturn:
     except Exception:
         logging.getLogger("explorer").exception("the page failed")
         code = 1
+    connections.stop(page.server)
     end(code)
 
 

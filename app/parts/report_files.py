@@ -89,4 +89,4 @@ def report_slots(query: Query, compose: Compose) -> Iterator[section.Shown]:
     steps = steps_of(compose, REPORT_KINDS.of(query), fresh_folder())
     found = yield from each(steps, lambda words: {"status": html.status(words)})
     said = html.status(found.left_out) if found.left_out else ""
-    yield {"report": f"{html.downloads(found.paths)}{html.commands([found.command])}{said}"}
+    yield {"report": html.downloads(found.paths) + html.commands([found.command]) + said}

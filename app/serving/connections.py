@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -68,6 +69,13 @@ def limit_log() -> None:
     for name in ("", "uvicorn"):  # its messages come to no other handler
         for handler in logging.getLogger(name).handlers:
             handler.addFilter(FewPerSecond(LINES_A_SECOND))
+    sys.unraisablehook = _log_unraised
+
+
+def _log_unraised(ignored: Any) -> None:
+    """Log an error that Python can raise nowhere, of an object that is deleted, as any other."""
+    error = (ignored.exc_type, ignored.exc_value, ignored.exc_traceback)
+    logging.getLogger("explorer").error("%s", ignored.err_msg or "ignored", exc_info=error)
 
 
 HEAD_BYTES = 1 << 14
@@ -183,6 +191,13 @@ def _unsent(connection: Any) -> int:
 def _from_proxy(address: str) -> bool:
     """True for a peer that may be a proxy: all visitors come from its address."""
     return limits.current().hosted and is_private(address)
+
+
+def stop(server: Any) -> None:
+    """Have the thread that answers requests answer no more, for the end of this process: a flood of them
+    would take the time in which visitors' files are removed."""
+    for listening in getattr(server, "servers", ()):
+        listening.get_loop().call_soon_threadsafe(time.sleep, 3600)
 
 
 def watch(server: Any) -> None:

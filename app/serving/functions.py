@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -32,7 +31,7 @@ from starlette.types import Receive, Scope, Send
 
 from app import limits
 from app.serving.cores import SECONDS, charged, has_had, share_of_cores
-from app.serving.guard import TOO_MANY, TooMuchError
+from app.serving.guard import TOO_MANY, VALUES_OF, TooMuchError
 from app.serving.headers import in_pieces, takes_gzip
 from app.serving.listeners import counted
 from app.serving.measure import LOG, measured
@@ -124,18 +123,32 @@ class Call:
             self.change.set_result(None)
 
     def check(self) -> None:
-        """Raise the reason why the call has ended."""
+        """Raise the reason why the call has ended: a new error, because one that was raised holds the frames
+        that hold the call and its request."""
         if self.reason is not None:
-            raise self.reason
+            raise type(self.reason)(*self.reason.args)
 
-    def answer(self, zipped: bool) -> _Answer:
+    def answer(self, zipped: bool) -> Response:
         """What the function returns, as JSON, by gzip if ``zipped`` and it is long; numbers that JSON does
-        not know are null. To be called in a thread; ``ValueError`` and ``StoppedError`` are refusals in
-        words, of too large an answer as well."""
-        with charged():
-            text = self._computed()
-            zipped = zipped and len(text) >= ZIPPED_BYTES
-            return _Answer(gzip.compress(text, 5) if zipped else text, zipped, self.address)
+        not know are null. To be called in a thread, and raises nothing: anyio keeps an error of a thread, and
+        with it the request, until Python looks for cycles."""
+        try:
+            with charged():
+                text = self._computed()
+                zipped = zipped and len(text) >= ZIPPED_BYTES
+                return _Answer(gzip.compress(text, 5) if zipped else text, zipped, self.address)
+        except Exception as error:
+            return self.refused(error)
+
+    def refused(self, error: Exception) -> Response:
+        """The answer of a call that failed: ``ValueError`` and ``StoppedError`` are refusals in words, of too
+        large an answer as well."""
+        if isinstance(error, LeftError | OvertakenError):
+            return JSONResponse(None)
+        if isinstance(error, ValueError | StoppedError):
+            return JSONResponse({"detail": str(error)}, 422)
+        LOG.error("%s failed: %s", self.named.label, logged(error))
+        return JSONResponse({"detail": DEFECT}, 500)
 
     def _computed(self) -> bytes:
         with measured(self.named.label) as outcome:
@@ -245,8 +258,7 @@ async def answer(request: Request) -> Response:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise TooMuchError(415, "a server function takes JSON, and no form", "body")
-    body = json.loads(await request.body() or b"null")  # the guard has read it
-    named = named_by(request.app.get_blocks().blocks, body)
+    named = named_by(request.app.get_blocks().blocks, request.scope[VALUES_OF])
     call = Call(named, address_of(request.scope))
     if (earlier := _latest.get(named.kind)) is not None:
         earlier.end(OvertakenError("stopped: something else was asked for"))
@@ -261,15 +273,10 @@ async def answer(request: Request) -> Response:
                 call.check()  # what met no checkpoint since it was overtaken
                 _check_unread(call)
         return found
-    except (LeftError, OvertakenError):
-        return JSONResponse(None)
     except TooMuchError:
         raise
-    except (ValueError, StoppedError) as error:
-        return JSONResponse({"detail": str(error)}, 422)
     except Exception as error:
-        LOG.error("%s failed: %s", named.label, logged(error))
-        return JSONResponse({"detail": DEFECT}, 500)
+        return call.refused(error)
     finally:
         leaving.cancel()
         with suppress(KeyError):

@@ -36,7 +36,9 @@ def size_of(value: Any) -> int:
             left += [*one, *one.values()]
         elif isinstance(one, tuple | list | set | frozenset):
             left += one
-        elif isinstance(one, Tensor | np.ndarray):
+        elif isinstance(one, Tensor):
+            total += one.untyped_storage().nbytes()  # a part of it keeps it whole
+        elif isinstance(one, np.ndarray):
             total += one.nbytes
         elif type(one).__module__.startswith(("explorer.", "app.")) and not isinstance(one, _OF_ALL):
             left.append(getattr(one, "__dict__", None))

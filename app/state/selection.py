@@ -62,7 +62,7 @@ _SOURCES = Memo[TensorSource](256 << 20)
 _REFUSED = Memo[str](1 << 20)
 """Why a file was refused."""
 Opened = TypeVar("Opened")
-_OPENING = Places(of_one=2, of_all=8)
+_OPENING, _READING = Places(of_one=2, of_all=8), Places(of_one=1, of_all=4)
 
 
 def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
@@ -83,7 +83,10 @@ def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
         matrix = load()
         return dataclasses.replace(matrix, values=place(matrix.values).move(matrix.values))
 
-    return _MATRICES.get(tensor_key(chosen), read)
+    key = tensor_key(chosen)
+    if chosen.source != "file":
+        return _MATRICES.get(key, read)
+    return opened_once(key, lambda: _MATRICES.peek(key), lambda: _MATRICES.get(key, read), _READING)
 
 
 def read_within(source: TensorSource, name: str | None, progress: Progress | None = None) -> Matrix:
@@ -132,19 +135,24 @@ def file_source(path: str | None) -> TensorSource:
     return opened_once(key, known, opened)
 
 
-def opened_once(key: Hashable, known: Callable[[], Opened | None], make: Callable[[], Opened]) -> Opened:
+def opened_once(
+    key: Hashable,
+    known: Callable[[], Opened | None],
+    make: Callable[[], Opened],
+    places: Places = _OPENING,
+) -> Opened:
     """What ``known`` has of a file, or what ``make`` makes of it, by one of all who ask at once; few files of
     one address at a time."""
     if (found := known()) is not None:
         return found
     address = current_request().address
-    for _ in _OPENING.taking(address, key):
+    for _ in places.taking(address, key):
         if (found := known()) is not None:
             return found
     try:
         return make() if (found := known()) is None else found
     finally:
-        _OPENING.give_back(address, key)
+        places.give_back(address, key)
 
 
 def _may_pass(cause: BaseException | None) -> bool:

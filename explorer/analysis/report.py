@@ -177,7 +177,7 @@ def _zero_blocks(x: Tensor, restored: Tensor, scheme: Scheme) -> int:
     """Number of blocks in which ``x`` [rows, cols] has values and all restored values are zero."""
     if scheme.scale is None or scheme.flat:
         return 0
-    tall, wide = (side or length for side, length in zip(scheme.block, x.shape, strict=True))
+    tall, wide = (min(side or length, length) for side, length in zip(scheme.block, x.shape, strict=True))
 
     def any_of(mask: Tensor) -> Tensor:
         padded = torch.nn.functional.pad(mask, (0, -mask.shape[1] % wide, 0, -mask.shape[0] % tall))

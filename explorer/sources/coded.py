@@ -105,7 +105,7 @@ class CodedWeight:
         of = _listed(self.layer.infos.values())
         with refused(f"{name}, of {of}, cannot be restored (its codes: {name}{STORED})"):
             parts = self.form.read(self.layer, rows, total, lambda info, n: read_rows(info, n, None))
-            found = self.form.restore(self.layer, parts)
+            found = self.form.restore(replace(self.layer, rows=rows and min(rows, total)), parts)
             if found.values.shape[1:] != self.info.shape[1:]:
                 raise ValueError(
                     f"it has {list(found.values.shape)} values, and {list(self.info.shape)} codes"

@@ -76,12 +76,14 @@ class CodedLayer:
     """Header entries of a layer's tensors by their endings after its name, and the model's
     ``quantization_config``.
 
-    ``main`` is the ending of the tensor of codes.
+    ``main`` is the ending of the tensor of codes. ``rows``: how many first rows of the weight are wanted;
+    None for all.
     """
 
     infos: Mapping[str, TensorInfo]
     settings: Mapping[str, object]
     main: str
+    rows: int | None = None
 
     @property
     def codes(self) -> TensorInfo:
@@ -155,8 +157,8 @@ class CodeForm(ABC):
 
     mains    endings of the tensor of codes; a layer has one of them
     others   endings of the other tensors of the weight
-    along    the axis along which the parts follow the weight's rows; None if they do not, so that the whole
-             weight is restored to read its first rows
+    along    the axis along which the parts follow the weight's rows; None if they do not, so that they are
+             read whole, and ``restore`` takes of them what the first rows need
     weight   ending of the weight's name in the network
     codes_label  the kind of codes, if it is always the same
     """
@@ -644,33 +646,44 @@ class _Bitsandbytes(CodeForm):
 
     def restore(self, layer: CodedLayer, parts: Parts) -> Restored:
         state, shape = self.state(next(part for end, part in parts.items() if end.startswith(_STATE)))
-        absmax = parts[".weight.absmax"]
+        absmax, size = parts[".weight.absmax"], self.block_of(state, "blocksize")
+        shape, whole = (shape[0] if layer.rows is None else layer.rows, shape[1]), math.prod(shape)
+        count, blocks = math.prod(shape), len(absmax)
+        absmax = self.first(absmax, size, whole, count)
         nested = ".weight.nested_absmax" in parts
         if nested:
-            above = self.each(parts[".weight.nested_absmax"], state["nested_blocksize"], len(absmax))
+            above, each = parts[".weight.nested_absmax"], self.block_of(state, "nested_blocksize")
+            above = self.spread(self.first(above, each, blocks, len(absmax)), each, len(absmax))
             levels = parts[".weight.nested_quant_map"].float()
-            absmax = levels[absmax.long()] * above + float(state["nested_offset"])  # type: ignore[arg-type]
-        raw = parts[".weight"].contiguous().view(torch.uint8).reshape(-1)
+            absmax = levels[absmax.int()] * above + float(state["nested_offset"])  # type: ignore[arg-type]
+        raw = parts[".weight"].contiguous().view(torch.uint8).reshape(-1)[: -(-count // 2)]
         codes = torch.stack((raw >> 4, raw & 15), 1).reshape(-1)
-        count, size = math.prod(shape), int(state["blocksize"])  # type: ignore[call-overload]
-        steps = self.each(absmax, size, count)
-        values = parts[".weight.quant_map"].float()[codes[:count].long()] * steps
+        steps = self.spread(absmax, size, count)
+        values = parts[".weight.quant_map"].float()[codes[:count].int()] * steps
         fmt, label = {"nf4": ("nf4", "NF4"), "fp4": ("bnb_fp4", "FP4")}[str(state["quant_type"])]
         where = f"1x{size}" if shape[1] % size == 0 else f"flat{size}"
         rule = "nested~minmax~reciprocal~unrounded" if nested else "float32-zero~minmax~reciprocal"
         kind = f"{label} block {size}{', double-quantized' if nested else ''}"
         return Restored(values.reshape(shape), kind, f"{fmt}~{where}~symmetric~{rule}", steps.reshape(shape))
 
-    def each(self, scales: Tensor, size: object, count: int) -> Tensor:
-        """Expand to the scale of each value, float32 [count]; ``size``, of a block, is any value of the
-        file's JSON."""
+    def block_of(self, state: Mapping[str, object], name: str) -> int:
+        """Read the size of a block, which is any value of the file's JSON."""
+        size = state[name]
         if type(size) is not int or size < 1:
             raise ValueError(f"its state says blocks of {size}")
+        return size
+
+    def first(self, scales: Tensor, size: int, count: int, wanted: int) -> Tensor:
+        """The scales of the first ``wanted`` values of ``count``, one for each ``size`` of them."""
         if len(scales) != -(-count // size):
             raise ValueError(
                 f"its state says blocks of {size}, and {count:,} values have {len(scales):,} scales"
             )
-        return scales.float()[torch.arange(count) // size]
+        return scales[: -(-wanted // size)]
+
+    def spread(self, scales: Tensor, size: int, count: int) -> Tensor:
+        """Expand to the scale of each value, float32 [count]."""
+        return scales.float().repeat_interleave(min(size, count))[:count]
 
 
 class _Experts(CodeForm):
@@ -739,17 +752,22 @@ class _Hqq(CodeForm):
         return rows, columns
 
     def restore(self, layer: CodedLayer, parts: Parts) -> Restored:
-        bits, axis = int(parts[".nbits"]), int(parts[".axis"])
+        bits, axis, packed = int(parts[".nbits"]), int(parts[".axis"]), parts[".W_q"]
         rows, columns = parts[".shape"].tolist()
-        shifts = range(8 - bits, -1, -bits)
-        codes = torch.cat([(parts[".W_q"] >> shift) & ((1 << bits) - 1) for shift in shifts])
+        shifts, (tall, wide) = range(8 - bits, -1, -bits), packed.shape
         groups = (1, -1) if axis == 0 else (-1, 1)
-        grid, points = (parts[end].float().reshape(groups) for end in (".scale", ".zero"))
-        if codes.numel() != rows * columns or grid.numel() != codes.shape[1 - axis] or 8 % bits:
-            raise ValueError(f"its shape says [{rows}, {columns}], and it has {codes.numel():,} codes")
-        steps = grid.expand(codes.shape).reshape(rows, columns)
-        values = ((codes.float() - points) * grid).reshape(rows, columns)
-        size = codes.numel() // grid.numel()
+        grid, points = (parts[end].reshape(groups) for end in (".scale", ".zero"))
+        count, scales = packed.numel() * len(shifts), grid.numel()
+        if count != rows * columns or scales != (tall * len(shifts), wide)[1 - axis] or 8 % bits:
+            raise ValueError(f"its shape says [{rows}, {columns}], and it has {count:,} codes")
+        rows = rows if layer.rows is None else layer.rows
+        need = -(-rows * columns // max(wide, 1))
+        first = (packed[: max(0, need - place * tall)] >> shift for place, shift in enumerate(shifts))
+        codes = torch.cat([one & ((1 << bits) - 1) for one in first])
+        grid, points = (one[: need if axis else 1].float() for one in (grid, points))
+        steps = grid.expand(codes.shape).reshape(-1)[: rows * columns].reshape(rows, columns)
+        values = codes.float().sub_(points).mul_(grid).reshape(-1)[: rows * columns].reshape(rows, columns)
+        size = count // scales
         return Restored(values, f"INT{bits} groups of {size}, zero points in floating point (HQQ)", "", steps)
 
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional
 
 from explorer import SCHEMES, Scheme, compare, mark_frontier, nvfp4_exactly, quantize
 from explorer.analysis.element import inspect_element
@@ -79,13 +80,18 @@ def test_exact_and_zero_tensors() -> None:
     assert (r.cosine, r.mse, r.sqnr_db) == (1.0, 0.0, math.inf)
 
 
-def test_blocks_that_become_zero_are_counted() -> None:
+def test_blocks_that_become_zero_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values too small for the smallest scale are lost without being clipped; those near it are not."""
     x = torch.zeros(4, 64)
     x[0, 0], x[1, :16], x[2, 33:40] = 2688, 0.005, 1e-12
     for name, count in (("int4_group32", 1), ("nvfp4", 1), ("int8_row", 0), ("mxfp4", 0)):
         q = quantize(x, SCHEMES[name])
         assert q.dequantize().isfinite().all() and compare(x, q).zero_blocks == count, name
+    x[:], x[:, 0] = 1e-12, 1  # was filled up to whole blocks: gigabytes for a link
+    huge, filled, pad = Scheme.parse("int4~1x1000~symmetric~float32~minmax"), list[int](), functional.pad
+    monkeypatch.setattr(functional, "pad", lambda mask, by: filled.extend(by) or pad(mask, by))
+    found = compare(x, quantize(x, huge))
+    assert found.zero_blocks == 0 < found.zeroed and set(filled) == {0}
 
 
 def test_weights_on_a_grid_are_told_their_scheme() -> None:

@@ -157,6 +157,8 @@ def test_a_visitors_file_is_no_page(client: TestClient) -> None:
             assert answer.headers["content-type"] == "application/octet-stream"
             assert "range" not in answer.headers, "a request's headers are not given back"
             assert answer.headers["content-encoding"] == "identity", "it takes seconds"
+        many = {"range": f"bytes={','.join(f'{at}-{at}' for at in range(0, 40, 2))}"}
+        assert client.get(f"{PREFIX}/file={path}", headers=many).content == HTML, "a hundred parts take 22 ms"
         head = client.head(f"{PREFIX}/file={path}")
         assert head.status_code == 200 and not head.content
     for name in (

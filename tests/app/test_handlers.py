@@ -221,6 +221,7 @@ def test_what_is_kept_of_files_is_counted_in_bytes(monkeypatch: pytest.MonkeyPat
     assert len(memos) > 20 and all(memo._capacity >= 1 << 20 for memo in memos)
     layer = Layer("a" * 1000, (2, 2), "F32", Role.LINEAR, "other", 0, folds=tuple(map(float, range(1000))))
     assert 33_000 < size_of([layer, layer]) < 40_000 < size_of((layer, np.zeros(1000), torch.zeros(1000)))
+    assert size_of(torch.zeros(100, 1000)[:1]) > 400_000, "a part keeps the whole"
     monkeypatch.setattr(subject, "_SURVEYS", kept := Memo[Survey](300_000))
     (recorded,) = subject.recorded().values()
     for i in range(4):

@@ -38,6 +38,7 @@ from app.state.memo import Memo
 from explorer import SourceError
 from explorer.progress import StoppedError, checkpoint, stoppable
 from explorer.sources.base import InMemory
+from explorer.sources.tensors import Matrix
 from tests import loops
 from tests.app.servers import until
 
@@ -515,6 +516,30 @@ def test_few_files_are_opened_at_once(opening: ThreadPoolExecutor) -> None:
     Opened.all.set()
     assert [each.result(60) for each in first] == [f"one {i}" for i in range(5)]
     assert [each.result(60) for each in others] == [f"{i}" for i in range(10)] and len(Opened.began) == 15
+
+
+def test_a_tensor_is_read_once_for_all_who_ask_for_it(
+    opening: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sections of a first screen ask at once. Of one address one is read at a time."""
+    reads, go_on = list[str](), threading.Event()
+
+    def read(source: Any, name: str) -> Matrix:
+        reads.append(name)
+        assert go_on.wait(60)
+        return Matrix(torch.zeros(2, 2), name, "", (2, 2), "float32")
+
+    def reads_it(name: str, address: str) -> Matrix:
+        with answering(CurrentRequest(address=address)):
+            return selection.matrix_of(selection.Selection(source="file", file="x", file_tensor=name))
+
+    monkeypatch.setattr(selection, "file_source", lambda path: None)
+    monkeypatch.setattr(selection, "read_within", read)
+    asked = [opening.submit(reads_it, name, who) for who in ("one", "two") for name in ("a", "b", "a", "b")]
+    until(lambda: len(reads) == 2 and len(selection._READING.waiting) == 6)
+    assert sorted(reads) == ["a", "b"] and selection._READING.held.keys() == {"one", "two"}
+    go_on.set()
+    assert sorted(one.result(60).name for one in asked) == ["a"] * 4 + ["b"] * 4 and len(reads) == 2
 
 
 def test_who_waits_for_a_file_can_leave_and_takes_over(opening: ThreadPoolExecutor) -> None:

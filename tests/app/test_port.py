@@ -80,7 +80,7 @@ def test_what_ends_the_page_is_its_exit_code(
     """Else a page that failed looks to whoever started it like one that was asked to end."""
     monkeypatch.setattr(start, "end", sys.exit)
     for raised, code in ((None, 0), (KeyboardInterrupt(), 0), (SystemExit(0), 0), (RuntimeError("x"), 1)):
-        served = SimpleNamespace(block_thread=Mock(side_effect=raised))
+        served = SimpleNamespace(block_thread=Mock(side_effect=raised), server=None)
         with pytest.raises(SystemExit) as ended:
             start.wait(served)
         assert ended.value.code == code

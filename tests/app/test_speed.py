@@ -225,6 +225,7 @@ def test_a_kernels_source_files_and_report() -> None:
     assert ".csv" in str(files["files-made"]) and ".json" in str(files["files-made"])
     *_, made = speed_more.SECTION.runs["report"](Query({"shape": "4096x4096x4096", "scheme": "nvfp4"}))
     assert "explorer report speed --shape 4096x4096x4096 --schemes nvfp4" in str(made["report"])
+    assert '<a class="download"' in drawn(made)["report"], "it is HTML where the page shows it"
     with pytest.raises(ValueError, match="nothing is measured here"):
         list(speed_more.SECTION.runs["report"](Query({"machine": LIVE})))
 

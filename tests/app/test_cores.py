@@ -161,7 +161,7 @@ def test_time_waited_for_places_is_not_a_runs_own(what: str, monkeypatch: pytest
         "_ROOM": lambda: gpu_lock.gpu_lock(1 << 30).__enter__(),
         "_GPU": lambda: gpu_lock.gpu_lock().__enter__(),
         "_CPU": lambda: one_at_a_time().__enter__(),
-        "_OPENING": lambda: selection.opened_once("x", lambda: None, int),
+        "_OPENING": lambda: selection.opened_once("x", lambda: None, int, selection._OPENING),
     }
     with answering(CurrentRequest("a")):
         check = work.check_of_this_run()

@@ -32,7 +32,7 @@ OF_THE_SERVER = ("get_blocks", "iterators_to_reset", "state_holder")
 OF_THE_QUEUE = (
     "ANALYTICS_MAX_EVENTS", "active_jobs", "delete_lock", "event_ids_to_events",
     "event_queue_per_concurrency_id", "get_events", "max_size", "pending_event_ids_session",
-    "pending_messages_per_session", "process_time_per_fn", "send_message", "stopped",
+    "pending_messages_per_session", "process_events", "process_time_per_fn", "send_message", "stopped",
 )  # fmt: skip
 OF_A_LINE = ("concurrency_limit", "current_concurrency", "queue", "start_times_per_fn")
 OF_A_REQUEST = ("_id", "alive", "concurrency_id", "enqueue_time", "fn", "request", "session_hash")

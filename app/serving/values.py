@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gradio as gr
+from gradio.queueing import Event, Queue
 
 from app.serving.measure import REFUSED
 from app.serving.sessions import CurrentRequest, Waited, answering
@@ -35,7 +36,7 @@ MOST_LOGGED = 200
 KINDS = {"string": (str, "a text"), "number": (int | float, "a number"), "object": (dict, "an object")}
 """Values of a type of JSON that a parameter states, and their description."""
 DEFECT = "This failed because of a defect of the page; see its log."
-_WAITED = "explorer.waited"
+_WAITED, _FAILED = "explorer.waited", "_explorer_failed"
 _LARGEST = sys.float_info.max
 
 
@@ -72,11 +73,44 @@ class CheckedBlocks(gr.Blocks):
         try:
             with answering(CurrentRequest(options.get("session_hash"), ended, address, waited)):
                 return await super().process_api(block_fn, inputs, *others, **options)
-        except gr.Error:
+        except gr.Error as error:
+            _keep_error(event, error)
             raise
         except Exception as error:
             LOG.error("%s failed: %s", function.api_name, logged(error))
-            raise gr.Error(DEFECT, print_exception=False) from error
+            failed = gr.Error(DEFECT, print_exception=False)
+            _keep_error(event, failed)
+            raise failed from error
+
+
+def _keep_error(event: Event | None, error: gr.Error) -> None:
+    """Keep the error of a request of the queue until that is over (``forget_errors``)."""
+    if event is not None:
+        setattr(event, _FAILED, error)
+
+
+def forget_errors(queue: Queue) -> None:
+    """Let what a request that failed held be free once it is over. Gradio and anyio keep its error in frames
+    that the error keeps, and these hold its values until Python looks for cycles."""
+    process = queue.process_events
+
+    async def process_events(events: list[Event], *others: Any, **options: Any) -> None:
+        try:
+            await process(events, *others, **options)
+        except BaseException as error:  # it was stopped
+            _clear_frames(error)
+            raise
+        finally:
+            for event in events:
+                _clear_frames(vars(event).pop(_FAILED, None))
+
+    queue.process_events = process_events  # type: ignore[method-assign]
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def checked_texts(given: Any) -> dict[str, str]:

@@ -29,6 +29,7 @@ from app.serving.kept import Sweeper
 from app.serving.listeners import unheard
 from app.serving.measure import LOG, REFUSED
 from app.serving.sessions import keep_little
+from app.serving.values import forget_errors
 from app.serving.visitors import address_of
 
 _ADDRESS = "explorer.address"
@@ -192,10 +193,11 @@ def _tell(queue: Queue, event: Event, place: int, longest: float) -> None:
 
 @asynccontextmanager
 async def watched(app: Any) -> AsyncIterator[None]:
-    """The server's life: as long as it lasts, nobody waits for too long, sessions keep little, and answers
-    that nobody listens for are dropped."""
+    """The server's life: as long as it lasts, nobody waits for too long, sessions and requests that failed
+    keep little, and answers that nobody listens for are dropped."""
     keep_little(app)
     share_workers(app.get_blocks()._queue)
+    forget_errors(app.get_blocks()._queue)
     kept = Sweeper(app)
 
     async def watch() -> None:

@@ -34,6 +34,7 @@ import httpx
 import plotly.graph_objects as go
 import pytest
 import uvicorn
+from gradio.queueing import Event
 from h11 import (
     NEED_DATA,
     PAUSED,
@@ -1058,6 +1059,38 @@ def test_leaving_stops_the_work(real: Any, number: int, stops: bool, monkeypatch
                 assert client.post("cancel", json=body).status_code == 200
                 assert ended.get(timeout=60) == "LeftError"
     assert stops or ended.get(timeout=60) in ("LeftError", "GeneratorExit")
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["function", "generator"])
+def test_runs_that_end_early_leave_nothing(real: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was stopped or refused lay in memory with all its values until Python looked for cycles."""
+    url, ended, _ = real
+    monkeypatch.setattr(listeners, "UNHEARD_SECONDS", math.inf)
+
+    def kept() -> list[str]:
+        events = [one for one in gc.get_objects() if type(one) is Event]
+        return [str(one.session_hash) for one in events if str(one.session_hash).startswith("early")]
+
+    gc.collect()
+    gc.disable()
+    try:
+        for name, values in (("stops", ["x"]), ("leaves", ["x"]), ("refused", [1])) * 2:
+            with httpx.Client(base_url=f"{url}gradio_api/", timeout=60) as client:
+                body = {"data": values, "fn_index": number, "session_hash": f"early-{name}"}
+                body["event_id"] = client.post("queue/join", json=body).json()["event_id"]
+                with client.stream("GET", "queue/data", params={"session_hash": f"early-{name}"}) as stream:
+                    lines = stream.iter_lines()
+                    assert any("process_starts" in line for line in lines)
+                    if name == "refused":
+                        assert any("process_completed" in line for line in lines)
+                        continue
+                    assert ended.get(timeout=60) == "began"
+                    if name == "stops":
+                        assert client.post("cancel", json=body).status_code == 200
+            assert ended.get(timeout=60) in ("LeftError", "GeneratorExit")
+        until(lambda: len(kept()) <= 2, lambda: str(kept()))  # each loop of Gradio's holds its last one
+    finally:
+        gc.enable()
 
 
 def test_a_run_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

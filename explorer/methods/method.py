@@ -45,8 +45,7 @@ class Method:
                 can absorb it
     objective   set if the method's objective has a figure
     solves      True if it solves systems of K equations, so that its time grows with K³
-    decomposes  True if it finds the singular vectors of a matrix of K columns, which takes some fifty times as
-                long
+    decomposes  True if it finds the singular vectors of a matrix of K columns, which takes much longer
     stage       place of the kind in a combination
     """
 

@@ -267,13 +267,18 @@ def is_expert(layer: str) -> bool:
 
 
 def config_of(folder: Path) -> Any | None:
-    """Read the configuration in ``folder``; None for a kind of model that transformers does not know."""
+    """Read the configuration in ``folder``; None for a kind of model that transformers does not know.
+    ``SourceError`` for one with values that its kind does not take."""
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, KeyError, OSError):
         return None
+    except Exception as error:  # transformers raises whatever a configuration makes it raise
+        raise SourceError(
+            f"{folder.name}: transformers cannot read its config.json: {first_line(error)}"
+        ) from error
 
 
 def skeleton_of(folder: Path) -> Skeleton | None:

@@ -25,6 +25,7 @@ from explorer.running.engine import (
 )
 from explorer.running.placing import RESTORED, Decoder, Placed, place_linears
 from explorer.running.subject import Subject, SubjectKind
+from explorer.sources.base import SourceError, first_line
 
 UNROUNDED = "; their inputs stay as they are, though the checkpoint asks for quantized ones"
 _WARM_UP = 8
@@ -51,8 +52,14 @@ class TorchEngine(Engine):
         self._ends = _ends(placed.network)
         self._positions = positions(placed.network)
         warm = placed.decoder(placed.network, _WARM_UP + 1)
-        for ids in ([0] * min(_WARM_UP, self._positions or _WARM_UP), [0]):
-            warm(ids)
+        try:
+            for ids in ([0] * min(_WARM_UP, self._positions or _WARM_UP), [0]):
+                warm(ids)
+        except (AssertionError, ArithmeticError, AttributeError, LookupError, TypeError) as error:
+            raise SourceError(
+                f"{subject.name} cannot be run: its network fails at the first token "
+                f"({type(error).__name__}: {first_line(error)})"
+            ) from error
 
     @classmethod
     def load(

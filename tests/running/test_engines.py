@@ -7,18 +7,22 @@ If these fail, a text that is read and a loss that is measured are of two models
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from explorer import SourceError
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import load_model
 from explorer.progress import StoppedError, stoppable
@@ -268,7 +272,9 @@ def test_bytes_are_those_of_the_file(llama: Path, layers: list[str], tmp_path: P
     assert subject_of(str(llama), recipe).stored_bytes == file.stored_bytes
 
 
-def test_what_cannot_run_is_refused(llama: Path, tmp_path: Path, minilm: Path) -> None:
+def test_what_cannot_run_is_refused(
+    llama: Path, tmp_path: Path, minilm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each with what was wrong; nothing is loaded for it in vain."""
     (bare := tmp_path / "bare").mkdir()
     for path in llama.iterdir():
@@ -278,6 +284,10 @@ def test_what_cannot_run_is_refused(llama: Path, tmp_path: Path, minilm: Path) -
     layer = "model.layers.0.mlp.up_proj"
     write_checkpoint("compressed-tensors", llama, {layer: cast}, coded)
     write_checkpoint("gguf", llama, {layer: Recipe.parse("q4_0")}, tmp_path / "gguf")
+    for name, wrong in (("types", {"num_hidden_layers": "2"}), ("padding", {"pad_token_id": 10**9})):
+        shutil.copytree(llama, tmp_path / name)
+        config = tmp_path / name / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | wrong))
     other = dataclasses.replace(recipe_of([layer], "q4_0"), weights_sha256="ab" * 32)
     unknown = recipe_of(["model.layers.9.mlp.up_proj"], "int4_group64")
     subject, nvfp4 = subject_of(model), subject_of(model, Recipe.parse("nvfp4"))
@@ -288,6 +298,8 @@ def test_what_cannot_run_is_refused(llama: Path, tmp_path: Path, minilm: Path) -
         (lambda: subject_of(model, other), "recipe"),
         (lambda: torch_engine(llama, unknown), "'model.layers.9"),
         (lambda: subject_of(str(tmp_path / "gguf" / "model.gguf"), cast), "as it is"),
+        (lambda: subject_of(str(tmp_path / "types")), r"cannot read its config\.json: .*num_hidden_layers"),
+        (lambda: torch_engine(tmp_path / "padding"), "padding"),
         (lambda: open_engine(subject, "vllm"), "auto, torch, llama.cpp"),
         (lambda: open_engine(nvfp4, "llama.cpp"), "ggml"),
         (lambda: open_engine(subject_of(str(coded)), "llama.cpp"), "in no GGUF file"),
@@ -296,6 +308,9 @@ def test_what_cannot_run_is_refused(llama: Path, tmp_path: Path, minilm: Path) -
         with pytest.raises(ValueError, match=words):
             attempt()
             pytest.fail(words)
+    monkeypatch.setattr(LlamaForCausalLM, "forward", Mock(side_effect=AssertionError))  # bitsandbytes' too
+    with pytest.raises(SourceError, match="fails at the first token"):
+        torch_engine(llama)
 
 
 @pytest.mark.parametrize("name", NAMES[1:])

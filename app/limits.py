@@ -49,7 +49,6 @@ class Limits:
     text_tokens: that a model writes in one run.
     prompt_characters: of the prompt that it continues.
     solved_columns: input channels of a layer for methods that factor a matrix of them.
-    decomposed_columns: likewise, for methods that find singular vectors.
     recording_bytes: of one recording that a visitor opens, which is parsed whole.
     recordings: that are open at once in one visitor's page.
     """
@@ -81,7 +80,6 @@ class Limits:
     text_tokens: int
     prompt_characters: int
     solved_columns: int
-    decomposed_columns: int
     recording_bytes: int
     recordings: int
 
@@ -119,7 +117,6 @@ LOCAL = Limits(
     text_tokens=512,
     prompt_characters=20_000,
     solved_columns=1 << 14,
-    decomposed_columns=1 << 14,
     recording_bytes=64 << 20,
     recordings=8,
 )
@@ -151,7 +148,6 @@ HOSTED = Limits(
     text_tokens=64,
     prompt_characters=2_000,
     solved_columns=1 << 12,
-    decomposed_columns=1 << 11,
     recording_bytes=2 << 20,
     recordings=2,
 )

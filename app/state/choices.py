@@ -67,11 +67,11 @@ def check_cost(methods: Sequence[str], weight: Tensor) -> None:
             f"the layer has {weight.numel():,} weights; here methods take layers of at most "
             f"{bounds.elements:,} weights"
         )
-    columns = weight.shape[1]
+    columns, most = weight.shape[1], bounds.solved_columns
+    if columns <= most:
+        return
     for name in methods:
-        decomposes = any(method.decomposes for method in names_in(name))
-        most = bounds.decomposed_columns if decomposes else bounds.solved_columns
-        if columns > most and any(method.solves for method in names_in(name)):
+        if any(method.solves for method in names_in(name)):
             raise ValueError(
                 f"{label_of(name)} factors a matrix of {columns:,} × {columns:,} inputs (K³ = "
                 f"{columns**3:.1e} operations at once); here layers of at most {most:,} input channels are "

@@ -111,10 +111,10 @@ METHODS: dict[str, Method] = {
                         rotation, transform=Rotation),
         CorrectionMethod("lqer", "LQER", "arXiv 2402.02446",
                          "adds a low-rank product in float16 for what the inputs see most of the error",
-                         lqer, residue=LowRank, solves=True, decomposes=True),
+                         lqer, residue=LowRank, solves=True),
         CorrectionMethod("qera", "QERA", "arXiv 2410.06040",
                          "adds the low-rank product in float16 that leaves the output the least error",
-                         qera, residue=LowRank, solves=True, decomposes=True),
+                         qera, residue=LowRank, solves=True),
         BIAS_CORRECTION,
     )
 }  # fmt: skip

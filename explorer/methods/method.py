@@ -45,7 +45,6 @@ class Method:
                 can absorb it
     objective   set if the method's objective has a figure
     solves      True if it solves systems of K equations, so that its time grows with K³
-    decomposes  True if it finds the singular vectors of a matrix of K columns, which takes much longer
     stage       place of the kind in a combination
     """
 
@@ -60,7 +59,6 @@ class Method:
     factor: FindFactor | None = field(default=None, kw_only=True)
     objective: ObjectiveAxis | None = field(default=None, kw_only=True)
     solves: bool = field(default=False, kw_only=True)
-    decomposes: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ for each layer, and the run ends as soon as all layers have them.
 from __future__ import annotations
 
 import copy
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from explorer.export.files import write_tensors
-from explorer.models.skeleton import auto_class, check_modules
+from explorer.models.skeleton import auto_class, check_counts, few_modules
 from explorer.models.texts import AnyTexts, texts_of, token_sequences
-from explorer.progress import Progress, checkpoint
+from explorer.progress import Progress, StoppedError, checkpoint
 from explorer.sources.base import SourceError, TensorSource, first_line
-from explorer.sources.coded import as_in_network, stored_dtype
+from explorer.sources.coded import CONFIG, SETTINGS, as_in_network, stored_dtype
 from explorer.sources.fetched import fetch_model
 from explorer.sources.models import HubModel, local_folder, open_model
 from explorer.sources.source_limits import LOCAL, SourceLimits
@@ -84,7 +85,7 @@ def load_model(
     folder = local_folder(where, limits)
     if isinstance(source, HubModel) and not limits.folders:
         folder = fetch_model(source, limits)
-    if folder is not None and not (folder / "config.json").is_file():
+    if folder is not None and not (folder / CONFIG).is_file():
         raise SourceError(f"{where} holds no config.json: a model's folder has that, weights and a tokenizer")
     name = where if folder is None else str(folder)
     options = {
@@ -93,6 +94,8 @@ def load_model(
         "local_files_only": folder is not None,
     }
     with loading(where):
+        stated = source.config() if folder is None else json.loads((folder / CONFIG).read_bytes())
+        check_counts(stated, source.origin, _MOST_MODULES)
         config = AutoConfig.from_pretrained(name, **options)
         check_config(config, source)
         causal = head and is_causal(config)
@@ -102,8 +105,15 @@ def load_model(
             weights = {info.name: as_in_network(source, info.name) for info in source.infos}
             network, found = network_of(opens, config, weights)
         else:
+            if hasattr(config, SETTINGS):  # how to quantize what is loaded, by other packages
+                del config.quantization_config
             network, found = opens.from_pretrained(
-                name, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **options
+                name,
+                config=config,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+                **options,
             )
     missing = sorted(found["missing_keys"])
     if missing:
@@ -149,7 +159,7 @@ def loading(where: str) -> Iterator[None]:
     tokenizer."""
     try:
         yield
-    except SourceError:
+    except (SourceError, StoppedError):
         raise
     except Exception as error:
         raise SourceError(f"{where} could not be loaded by transformers: {first_line(error)}") from error
@@ -162,8 +172,7 @@ def check_config(config: Any, source: TensorSource) -> None:
     """
     from transformers import AutoModel
 
-    check_modules(config, source.origin, _MOST_MODULES)
-    with torch.device("meta"):
+    with torch.device("meta"), few_modules(source.origin, _MOST_MODULES):
         network = AutoModel.from_config(config, trust_remote_code=False)
     needed = sum(p.numel() for p in network.parameters())
     held = sum(info.elements for info in source.infos)

@@ -8,8 +8,11 @@ own conversion mapping says how (``transformers.conversion_mapping``, since vers
 from __future__ import annotations
 
 import inspect
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +20,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from explorer.cached import cached_property
+from explorer.progress import StoppedError, checkpoint
 from explorer.sources.base import SourceError, first_line
 
 MOST_MODULES = 200_000
@@ -35,6 +40,8 @@ _PREFERRED = (
     "AutoModelForSpeechSeq2Seq",
     "AutoModelForMaskedLM",
 )
+_COUNTED = re.compile(r"depth|label|indices|kernel_size|blocks|stages")
+"""Names of values that count what is built, or the entries of a list."""
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _OUTDATED = ("AutoModelWithLMHead", "AutoModelForVision2Seq")
 
@@ -271,6 +278,8 @@ def config_of(folder: Path) -> Any | None:
     ``SourceError`` for one with values that its kind does not take."""
     from transformers import AutoConfig
 
+    with suppress(ValueError, OSError):  # AutoConfig says what is wrong
+        check_counts(json.loads((folder / "config.json").read_bytes()), folder.name, MOST_MODULES)
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except (ValueError, KeyError, OSError):
@@ -289,11 +298,12 @@ def skeleton_of(folder: Path) -> Skeleton | None:
     config = config_of(folder)
     if config is None:
         return None
-    check_modules(config, folder.name, MOST_MODULES)
     auto = auto_class(config)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), few_modules(folder.name, MOST_MODULES):
             network = class_of(config, auto)(config)
+    except (SourceError, StoppedError):
+        raise
     except Exception as error:  # transformers raises whatever a configuration makes it raise
         raise SourceError(
             f"{folder.name}: transformers cannot build its network: {first_line(error)}"
@@ -301,22 +311,55 @@ def skeleton_of(folder: Path) -> Skeleton | None:
     return Skeleton(network.eval(), auto)
 
 
-def check_modules(config: Any, origin: str, most: int) -> None:
-    """``SourceError`` if ``config`` makes transformers build too many modules: more than ``most`` layers
-    times experts. A network is built without memory for its weights; this is checked before that."""
-    counts = {"layer": 1, "expert": 1}
-    waiting: list[Mapping[str, Any]] = [config.to_dict()]
+def check_counts(config: Any, origin: str, most: int) -> None:
+    """``SourceError`` if the values of a config.json make transformers build more than ``most`` of what they
+    count: layers times experts, blocks or labels. It makes lists of as many as it reads the file. Nor may a
+    value name code of the Hub, which is what "owner/name" is for transformers as an implementation."""
+    layers, experts, others = 1, 1, 0
+    waiting: list[Mapping[str, Any]] = [config] if isinstance(config, Mapping) else []
     while waiting:
         for key, value in waiting.pop().items():
             if isinstance(value, Mapping):
                 waiting.append(value)
-            for word in counts:
-                if word in str(key) and type(value) is int:
-                    counts[word] = max(counts[word], value)
-    if (modules := counts["layer"] * counts["expert"]) > most:
+            elif isinstance(value, str) and "implementation" in key and "/" in value:
+                raise SourceError(f"{origin}: its config asks for code of the Hub, {value}, as {key}")
+            parts = value if isinstance(value, list) else [value]
+            count = max(sum(n for n in parts if type(n) in (int, float)), 0)
+            if "layer" in key:
+                layers = max(layers, count)
+            elif "expert" in key:
+                experts = max(experts, count)
+            elif _COUNTED.search(key):
+                others = max(others, count)
+    if not layers * experts <= most >= others:
+        counted = layers * experts if others <= most else others
         raise SourceError(
-            f"{origin}: its config asks for {modules:,} layers times experts; accepted are up to {most:,}"
+            f"{origin}: its config asks for {counted:,.0f} layers times experts, blocks or labels; accepted "
+            f"are up to {most:,}"
         )
+
+
+@contextmanager
+def few_modules(origin: str, most: int) -> Iterator[None]:
+    """Inside, this thread builds networks of ``most`` modules, and stops as the work does; ``SourceError``
+    beyond. Without memory for its weights, a module takes 2 kB."""
+    builder, count = threading.get_ident(), 0
+
+    def one_more(*_: object) -> None:
+        nonlocal count
+        if threading.get_ident() != builder:
+            return
+        count += 1
+        if count % 100 == 0:
+            checkpoint()
+        if count > most:
+            raise SourceError(f"{origin}: its network has more than {most:,} modules")
+
+    hook = register_module_module_registration_hook(one_more)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def class_of(config: Any, auto: str) -> Callable[[Any], nn.Module]:

@@ -16,9 +16,12 @@ import pytest
 import torch
 from lying_hub import Answer, LyingHub, body, info, named, ranged, serve
 from safetensors.torch import save
+from torch import nn
 
 from explorer import SourceError
+from explorer.models import capture, skeleton
 from explorer.models.capture import load_model
+from explorer.progress import StoppedError, stoppable
 from explorer.sources import fetched
 from explorer.sources.fetched import fetch_model
 from explorer.sources.models import HubModel
@@ -79,6 +82,10 @@ CONFIGS: list[tuple[object, str]] = [
     (CONFIG | {"num_hidden_layers": 60}, "would be random"),
     (CONFIG | {"num_hidden_layers": 10**9}, "layers times experts"),
     (CONFIG | {"text_config": {"n_layer": 10**9}}, "layers times experts"),
+    (CONFIG | {"num_labels": 10**9}, "blocks or labels"),  # of which transformers makes lists
+    (CONFIG | {"vision_config": {"depth": 50_000}}, "blocks or labels"),
+    (CONFIG | {"depths": [9_000] * 3}, "blocks or labels"),
+    (CONFIG | {"attn_implementation": "owner/kernel"}, "code of the Hub, owner/kernel"),
     (CONFIG | {"model_type": "nonsense"}, "could not be loaded"),
     ([], "could not be loaded"),
 ]
@@ -94,6 +101,27 @@ def test_a_config_that_asks_for_more_than_there_is(endpoint: Callable[[LyingHub]
             endpoint(hub)
             with pytest.raises(SourceError, match=words):
                 load_model("a/b", limits=LIMITS)
+
+
+def test_a_network_is_built_of_few_modules(
+    endpoint: Callable[[LyingHub], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a config calls their number; and it can be stopped meanwhile. Other packages are not asked to
+    quantize what is loaded."""
+    coded = CONFIG | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    with serve(answers(weights(), coded)) as hub:
+        endpoint(hub)
+        model = load_model("a/b", limits=LIMITS)
+        assert {parameter.dtype for parameter in model.network.parameters()} == {torch.float32}
+        monkeypatch.setattr(capture, "_MOST_MODULES", 20)
+        with pytest.raises(SourceError, match="more than 20 modules"):
+            load_model("a/b", limits=LIMITS)
+
+    def stop() -> None:
+        raise StoppedError("the visitor has left")
+
+    with pytest.raises(StoppedError), stoppable(stop), skeleton.few_modules("x", 10**6), capture.loading("x"):
+        nn.Sequential(*(nn.Identity() for _ in range(100)))
 
 
 def test_a_model_beyond_the_limit_is_not_begun() -> None:

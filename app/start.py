@@ -102,6 +102,7 @@ def end(code: int = 0) -> NoReturn:
     process does."""
     for number in {signal.SIGINT, *ENDING}:
         signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(1e-5)  # to remove a file asks for Python's lock several times
     uploads.remove_store()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -71,6 +71,10 @@ VALUES_OF = "explorer.values"
 """Key of a request's values in its scope, for who answers it: they are parsed once."""
 
 
+REQUESTS = "explorer.requests"
+"""Key of the allowance of requests in a scope."""
+
+
 class TooMuchError(Exception):
     """A request that is refused: status, the sentence for the visitor, and the seconds after which asking
     again may help (0: it will not)."""
@@ -93,6 +97,7 @@ class Paced:
         self._requests = Allowance(REQUESTS_AT_ONCE, REQUESTS_A_SECOND)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[REQUESTS] = self._requests
         if scope["type"] == "http" and (too_fast := await self._paced(scope)) is not None:
             await _refuse(too_fast, scope, _Body(receive), send)
         elif limits.current().hosted:
@@ -238,7 +243,7 @@ async def _refuse(refused: TooMuchError, scope: Scope, body: _Body, send: Send) 
     async def last(message: Message) -> None:
         await send({**message, "more_body": True} if message["type"] == ENDS else message)
         if message["type"] == ENDS:
-            await body.read_on()
+            await body.read_on(scope)
             await send({"type": ENDS})
 
     await refused.answer()(scope, body, last)
@@ -255,13 +260,25 @@ class _Body:
         self._ended = not message.get("more_body", False)
         return message
 
-    async def read_on(self) -> None:
-        """Read what still comes, for ``LINGER_SECONDS`` at most. A connection that is closed with unread
-        bytes is reset, and its client never reads the answer."""
-        with suppress(TimeoutError):
+    async def read_on(self, scope: Scope) -> None:
+        """Read what still comes, for ``LINGER_SECONDS`` at most, of few requests of one address. A connection
+        that is closed with unread bytes is reset, and its client never reads the answer."""
+        who = address_of(scope)
+        if _read_on[who] >= READ_ON:
+            return
+        with counted(_read_on, who), suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
-                while not self._ended:
+                while not self._ended and not _seconds_left(scope):
                     await self()
+
+
+def _seconds_left(scope: Scope) -> float:
+    """Seconds until the address of a request to a public page may make one again; what is read of requests on
+    their way counts as requests."""
+    requests: Allowance | None = scope.get(REQUESTS)
+    if requests is None or not limits.current().hosted:
+        return 0.0
+    return requests.seconds_until(address_of(scope))
 
 
 def _unreadable(scope: Scope) -> TooMuchError | None:
@@ -313,8 +330,9 @@ STALLED_SECONDS = 30.0
 FILES = 16
 """Maximum number of files in one upload; the page sends one."""
 ENDS = "http.response.body"
-LINGER_SECONDS = 10.0
-"""The longest that a refused request is read on."""
+LINGER_SECONDS, READ_ON = 10.0, 8
+"""The longest that a refused request is read on, and how many of one address are at once."""
+_read_on: Counter[str] = Counter()
 
 
 @asynccontextmanager
@@ -379,7 +397,7 @@ def _checked_form(scope: Scope, receive: Receive, upload: uploads.Upload) -> Rec
         began = thread_time()
         fields.add(part.get("body", b""))
         SECONDS.use(who, 2 * (thread_time() - began))  # Gradio reads it again
-        while has_had(who):
+        while has_had(who) or _seconds_left(scope):
             await asyncio.sleep(_PAUSE_SECONDS)
         return part
 

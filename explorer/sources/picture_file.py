@@ -47,6 +47,9 @@ _MOST_SCANS = 100
 ten or so."""
 _MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd8]")
 """Start of a segment of a JPEG: not a stuffed 255, a restart or a start."""
+_FILL = re.compile(rb"\xff+(?=\xff)")
+_PIECE = 1 << 20
+"""Bytes that are looked through at once."""
 _SCAN, _END = b"\xda", b"\xd9"
 _OF_PIXELS = {
     "PNG": {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"fdAT"},
@@ -103,12 +106,49 @@ def _chunks(data: bytearray) -> Iterator[tuple[bytes, int, int, int]]:
 
 
 def _segments(data: bytearray) -> Iterator[tuple[bytes, int, int, int]]:
-    """The segments of a JPEG (ITU-T T.81, B.1) up to its end: the second byte of the marker, and as for
+    """The segments of a JPEG (ITU-T T.81, B.1), its end the last: the second byte of the marker, and as for
     ``_chunks``."""
-    at = 0
-    while (found := _MARKER.search(data, at)) and (name := found[0][1:]) != _END:
-        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
-        yield name, found.start(), found.end() + 2, at
+    at, name = 0, b""
+    while name != _END and (found := _next_marker(data, at)):
+        name, at = found[0][1:], found.end()
+        if name != _END:
+            at += int.from_bytes(data[at : at + 2])
+        yield name, found.start(), min(found.end() + 2, at), at
+
+
+def _next_marker(data: bytearray, at: int) -> re.Match[bytes] | None:
+    for start in range(at, len(data), _PIECE):
+        checkpoint()
+        if found := _MARKER.search(data, start, start + _PIECE + 1):
+            return found
+    return None
+
+
+def _unfilled(data: bytearray) -> bytearray:
+    """A JPEG up to its end, without the 255s that may fill it between segments and within what is coded. Of
+    a run of them Pillow copies all that it has read of the rest, for each 64 kB again."""
+    kept, at = bytearray(), 0
+    for name, start, _, stop in _segments(data):
+        _add_between(kept, data, at, start)
+        kept += data[start:stop]
+        at = stop
+        if name == _END:
+            return kept
+    _add_between(kept, data, at, len(data))
+    return kept
+
+
+def _add_between(kept: bytearray, data: bytearray, start: int, stop: int) -> None:
+    """Add what lies between two segments; a run of 255s at its end is of the second one's marker."""
+    waits = False
+    for place in range(start, stop, _PIECE):
+        checkpoint()
+        piece = data[place : min(place + _PIECE, stop)]
+        if waits and not piece.startswith(b"\xff"):
+            kept += b"\xff"
+        bare = piece.rstrip(b"\xff")
+        waits = len(bare) < len(piece)
+        kept += _FILL.sub(b"", bare)
 
 
 def _parted(data: bytearray, kind: str, origin: str) -> tuple[_Fed, int]:
@@ -146,8 +186,10 @@ def _orientation(exif: bytearray) -> int:
 
 def _decoded(data: bytearray, kind: str, origin: str, limits: SourceLimits) -> tuple[np.ndarray, int]:
     """Decode to uint8 or uint16 [rows, columns]; second, the bits of a value."""
-    file, turned = _parted(data, kind, origin)
+    file, turned = _parted(_unfilled(data) if kind == "JPEG" else data, kind, origin)
     image = _opened(file, kind, origin, limits)
+    if len(file.getbuffer()) > 4 * image.width * image.height + _SPARE:
+        raise SourceError(f"{origin} has more bytes than its {image.width:,} × {image.height:,} pixels need")
     from PIL import ImageOps
 
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,3 +116,37 @@ def test_a_request_that_takes_long_counts_as_several(monkeypatch: pytest.MonkeyP
     steps = (9_000 - 1 - paced._requests.left("192.0.2.1")) * guard.A_REQUEST_SECONDS
     assert steps == pytest.approx(round(steps)) and steps >= 2
     assert paced._requests.left("192.0.2.2") == 9_000
+
+
+def test_what_is_on_its_way_waits_as_requests_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads of false boundaries took half of the thread that reads all requests, for minutes; and refused
+    requests were read on without end, five hundred at once."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    clock, pieces = Clock(), list[str]()
+
+    async def sleep(seconds: float) -> None:
+        pieces.append("waits")
+        clock.now += 1
+
+    async def receive() -> Any:
+        pieces.append("read")
+        return {"type": "http.request", "body": b"", "more_body": True}
+
+    monkeypatch.setattr(guard, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
+    monkeypatch.setattr(guard, "has_had", lambda who: False)
+    kind = [(b"content-type", b"multipart/form-data; boundary=b")]
+    scope = a_post("/gradio_api/upload", headers=kind, client=("192.0.2.1", 1))
+    scope[guard.REQUESTS] = requests = Allowance(5, 1, clock)
+    upload: Any = SimpleNamespace(add=lambda size: True)
+    read = guard._checked_form(scope, receive, upload)
+    for used, waits in ((3, 0), (5, 3), (0, 0)):
+        pieces.clear()
+        requests.use("192.0.2.1", used)
+        loops.run(asyncio.run, read())
+        assert pieces == ["read", *["waits"] * waits]
+    requests.use("192.0.2.1", 9)
+    loops.run(asyncio.run, guard._Body(receive).read_on(scope))
+    clock.now += 99
+    monkeypatch.setattr(guard, "_read_on", Counter({"192.0.2.1": guard.READ_ON}))
+    loops.run(asyncio.run, guard._Body(receive).read_on(scope))
+    assert pieces == ["read"], "neither of who has made too many requests, nor of many at once"

@@ -32,6 +32,7 @@ from app.serving.cores import SECONDS, Metered, has_had
 from app.serving.kept import SILENCE
 from app.serving.listeners import counted, listening, session_of
 from app.serving.measure import REFUSED
+from app.serving.sessions import CurrentRequest, answering
 from app.serving.visitors import address_of, note_proxies, of_another_site
 from app.serving.waiting import next_turn, take_turns
 
@@ -214,7 +215,8 @@ class Guard:
                     SILENCE.broken(_queue(scope), session)
                     place.callback(take_turns, _queue(scope))  # by then its place is one of the queue's
                     place.enter_context(_place_in_share(scope))
-                await self.app(scope, checked, sent)
+                with answering(CurrentRequest(address=address_of(scope))):
+                    await self.app(scope, checked, sent)
         except ClientDisconnect:
             return  # a body that was broken off: nobody reads an answer
         except TooMuchError as refused:

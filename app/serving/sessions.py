@@ -6,6 +6,7 @@ does not need: its URL holds the view.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -87,8 +88,26 @@ class Sessions(StateHolder):
 
 
 class Unread(LRUCache[str, Any]):
-    """Answers by session. As a stream is closed, Gradio deletes those of its session, where another stream
-    may have done so, and fails before it ends the stream's task."""
+    """Answers by session; beyond ``max_size``, the oldest session of the address with the most is forgotten.
+
+    As a stream is closed, Gradio deletes those of its session, where another stream may have done so, and
+    fails before it ends the stream's task.
+    """
+
+    def __init__(self, max_size: int) -> None:
+        super().__init__(max_size)
+        self._addresses: dict[str, str] = {}
+        """By session: whose request made it. Those of sessions that are gone remain until it is full."""
+
+    def __setitem__(self, session: str, answers: Any) -> None:
+        if session not in self:
+            if len(self) >= self.max_size or len(self._addresses) > 2 * self.max_size:
+                self._addresses = {one: self._addresses.get(one, "") for one in self}
+            if len(self) >= self.max_size:
+                ((most, _),) = Counter(self._addresses.values()).most_common(1)
+                del self[next(one for one, address in self._addresses.items() if address == most)]
+            self._addresses[session] = current_request().address
+        super().__setitem__(session, answers)
 
     def __delitem__(self, session: str) -> None:
         if session in self:

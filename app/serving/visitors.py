@@ -73,8 +73,8 @@ def of_another_site(scope: Scope) -> bool:
 
 def note_proxies(scope: Scope) -> None:
     """Take the limits of a hosted page from the first request on that came through a proxy or from another
-    machine, unless ``EXPLORER_HOSTED`` has decided. A request of
-    another site, or to an address that is not served, decides nothing."""
+    machine, unless ``EXPLORER_HOSTED`` has decided. A request of another site, or to an address that is not
+    served, decides nothing."""
     if not limits.current().hosted:
         headers = Headers(scope=scope)
         for name in FORWARDED:

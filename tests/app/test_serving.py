@@ -701,6 +701,19 @@ def test_a_form_may_come_in_pieces(client: TestClient) -> None:
         assert answer.status_code == 200, (cut, answer.text)
 
 
+def test_one_address_pushes_out_no_others_answers(
+    client: TestClient, release: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two thousand short requests of one, each of a session of its own, ended another visitor's run: Gradio
+    keeps the answers of so many sessions."""
+    monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    monkeypatch.setattr(queue_of(client).pending_messages_per_session, "max_size", 3)
+    for session in ("mine", "a", "b", "c", "d"):
+        who = {"x-forwarded-for": f"192.0.2.{session == 'mine'}"}
+        assert join(client, session, "x", headers=who).status_code == 200
+    assert [*queue_of(client).pending_messages_per_session] == ["mine", "c", "d"]
+
+
 def test_a_visitor_has_a_share_of_the_queue(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many sessions one address opens, and at once, the next visitor still gets in. What runs is of
     the share as well."""

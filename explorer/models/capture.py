@@ -166,12 +166,15 @@ def loading(where: str) -> Iterator[None]:
 
 
 def check_config(config: Any, source: TensorSource) -> None:
-    """``SourceError`` if ``config`` describes a network with more weights than ``source`` holds.
+    """``SourceError`` if ``config`` describes a network that reads no text, or one with more weights than
+    ``source`` holds.
 
     A network is built without memory for its weights; one of too many layers is refused before that.
     """
     from transformers import AutoModel
 
+    if not getattr(config.get_text_config(), "vocab_size", None):  # of images, which may take long to build
+        raise SourceError(f"{source.origin} reads no text: its config has no vocab_size")
     with torch.device("meta"), few_modules(source.origin, _MOST_MODULES):
         network = AutoModel.from_config(config, trust_remote_code=False)
     needed = sum(p.numel() for p in network.parameters())

@@ -40,7 +40,7 @@ _PREFERRED = (
     "AutoModelForSpeechSeq2Seq",
     "AutoModelForMaskedLM",
 )
-_COUNTED = re.compile(r"depth|label|indices|kernel_size|blocks|stages")
+_COUNTED = re.compile(r"depth|label|class|indices|kernel_size|blocks|stages")
 """Names of values that count what is built, or the entries of a list."""
 _EXPERT = re.compile(r"\.experts\.\d+\.")
 _OUTDATED = ("AutoModelWithLMHead", "AutoModelForVision2Seq")

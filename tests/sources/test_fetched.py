@@ -82,6 +82,8 @@ CONFIGS: list[tuple[object, str]] = [
     (CONFIG | {"num_hidden_layers": 60}, "would be random"),
     (CONFIG | {"num_hidden_layers": 10**9}, "layers times experts"),
     (CONFIG | {"text_config": {"n_layer": 10**9}}, "layers times experts"),
+    ({"model_type": "levit", "image_size": 10**5}, "reads no text"),  # built in minutes
+    (CONFIG | {"backbone_config": {"num_classes": 10**9}}, "blocks or labels"),
     (CONFIG | {"num_labels": 10**9}, "blocks or labels"),  # of which transformers makes lists
     (CONFIG | {"vision_config": {"depth": 50_000}}, "blocks or labels"),
     (CONFIG | {"depths": [9_000] * 3}, "blocks or labels"),

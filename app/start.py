@@ -55,7 +55,7 @@ def serve(port: int, file: Path | None = None, open_browser: bool = False) -> No
     a share link that was asked for could not be made.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    for chatty in ("httpx", "httpcore"):
+    for chatty in ("httpx", "httpcore", "httpx2", "httpcore2"):  # a line for each request to the Hub
         logging.getLogger(chatty).setLevel(logging.WARNING)
     hide_words_of_torchao()
     allowed = limits.current()

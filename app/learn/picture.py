@@ -7,6 +7,7 @@ quantized once and kept; the enlarged cuts are cuts of these.
 from __future__ import annotations
 
 import base64
+import threading
 from dataclasses import dataclass
 from functools import cache
 
@@ -31,6 +32,7 @@ ROWS, COLUMNS = 600, 512
 CUT = Cut(160, 192, 40, 64)
 """An eye behind glasses: bright and dark within one block."""
 KEPT_SECONDS = 3600
+_DRAWING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ def drawn(name: str) -> bytes:
 def answer(request: Request) -> Response:
     """Answer with a picture of the section; with 404 for any other."""
     try:
-        picture_bytes = drawn(request.path_params["name"])
+        with _DRAWING:  # who asks for it meanwhile waits, and does not draw it as well
+            picture_bytes = drawn(request.path_params["name"])
     except KeyError:
         return addresses.unknown()
     kept = {"cache-control": f"public, max-age={KEPT_SECONDS}"}

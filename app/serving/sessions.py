@@ -6,6 +6,7 @@ does not need: its URL holds the view.
 
 from __future__ import annotations
 
+from asyncio import Queue as AsyncQueue
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -108,6 +109,10 @@ class Unread(LRUCache[str, Any]):
                 del self[next(one for one, address in self._addresses.items() if address == most)]
             self._addresses[session] = current_request().address
         super().__setitem__(session, answers)
+
+    def __missing__(self, session: str) -> AsyncQueue[Any]:
+        """Where the answers of a run go whose session was forgotten: Gradio would fail with a traceback."""
+        return AsyncQueue()
 
     def __delitem__(self, session: str) -> None:
         if session in self:

@@ -20,6 +20,7 @@ from explorer.figures.style import (
     legend_below,
     marker_look,
     note,
+    shown_text,
 )
 from explorer.models.kinds import kind_of
 
@@ -49,7 +50,7 @@ def depth_figure(layers: Sequence[LayerDiff], name: str) -> go.Figure:
         }
         told = [[layer.name, layer.kind, layer.outlier or layer.note] for layer in members]
         color = SERIES[number % len(SERIES)]
-        add_line(fig, role, *at, color, _HOVER, width=1, customdata=told, **look)
+        add_line(fig, shown_text(role), *at, color, _HOVER, width=1, customdata=told, **look)
     outliers = [layer for layer in changed if layer.outlier]
     if outliers:
         at = [places[layer.name] for layer in outliers], [layer.sqnr_db for layer in outliers]

@@ -260,7 +260,12 @@ def caption(label: str, most: int = 26) -> str:
 
 def wrapped(label: str, width: int = 22) -> str:
     """Return ``label`` in lines of about ``width`` letters, so that a phone keeps room for the plot."""
-    return "<br>".join(textwrap.wrap(html.escape(label, quote=False), width))
+    return "<br>".join(textwrap.wrap(shown_text(label), width))
+
+
+def shown_text(text: str) -> str:
+    """Return ``text`` for plotly, which takes some tags of HTML for markup."""
+    return html.escape(text, quote=False)
 
 
 def file_name(text: str) -> str:

@@ -39,6 +39,7 @@ from explorer.figures.style import (
     note,
     numbered,
     panel_title,
+    shown_text,
     stacked,
 )
 from explorer.schemes.scheme import label_of_text
@@ -70,7 +71,8 @@ HATCHES = ("", "/", "x", ".", "-")
 
 
 def layer_label(layer: Layer) -> str:
-    """Return a layer in a few words: "3 · value", or its name if it contains neither depth nor kind."""
+    """Return a layer in a few words: "3 · value", or its name if it contains neither depth nor kind. Of a
+    survey's file, it may be markup, which plotly would show: ``shown_text``."""
     if layer.depth is None or layer.kind == "other":
         return layer.name
     return f"{layer.depth} · {layer.kind}"
@@ -181,7 +183,7 @@ def _rows_of_layers(costs: _Costs, chosen: Mapping[str, str], name: str, label: 
             _cost_map(fig, codes[order], costs.cost[order], names, costs, bool(relative), visible)
         at = [(costs.schemes.index(chosen[n]), y) for y, n in enumerate(names) if n in chosen]
         _choices(fig, at, visible=visible)
-    labels = [[caption(layer_label(costs.layers[row]), 22) for row in order] for order in orders]
+    labels = [[shown_text(caption(layer_label(costs.layers[row]), 22)) for row in order] for order in orders]
     small = {"showgrid": False, "tickfont": {"size": 10}}
     fig.update_yaxes(tickvals=natural, ticktext=labels[0], range=[count - 0.5, -0.5], **small)
     places, ends = list(range(len(costs.schemes))), [-0.5, len(costs.schemes) - 0.5]
@@ -452,7 +454,7 @@ def _add_measured(fig: go.Figure, points: Sequence[LossPoint], across: Any, symb
         [one.loss for one in points],
         marker_look(colour, 8, symbol, 1.5),
         f"%{{text}}<br>{hover}",
-        text=[one.name for one in points],
+        text=[shown_text(one.name) for one in points],
         error_y={
             "array": [(one.high or one.loss) - one.loss for one in points],
             "arrayminus": [one.loss - (one.low or one.loss) for one in points],
@@ -539,7 +541,7 @@ def strip_figure(survey: Survey, choice: Choice) -> go.Figure:
                 "pattern": {"shape": HATCHES[methods.index(method) % len(HATCHES)]},
             },
             customdata=[[layer.name, scheme] for _, layer in own],
-            text=[layer_label(layer) for _, layer in own],
+            text=[shown_text(layer_label(layer)) for _, layer in own],
             textangle=-90,
             insidetextanchor="middle",
             hovertemplate="%{customdata[0]}<br>%{fullData.name}" + EXTRA,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from explorer.figures.survey import budget_figure, heat_figure
+from explorer.figures.survey import budget_figure, heat_figure, strip_figure
 from explorer.models import files
 from explorer.models.files import matches
 from explorer.progress import stoppable
@@ -278,6 +278,27 @@ def test_a_map_of_layers_is_drawn_whatever_their_number(
     head = dataclasses.replace(made_up.head, schemes=kept, signals=("weight",))
     drawn = heat_figure(Survey(head, tuple(layers)), "weight")
     assert sum(len(trace.z) * len(trace.z[0]) for trace in drawn.data if trace.type == "heatmap") >= count
+
+
+@pytest.mark.parametrize("depth", [None, 0])
+def test_names_of_layers_are_no_markup(made_up: Survey, depth: int | None) -> None:
+    """plotly takes some tags: a survey's file put links to other sites into the page."""
+    marked = [
+        dataclasses.replace(layer, name=f'<a href="//{i}.yz">A</a>', depth=depth, kind=f"<b>{i % 2}</b>")
+        for i, layer in enumerate(made_up.layers)
+    ]
+    survey = Survey(made_up.head, tuple(marked))
+    choice = frontier(survey).at(4.5)
+    signal = made_up.head.signals[0]
+    for drawn in (heat_figure(survey, signal, choice), strip_figure(survey, choice)):
+        for trace in drawn.data:
+            trace.customdata = trace.meta = None  # what a click tells, and hovering shows
+        text = drawn.to_json()
+        assert (
+            "&lt;" in text.replace("\\u003c", "<")
+            and "\\u003ca " not in text
+            and "\\u003cb\\u003e" not in text
+        )
 
 
 def test_families_do_not_mix(made_up: Survey) -> None:

@@ -106,7 +106,7 @@ def report_layer(model: str, layer: str, schemes: str, revision: str = "") -> li
 def _reports(chosen: Selection, schemes: str) -> list[dict[str, Any]]:
     wanted = schemes_of(schemes.split(","))
     values = matrix_of(chosen).values
-    with room(bytes_of(values)):
+    with room(bytes_of(values, wanted)):
         rows = mark_frontier(locked_steps(compare_schemes(values, wanted)))
     return [comparison_record(row) for row in rows]
 

@@ -190,7 +190,7 @@ def run(query: Query) -> Iterator[Shown]:
     layer = LayerData(*found, here if own else None)
     check_cost(methods, layer.weight)
     of_inputs = Scheme.parse(INPUTS.of(query)) if INPUTS.of(query) else None
-    with room(bytes_of(layer.weight, methods)):
+    with room(bytes_of(layer.weight, methods=methods)):
         yield from _outcomes(layer, methods, list(dict.fromkeys(schemes))[:MOST_SCHEMES], of_inputs, here)
 
 

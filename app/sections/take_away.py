@@ -193,7 +193,7 @@ def _composed(chosen: Selection, matrix: Matrix, more: More) -> Callable[[Progre
     source = _place(chosen) | _inputs_place(chosen)
 
     def compose(progress: Progress) -> Content:
-        with gpu_lock(bytes_of(matrix.values)):
+        with gpu_lock(bytes_of(matrix.values, [recipe.scheme for recipe in pairs])):
             found = replace(more, analyses=tuple(pairs.values()))
             return tensor_report(matrix, list(pairs), source, found, progress)
 

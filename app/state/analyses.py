@@ -278,10 +278,10 @@ def _analysis_of(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Pr
 
 def _analyse(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progress | None) -> Analysis:
     if not recipe.method:
-        with gpu_lock(bytes_of(matrix.values)):
+        with gpu_lock(bytes_of(matrix.values, [recipe.scheme])):
             return analyse_anywhere(matrix.values, recipe.scheme, lambda: _own_values(chosen, matrix))
     layer = _LAYERS.get(_key(chosen, recipe), lambda: _repair(chosen, matrix, recipe, progress))
-    with gpu_lock(bytes_of(matrix.values)):
+    with gpu_lock(bytes_of(matrix.values, [recipe.scheme])):
         return analyse_layer(matrix.values.float().to(layer.q.packed.device), layer, recipe.method)
 
 
@@ -302,6 +302,6 @@ def _repair(chosen: Selection, matrix: Matrix, recipe: Recipe, progress: Progres
             f"the first {matrix.values.shape[0]:,} rows are shown here"
         )
     check_cost([recipe.method], w)
-    with gpu_lock(bytes_of(w, [recipe.method])):
+    with gpu_lock(bytes_of(w, methods=[recipe.method])):
         layer = apply(recipe.method, w, recipe.scheme, halves(x)[0], progress)
     return dataclasses.replace(layer, snapshots=None)

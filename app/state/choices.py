@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
@@ -41,15 +42,18 @@ def schemes_of(texts: Sequence[str]) -> list[Scheme]:
     return list({str(scheme): scheme for scheme in map(Scheme.parse, once)}.values())
 
 
-OF_ANALYSIS = 24
-"""Bytes that an analysis takes for each value, measured on the CPU with 4096 × 4096."""
+OF_ANALYSIS, OF_A_BLOCK = 24, 80
+"""Bytes that an analysis takes for each value and for each block, measured on the CPU with 4096 × 4096."""
 
 
-def bytes_of(values: Tensor, methods: Sequence[str] = ()) -> int:
-    """Memory that work on a matrix [N, K] takes: its analysis under a scheme, or ``methods``, whose part was
-    measured likewise. One that factors the inputs' Hessian does so for several dampings at once."""
+def bytes_of(values: Tensor, schemes: Iterable[Scheme] = (), methods: Sequence[str] = ()) -> int:
+    """Memory that work on a matrix [N, K] takes: its analysis under one of ``schemes`` after the other, or
+    ``methods``, whose part was measured likewise. One that factors the inputs' Hessian does so for several
+    dampings at once."""
     if not methods:
-        return OF_ANALYSIS * values.numel()
+        shape = values.shape[0], values.shape[1]
+        blocks = max((math.prod(one.grid(shape)) for one in schemes if one.scale is not None), default=0)
+        return OF_ANALYSIS * values.numel() + OF_A_BLOCK * blocks
     solves = any(method.solves for name in methods for method in names_in(name))
     return max(8 * 5 * values.numel(), 8 * 12 * values.shape[-1] ** 2 * solves)
 

@@ -25,7 +25,7 @@ from app.state import analyses, choices, layers, models
 from app.state.query import Query
 from app.state.record import Record, next_record
 from app.state.visits import visit
-from explorer import load_matrix
+from explorer import Scheme, load_matrix
 from explorer.methods import COMBINATIONS, METHODS
 from explorer.methods.files import load_layer
 from explorer.progress import StoppedError, stoppable
@@ -294,3 +294,16 @@ def test_a_wide_layer_is_measured_on_fewer_tokens(
     monkeypatch.setattr(limits, "current", lambda: dataclasses.replace(limits.LOCAL, product_elements=1280))
     _, w, x = layers.chosen_layer("file", "", small_file["of_file"], None, None)
     assert w.shape == (48, 128) and x.shape == (10, 128)
+
+
+def test_small_blocks_have_more_room() -> None:
+    """With a scale for each value an analysis took four times what was booked for it."""
+    values = torch.zeros(1).expand(4096, 4096)
+    texts = (
+        "int4_group128",
+        "int4~1x1~asymmetric~float32~minmax",
+        "int4~flat1~asymmetric~float32~minmax",
+        "bf16",
+    )
+    wide, fine, flat, none = (choices.bytes_of(values, [Scheme.parse(text)]) for text in texts)
+    assert none < wide < 1.03 * none and fine == flat > 4 * none

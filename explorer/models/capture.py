@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from explorer.export.files import write_tensors
 from explorer.models.skeleton import auto_class, check_counts, few_modules
 from explorer.models.texts import AnyTexts, texts_of, token_sequences
+from explorer.models.trial import try_out
 from explorer.progress import Progress, StoppedError, checkpoint
 from explorer.sources.base import SourceError, TensorSource, first_line
 from explorer.sources.coded import CONFIG, SETTINGS, as_in_network, stored_dtype
@@ -96,6 +97,8 @@ def load_model(
     with loading(where):
         stated = source.config() if folder is None else json.loads((folder / CONFIG).read_bytes())
         check_counts(stated, source.origin, _MOST_MODULES)
+        if folder is not None and not limits.folders:
+            try_out(folder, where)
         config = AutoConfig.from_pretrained(name, **options)
         check_config(config, source)
         causal = head and is_causal(config)

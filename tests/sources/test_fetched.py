@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import nn
 
 from explorer import SourceError
-from explorer.models import capture, skeleton
+from explorer.models import capture, skeleton, trial
 from explorer.models.capture import load_model
 from explorer.progress import StoppedError, stoppable
 from explorer.sources import fetched
@@ -63,7 +63,8 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Callable[[LyingHub], None]:
-    """Make a stand-in the Hub of this process."""
+    """Make a stand-in the Hub of this process. Its models are not tried out, which takes seconds for each."""
+    monkeypatch.setattr(capture, "try_out", lambda *_: None)
     return lambda hub: monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
 
 
@@ -176,3 +177,30 @@ def test_a_fetch_under_way_is_not_deleted_by_another(tmp_path: Path) -> None:
     os.utime(left, (0, 0))
     fetched._make_room(tmp_path, 0)
     assert [folder.name for folder in tmp_path.iterdir()] == ["part-a"]
+
+
+def test_a_strangers_model_is_tried_out_first(
+    endpoint: Callable[[LyingHub], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process with bounds, once: a config of a hundred bytes made a thread that never ended, or a list
+    of gigabytes, and a tokenizer kept everybody waiting for 5 s."""
+    monkeypatch.setattr(trial, "_ANSWERS", answers_of := trial.OrderedDict[str, str]())
+    endless = {"model_type": "gpt_neo", "attention_types": [[["global"], 10**12]], "vocab_size": 10}
+    with serve(answers(weights(), endless)) as hub:
+        endpoint(hub)
+        monkeypatch.setattr(capture, "try_out", trial.try_out)
+        with pytest.raises(SourceError, match="takes more than 8 s or 1 GiB"):
+            load_model("a/b", limits=LIMITS)
+        with monkeypatch.context() as patch, pytest.raises(SourceError, match="takes more than"):
+            patch.setattr(trial, "_tried", None)
+            load_model("a/b", limits=LIMITS)
+    answers_of.clear()
+    with serve(answers(weights())) as hub:
+        endpoint(hub)
+        monkeypatch.setattr(capture, "try_out", trial.try_out)
+        load_model("a/b", limits=LIMITS)
+        assert [*answers_of.values()] == [""]
+        answers_of.clear()
+        monkeypatch.setattr(trial, "TOKENIZER_SECONDS", -1)
+        with pytest.raises(SourceError, match="its tokenizer takes"):
+            load_model("a/b", limits=LIMITS)

@@ -11,7 +11,7 @@ from explorer.core.backend import work_device
 from explorer.models.capture import Model, load_model
 from explorer.sources.models import folder_stamp
 
-_MODELS = Memo[Model](4 << 30)
+_MODELS = Memo[Model](1 << 30)
 
 
 def runnable_model(where: str, head: bool = False, revision: str = "") -> Model:

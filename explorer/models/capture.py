@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from explorer.export.files import write_tensors
 from explorer.models.skeleton import auto_class, check_counts, few_modules
 from explorer.models.texts import AnyTexts, texts_of, token_sequences
-from explorer.models.trial import try_out
+from explorer.models.trial import MOST_MODULES, try_out
 from explorer.progress import Progress, StoppedError, checkpoint
 from explorer.sources.base import SourceError, TensorSource, first_line
 from explorer.sources.coded import CONFIG, SETTINGS, as_in_network, stored_dtype
@@ -33,7 +33,7 @@ from explorer.sources.source_limits import LOCAL, SourceLimits
 LANGUAGE_PART = "language part"
 LONGEST = 512
 """Largest number of tokens of a text that are run."""
-_MOST_MODULES, _MOST_BUFFERS = 20_000, 1 << 26
+_MOST_BUFFERS = 1 << 26
 _NOTHING = "give at least one line of text, one layer, and one token to keep"
 
 
@@ -96,7 +96,7 @@ def load_model(
     }
     with loading(where):
         stated = source.config() if folder is None else json.loads((folder / CONFIG).read_bytes())
-        check_counts(stated, source.origin, _MOST_MODULES)
+        check_counts(stated, source.origin, MOST_MODULES)
         if folder is not None and not limits.folders:
             try_out(folder, where)
         config = AutoConfig.from_pretrained(name, **options)
@@ -178,7 +178,7 @@ def check_config(config: Any, source: TensorSource) -> None:
 
     if not getattr(config.get_text_config(), "vocab_size", None):  # of images, which may take long to build
         raise SourceError(f"{source.origin} reads no text: its config has no vocab_size")
-    with torch.device("meta"), few_modules(source.origin, _MOST_MODULES):
+    with torch.device("meta"), few_modules(source.origin, MOST_MODULES):
         network = AutoModel.from_config(config, trust_remote_code=False)
     needed = sum(p.numel() for p in network.parameters())
     held = sum(info.elements for info in source.infos)

@@ -27,8 +27,8 @@ from explorer.progress import StoppedError, checkpoint
 from explorer.sources.base import SourceError, first_line
 
 MOST_MODULES = 200_000
-"""Largest accepted product of layers and experts of a configuration. Qwen3-Next (48 × 512) is built in 2
-s."""
+"""Largest accepted product of layers and experts of a configuration, and number of modules. Qwen3-Next (48 ×
+512) is built in 2 s."""
 WEIGHT = ".weight"
 TRANSPOSED = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 """Models whose "linear" layers are Conv1D: their weights are stored [K, N]."""

@@ -26,6 +26,7 @@ as long when it is read again."""
 BYTES = 1 << 30
 """Memory beyond what the imports take."""
 MOST_MODULES = 20_000
+"""Modules of a network that is run; layers times experts, blocks or labels of its config."""
 _WAIT_SECONDS = 60
 """Longest wait, on a busy machine as well."""
 _REMEMBERED = 1000
@@ -107,12 +108,10 @@ def _bound() -> None:
         import resource
     except ImportError:  # Windows has no such bounds
         return
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    bounds = {
-        resource.RLIMIT_DATA: int(status["VmData"].split()[0]) * 1024 + BYTES,
-        resource.RLIMIT_CPU: int(time.process_time()) + 1 + SECONDS,
-        resource.RLIMIT_CORE: 0,
-    }
+    bounds = {resource.RLIMIT_CPU: int(time.process_time()) + 1 + SECONDS, resource.RLIMIT_CORE: 0}
+    if (about := Path("/proc/self/status")).is_file():  # of Linux
+        status = dict(line.split(":", 1) for line in about.read_text().splitlines())
+        bounds[resource.RLIMIT_DATA] = int(status["VmData"].split()[0]) * 1024 + BYTES
     for which, most in bounds.items():
         resource.setrlimit(which, (most, most))
 

@@ -48,6 +48,7 @@ ten or so."""
 _MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd8]")
 """Start of a segment of a JPEG: not a stuffed 255, a restart or a start."""
 _FILL = re.compile(rb"\xff+(?=\xff)")
+"""A run of 255s but for the last one."""
 _PIECE = 1 << 20
 """Bytes that are looked through at once."""
 _SCAN, _END = b"\xda", b"\xd9"

@@ -116,7 +116,7 @@ def test_a_network_is_built_of_few_modules(
         endpoint(hub)
         model = load_model("a/b", limits=LIMITS)
         assert {parameter.dtype for parameter in model.network.parameters()} == {torch.float32}
-        monkeypatch.setattr(capture, "_MOST_MODULES", 20)
+        monkeypatch.setattr(capture, "MOST_MODULES", 20)
         with pytest.raises(SourceError, match="more than 20 modules"):
             load_model("a/b", limits=LIMITS)
 

@@ -285,31 +285,43 @@ def make_room(address: str, more: int = 0, upload: Upload | None = None) -> None
     nor any that holds more than it would has a finished file."""
     with _COUNTING:
         _count()
-        with _LOCK:
-            held = _Count.held()
-        mine, missing = _name(address), held.total() + more - limits.current().store_bytes
-        held[mine] += more
-        most = [(-held[name], name != mine, name) for name in _Count.files]
-        heapq.heapify(most)
-        freed = Counter[str]()
-        while missing > 0 and most and (most[0][2] == mine or -most[0][0] > held[mine]):
-            _, other, name = most[0]
-            size, path = _Count.files[name].pop()
-            Path(path).unlink(missing_ok=True)
-            with suppress(OSError):  # something else is in it
-                Path(path).parent.rmdir()
-            held[name], missing, freed[name] = held[name] - size, missing - size, freed[name] + size
-            if _Count.files[name]:
-                heapq.heapreplace(most, (-held[name], other, name))
-            else:
-                heapq.heappop(most)
-                del _Count.files[name]
-        with _LOCK:
-            _Count.stored -= freed
-            if upload is not None and missing <= 0:
+        missing = _free(_name(address), more)
+        if missing > 0 and _Count.arrived.keys() - _Count.files.keys():  # of one, all files came since then
+            _Count.at = -math.inf
+            _count()
+            missing = _free(_name(address), more)
+        if upload is not None and missing <= 0:
+            with _LOCK:
                 _open.add(upload)
     if missing > 0:
         raise FullError(FULL)
+
+
+def _free(mine: str, more: int) -> int:
+    """Delete files of the last count until ``more`` bytes of a visitor's folder have room, or none may go;
+    returns the bytes that are missing, if any."""
+    with _LOCK:
+        held = _Count.held()
+    missing = held.total() + more - limits.current().store_bytes
+    held[mine] += more
+    most = [(-held[name], name != mine, name) for name in _Count.files]
+    heapq.heapify(most)
+    freed = Counter[str]()
+    while missing > 0 and most and (most[0][2] == mine or -most[0][0] > held[mine]):
+        _, other, name = most[0]
+        size, path = _Count.files[name].pop()
+        Path(path).unlink(missing_ok=True)
+        with suppress(OSError):  # something else is in it
+            Path(path).parent.rmdir()
+        held[name], missing, freed[name] = held[name] - size, missing - size, freed[name] + size
+        if _Count.files[name]:
+            heapq.heapreplace(most, (-held[name], other, name))
+        else:
+            heapq.heappop(most)
+            del _Count.files[name]
+    with _LOCK:
+        _Count.stored -= freed
+    return missing
 
 
 def sweep(now: float) -> int:

@@ -24,8 +24,9 @@ from app.sections.subject import ACTS, KEYS, ModelSubject, panel, recorded, subj
 from app.state.analyses import each, loading, reported
 from app.state.choices import MOST_PATTERNS
 from app.state.files import fresh_folder
+from app.state.gpu_lock import WAITS, Room, in_room
 from app.state.memo import Memo, size_of
-from app.state.models import check_runnable, runnable_model
+from app.state.models import COPIES, bytes_of_work, check_runnable, runnable_model
 from app.state.query import Query
 from app.state.selection import model_source
 from app.state.visits import visit
@@ -38,6 +39,7 @@ from explorer.figures.style import file_name
 from explorer.figures.survey import LossPoint, budget_figure, cost_label, layer_label, scheme_shades
 from explorer.methods import RTN, label_of
 from explorer.methods.recipe import Recipe
+from explorer.models.capture import Model
 from explorer.progress import Progress, checkpoint
 from explorer.recordings.recipe_runs import recorded_recipes
 from explorer.reports import survey_report
@@ -620,7 +622,7 @@ def open_layer(query: Query, what: Mapping[str, Any]) -> dict[str, str]:
 def survey_it(query: Query) -> Iterator[Shown]:
     """Survey the model with the built-in texts and schemes; what was stopped goes on in its file."""
     one, bounds, data = subject(query), limits.current().sources, visit()
-    check_runnable(one.place, one.revision)
+    weights = check_runnable(one.place, one.revision)
     key = (one.place, one.revision)
     begun = data.unfinished.get(key)
     out = begun if begun and begun.exists() else fresh_folder() / f"{file_name(one.name)}.jsonl"
@@ -645,7 +647,7 @@ def survey_it(query: Query) -> Iterator[Shown]:
             data.unfinished[key] = fresh_folder() / out.name  # the model is another one now
             return survey_model(plan, data.unfinished[key], bounds, layers, ran)
 
-    found = yield from _told(reported(compute), lambda: what[0])
+    found = yield from _told(compute, lambda: what[0], 4 * COPIES * weights)
     made = surveyed_here(one.place, one.revision)["file"] = data.unfinished.pop(key)
     file = html.downloads([made])
     yield {**view(query), "survey-file": file, "status": html.status(f"Surveyed: {about_survey(found)}")}
@@ -655,11 +657,14 @@ def measure(query: Query) -> Iterator[Shown]:
     """Run the model that the recipe makes on held-out texts, beside single schemes of its size."""
     plan = plan_of(query)
     load = partial(runnable_model, plan.one.place, head=True, revision=plan.one.revision)
-    loaded = loading(f"Loading {plan.one.name}", lambda _: load())
-    model = yield from each(loaded, lambda said: {"status": html.computing(said)})
+    model = yield from _loaded(plan.one, load)
     recipe, found = plan.recipe, plan.got.survey
-    steps = reported(lambda progress: check_recipe(recipe, model, survey=found, progress=progress))
-    result = yield from _told(steps, lambda: "models run")
+    needed = bytes_of_work(plan.one.place, plan.one.revision, recipe)
+
+    def check(progress: Progress) -> Check:
+        return check_recipe(recipe, model, survey=found, progress=progress)
+
+    result = yield from _told(check, lambda: "models run", needed)
     mine, result = visit(), dataclasses.replace(result, time=checked_time(recipe, model))
     mine.checks = {**mine.checks, recipe.to_json(): result}
     yield {**view(query), "status": ""}
@@ -673,11 +678,15 @@ def write(query: Query) -> Iterator[Shown]:
         raise ValueError("choose what it is written for first: all schemes together are opened by no engine")
     yield {"status": html.computing(f"Opening {one.name} …"), "written": ""}
     load = partial(runnable_model, one.place, head=True, revision=one.revision)
+    by_methods = any(layer.method for layer in recipe.layers.values())
+    needed = bytes_of_work(one.place, one.revision, recipe) if by_methods else 0
+    model = (yield from _loaded(one, load)) if needed else None  # not inside of the room for the rest
+    given = load if model is None else lambda: model
     folder, name = fresh_folder(), f"{_name(plan)}-{target}"
     check = visit().checks.get(recipe.to_json())
     verified = False if limits.current().hosted else None
     wanted = Wanted(
-        recipe, target, folder / name, one.place, load, verified=verified, card=truth(check) if check else ""
+        recipe, target, folder / name, one.place, given, verified=verified, card=truth(check) if check else ""
     )
     counted = "texts"
 
@@ -689,7 +698,7 @@ def write(query: Query) -> Iterator[Shown]:
 
         return write_recipe(wanted, phases)
 
-    made = yield from _told(reported(written_now), lambda: counted)
+    made = yield from _told(written_now, lambda: counted, needed)
     archive = shutil.make_archive(str(folder / name), "zip", folder, name)
     shutil.rmtree(folder / name)
     said = f"{EXPORTS[target].label}: {made.layers} layers, {words.bytes_(made.bytes)}. Read by: "
@@ -708,11 +717,17 @@ def report(query: Query) -> Iterator[Shown]:
     yield from report_slots(query, lambda progress: survey_report(place, plan.got, check, model))
 
 
+def _loaded(one: ModelSubject, load: Callable[[], Model]) -> Generator[Shown, None, Model]:
+    """The model; yields in words how far its loading is."""
+    steps = loading(f"Loading {one.name}", lambda _: load())
+    return (yield from each(steps, lambda said: {"status": html.computing(said)}))
+
+
 def _told(
-    steps: Generator[tuple[int, int], None, Result], what: Callable[[], str]
+    compute: Callable[[Progress], Result], what: Callable[[], str], needed: int
 ) -> Generator[Shown, None, Result]:
-    """Yield how far ``steps`` are, in words, with their rate and the time left, and return their result.
-    ``what`` is counted: another one has a rate of its own."""
+    """Yield how far ``compute`` is, in words, with its rate and the time left, and return its result.
+    ``what`` is counted: another one has a rate of its own. ``needed``: bytes of memory that it takes."""
     named, first, start = "", 0, 0.0
 
     def say(step: tuple[int, int]) -> Shown:
@@ -724,7 +739,11 @@ def _told(
         left = f", {rate:.2g} a second, {words.duration((total - done) / rate, 2)} left" if rate else ""
         return {"status": html.computing(f"{done} of {total} {named}{left}")}
 
-    return (yield from each(steps, say))
+    def work(room: Room) -> Generator[Shown, None, Result]:
+        return (yield from each(reported(compute, room=room), say))
+
+    waits: Shown = {"status": html.computing(WAITS)}
+    return (yield from in_room(needed, work, waits))
 
 
 SECTION = Section(

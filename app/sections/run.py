@@ -20,8 +20,8 @@ from app.parts.texts import ORIGINAL, TextColumn, texts
 from app.sections import budget, subject
 from app.serving.work import LeftError, OvertakenError
 from app.state.analyses import each, loading
-from app.state.gpu_lock import gpu_lock, locked_steps
-from app.state.models import check_runnable
+from app.state.gpu_lock import WAITS, Room, gpu_lock, in_room, locked_steps
+from app.state.models import bytes_of_work, check_runnable
 from app.state.query import Query
 from app.state.selection import NothingChosenError
 from app.state.visits import visit
@@ -120,7 +120,7 @@ def write(query: Query) -> Iterator[Shown]:
     for name in names:
         run.add(name, schemes.get(name, ""), query)
     try:
-        yield from run.steps()
+        yield from in_room(run.size, run.steps, run.view(WAITS))
     except (LeftError, OvertakenError):
         raise
     except StoppedError:
@@ -135,6 +135,8 @@ class _Run:
         self.plain, self.prompt, self.tokens, self.model = plain, prompt, tokens, model
         self.columns: list[TextColumn] = []
         self._recipes: dict[str, Recipe | ModelRecipe | None] = {ORIGINAL: None}
+        self.size = 0
+        """Bytes of memory that the run takes."""
         self._visit = visit()
 
     def add(self, name: str, scheme: str, query: Query) -> None:
@@ -150,11 +152,14 @@ class _Run:
             elif name != ORIGINAL:
                 self._recipes[name] = parsed = Recipe.parse(scheme)
                 column.label = parsed.label
+            needed = bytes_of_work(self.plain.place, self.plain.revision or "", self._recipes[name])
+            self.size = max(self.size, needed)
         except ValueError as error:
             column.state, column.error = "", str(error)
 
-    def steps(self) -> Iterator[Shown]:
-        """What is shown, from waiting columns to whole ones."""
+    def steps(self, room: Room) -> Generator[Shown, None, None]:
+        """What is shown, from waiting columns to whole ones; its threads use ``room``."""
+        self._room = room
         yield self.view(f"Opening {self.plain.name} …")
         original: Writing | None = None
         with ExitStack() as held:  # the original, which all others are compared with
@@ -254,7 +259,7 @@ class _Run:
             column.state = words
             return self.view(f"{column.label}: {words}")
 
-        return (yield from each(loading(what, work), say))
+        return (yield from each(loading(what, work, self._room), say))
 
 
 def _checked(query: Query) -> tuple[str, int]:

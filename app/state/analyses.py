@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TypeVar, cast
 
 from app.serving.cores import share_of_this_request, take_share
@@ -138,9 +139,12 @@ def reading(chosen: Selection) -> Generator[str, None, Matrix]:
     return (yield from loading(what, lambda progress: matrix_of(chosen, progress)))
 
 
-def loading(what: str, load: Callable[[Progress], Result]) -> Generator[str, None, Result]:
+def loading(
+    what: str, load: Callable[[Progress], Result], room: AbstractContextManager[object] | None = None
+) -> Generator[str, None, Result]:
     """Run ``load`` in a thread of its own and return its result; yield ``what``, and how far it is, if that
-    takes longer than a moment: as a share where ``load`` reports one, else by the seconds."""
+    takes longer than a moment: as a share where ``load`` reports one, else by the seconds. It uses
+    ``room``."""
     began = time.monotonic()
 
     def say(step: tuple[int, int]) -> str:
@@ -150,7 +154,7 @@ def loading(what: str, load: Callable[[Progress], Result]) -> Generator[str, Non
         seconds = time.monotonic() - began
         return f"{what} … {seconds:.0f} s" if seconds >= 1 else f"{what} …"
 
-    return (yield from each(reported(load, silent=(0, 0)), say))
+    return (yield from each(reported(load, silent=(0, 0), room=room), say))
 
 
 def each(steps: Generator[Step, None, Result], say: Callable[[Step], Said]) -> Generator[Said, None, Result]:
@@ -167,11 +171,13 @@ _PLACES = Places(OF_ONE, OF_ALL)
 
 
 def reported(
-    compute: Callable[[Progress], Result], silent: tuple[int, int] | None = None
+    compute: Callable[[Progress], Result],
+    silent: tuple[int, int] | None = None,
+    room: AbstractContextManager[object] | None = None,
 ) -> Generator[tuple[int, int], None, Result]:
     """Run ``compute`` in a thread of its own; yield (done, total) of what it reports, at most so often, and
     return its result. Closing the generator stops it at its next report; until then it holds a place, for
-    which the next ones wait (``OF_ONE``).
+    which the next ones wait (``OF_ONE``), and uses ``room``.
 
     Between reports the last one comes again, before the first one ``silent``, if that is given: Gradio ends a
     stopped run only where it yields, and until then the page takes no click that starts the next one.
@@ -179,7 +185,7 @@ def reported(
     said: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
     results: list[Result] = []
     errors: list[Exception] = []
-    closed, address = threading.Event(), current_request().address
+    closed, address, held = threading.Event(), current_request().address, ExitStack()
 
     def progress(done: int, total: int) -> None:
         if closed.is_set():
@@ -194,17 +200,19 @@ def reported(
         except Exception as error:  # raised again below, in the thread that waits for it
             errors.append(error)
         finally:
-            _PLACES.give_back(address)
+            held.close()
             said.put(None)
 
     for _ in _PLACES.taking(address):
         if silent is not None:
             yield silent
+    held.callback(_PLACES.give_back, address)
+    held.enter_context(room or nullcontext())
     try:
         # In the context of the caller: it has the check which stops the work when its visitor leaves.
         threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
     except RuntimeError:  # the system has no thread left
-        _PLACES.give_back(address)
+        held.close()
         raise
     try:
         shown = 0.0

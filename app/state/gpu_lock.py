@@ -6,7 +6,8 @@ system shares the rest. Next is the address that had its turn longest ago.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from app.state.places import Places
 from explorer.core.backend import gpu_device
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 _GPU, _CPU = Places(1, 1), Places(1, 1)
@@ -38,6 +40,45 @@ def _held(places: Places, size: int = 1) -> Iterator[None]:
 def room(size: int) -> AbstractContextManager[None]:
     """Hold so many bytes of memory for work."""
     return _held(_ROOM, size) if size > SMALL else nullcontext()
+
+
+WAITS = "Waits until others' work leaves enough memory for this."
+
+
+class Room:
+    """``room`` that is held until the last of its users ends: the thread of a stopped computation goes on for
+    a while."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._address = size if size > SMALL else 0, current_request().address
+        self._users, self._lock = 0, threading.Lock()
+
+    def taking(self) -> Iterator[None]:
+        """Take it, however long that takes: yields every half a second."""
+        if self._size:
+            yield from _ROOM.taking(self._address, size=self._size)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users and self._size:
+                _ROOM.give_back(self._address, size=self._size)
+
+
+def in_room(
+    size: int, work: Callable[[Room], Generator[Item, None, Result]], waits: Item
+) -> Generator[Item, None, Result]:
+    """The steps of ``work`` and its result, once so many bytes of memory are held; ``waits`` until then. Not
+    inside of ``room``, nor where another may wait for this one's result while it takes room."""
+    room = Room(size)
+    for _ in room.taking():
+        yield waits
+    with room:
+        return (yield from work(room))
 
 
 def gpu_lock(size: int = 0) -> AbstractContextManager[None]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import torch
+
 from app import limits
+from app.state.choices import bytes_of, check_cost
 from app.state.gpu_lock import room
 from app.state.memo import Memo
 from app.state.selection import model_source
 from explorer import SourceError
 from explorer.core.backend import work_device
+from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, load_model
+from explorer.models.files import linear_names
 from explorer.sources.models import folder_stamp
+from explorer.survey.recipe import ModelRecipe
 
 _MODELS = Memo[Model](1 << 30)
 
@@ -36,6 +42,29 @@ def check_runnable(where: str, revision: str = "") -> int:
     if weights > most:
         raise SourceError(f"{where} has {weights:,} weights; here a model of up to {most:,} can be run")
     return weights
+
+
+COPIES = 3
+"""Copies of a model in float32 at once, at most: the original, one that a method changes, and what methods or
+gradients add. Measured on the CPU with 254 million weights."""
+
+
+def bytes_of_work(where: str, revision: str, recipe: ModelRecipe | Recipe | None) -> int:
+    """Memory that it takes to load a model and to run it beside what ``recipe`` makes of it. ``SourceError``
+    as ``check_runnable``; ``ValueError`` for a method of the recipe on a layer that is too large for it
+    here."""
+    weights, source, most = check_runnable(where, revision), model_source(where, revision), 0
+    if isinstance(recipe, Recipe):
+        layers = dict.fromkeys(linear_names(source), recipe) if recipe.method else {}
+    else:
+        layers = {name: one for name, one in recipe.layers.items() if one.method} if recipe else {}
+    shapes = {info.name.removesuffix(".weight"): info.matrix_shape for info in source.infos}
+    for name, one in layers.items():
+        if name in shapes:  # a recipe of another model is refused where it is carried out
+            layer = torch.empty(shapes[name], device="meta")
+            check_cost([one.method], layer)
+            most = max(most, bytes_of(layer, methods=[one.method]))
+    return 4 * weights * (COPIES if layers else 2) + most
 
 
 def _bytes_of(model: Model) -> int:

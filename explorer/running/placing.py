@@ -112,7 +112,7 @@ def place_linears(
     if recipe is None:
         return Placed(model.network, PLAIN, CachedDecoder)
     inputs = inputs_of(recipe, model, calibration)
-    assembled = assemble_recipe(recipe, model, calibration, recipe.layers, inputs, progress)
+    assembled = assemble_recipe(recipe, model, calibration, recipe.layers, inputs, progress, in_place=True)
     return Placed(assembled.network.to(device), RESTORED, CachedDecoder)
 
 
@@ -136,7 +136,9 @@ def _placed_on_gpu(
         others = {name: one for name, one in recipe.layers.items() if name not in coded}
         if others:
             inputs = inputs_of(recipe, model, calibration)
-            network = assemble_recipe(recipe, model, calibration, others, inputs, progress).network
+            network = assemble_recipe(
+                recipe, model, calibration, others, inputs, progress, in_place=True
+            ).network
         if coded:
             quantize_model(network, replace(recipe, layers=coded), progress=progress)
         kernels = Counter(m.kernel for m in network.modules() if isinstance(m, QuantizedLinear))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -44,7 +45,7 @@ class TorchEngine(Engine):
     name = "torch"
 
     def __init__(self, subject: Subject, model: Model, placed: Placed) -> None:
-        self.subject, self.model = subject, model
+        self.subject, self.model = subject, replace(model, network=placed.network)  # the given one is freed
         self.network, self.kernels, self._lock = placed.network, placed.kernels, placed.lock
         self._decoder: Callable[[nn.Module, int], Decoder] = placed.decoder
         tensors = {id(one): one.nbytes for one in (*self.network.parameters(), *self.network.buffers())}

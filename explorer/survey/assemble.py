@@ -53,8 +53,10 @@ def assemble(
     of_inputs: Mapping[str, Scheme] | None = None,
     folded: bool = False,
     importances: Mapping[str, Tensor] | None = None,
+    in_place: bool = False,
 ) -> Assembled:
-    """Quantize the layers of ``recipes`` in a copy of the model's network.
+    """Quantize the layers of ``recipes`` in a copy of the model's network; ``in_place``, where no method asks
+    for the original, in the network itself.
 
     With ``fused``, layers that engines multiply as one matrix share a scale of the whole tensor. With
     ``folded``, earlier layers take in the factors by which methods scale input channels, as in files.
@@ -70,7 +72,8 @@ def assemble(
     the layer lacks.
     """
     of_inputs = {name: one.scheme for name, one in inputs.items()} if inputs else of_inputs or {}
-    network = copy.deepcopy(model.network)
+    asks = folded or any(one.method and needs_inputs(one.method) for one in recipes.values())
+    network = model.network if in_place and not asks else copy.deepcopy(model.network)
     held = _held(model, recipes)
     _check_stacked(held, recipes, of_inputs)
     modules = {name: one.module for name, one in held.items()}

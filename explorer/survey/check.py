@@ -174,6 +174,7 @@ def check_recipe(
         loss = reference.measure(network)
         bits = _mean_bits(layers, shapes, stored) if recipe.target else assembled.bits
         rows.append(Checked(what, name, bits, predicted, loss, interval))
+        del assembled, network  # before the next one is made
         if progress is not None:
             progress(index + 1, len(todo))
     uniform = len({str(one) for one in recipe.layers.values()}) == 1
@@ -209,12 +210,14 @@ def assemble_recipe(
     inputs: Mapping[str, QuantizedInputs],
     progress: Progress | None = None,
     importances: Mapping[str, Tensor] | None = None,
+    in_place: bool = False,
 ) -> Assembled:
     """Make the recipe's model, with ``layers`` in place of its own, and ``inputs`` quantized in the layers
     that it names.
 
     `check_recipe` measures this model, and `explorer run` runs it. Methods see ``calibration`` (built-in
-    texts if empty), ``progress`` counts layers; ``importances`` and errors are those of ``assemble``.
+    texts if empty), ``progress`` counts layers; ``importances``, ``in_place`` and errors are those of
+    ``assemble``.
     """
     return assemble(
         model,
@@ -226,6 +229,7 @@ def assemble_recipe(
         of_inputs=asked_inputs(recipe),
         folded=bool(recipe.target),
         importances=importances,
+        in_place=in_place,
     )
 
 

@@ -11,10 +11,12 @@ import json
 import shutil
 import signal
 import tempfile
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -24,9 +26,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from explorer import SourceError
 from explorer.methods.recipe import Recipe
-from explorer.models.capture import load_model
+from explorer.models.capture import Model, load_model
 from explorer.progress import StoppedError, stoppable
-from explorer.running import Engine, Sampling, Token, open_engine, subject_of
+from explorer.running import Engine, Sampling, Token, open_engine, subject, subject_of
 from explorer.running.choice import NAMES
 from explorer.running.compare import parting_of
 from explorer.running.llama_engine import LlamaEngine
@@ -46,6 +48,23 @@ TEXTS = ("Every layer of a model is rounded", "by a scheme of its own")
 
 def torch_engine(model: Path, recipe: ModelRecipe | Recipe | None = None) -> TorchEngine:
     return TorchEngine.load(subject_of(str(model), recipe), CPU, TEXTS)
+
+
+@pytest.mark.parametrize("scheme", ["int4_group64", "int4_group64+gptq"])
+def test_an_engine_keeps_one_network(llama: Path, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network without the recipe stayed as well: twice the memory, for as long as the text was
+    written."""
+    loaded: list[weakref.ref[torch.nn.Module]] = []
+
+    def load(*args: Any, **options: Any) -> Model:
+        model = load_model(*args, **options)
+        loaded.append(weakref.ref(model.network))
+        return model
+
+    monkeypatch.setattr(subject, "load_model", load)
+    engine = torch_engine(llama, Recipe.parse(scheme))
+    assert loaded[0]() is (None if "gptq" in scheme else engine.network)
+    assert engine.model.network is engine.network
 
 
 def written(engine: Engine, tokens: int = 16, sampling: Sampling | None = None) -> list[Token]:

@@ -6,8 +6,10 @@ If these fail, the number that is called measured is not that of the model which
 from __future__ import annotations
 
 import copy
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +19,10 @@ from explorer.checkpoints import EXPORTS
 from explorer.methods import apply as by_method
 from explorer.methods.recipe import Recipe
 from explorer.models.capture import Model, capture, load_model
-from explorer.survey import Constraints, ModelRecipe, Survey, frontier, recipe_of
+from explorer.survey import Constraints, ModelRecipe, Survey, check, frontier, recipe_of
 from explorer.survey.apply import codes_of
-from explorer.survey.assemble import assemble
-from explorer.survey.check import ONE_SCHEME, RECIPE, Checked, check_recipe, other_texts
+from explorer.survey.assemble import Assembled, assemble
+from explorer.survey.check import ONE_SCHEME, RECIPE, Checked, assemble_recipe, check_recipe, other_texts
 from explorer.survey.export import Wanted, request_of
 from explorer.survey.loss import hash_of, reference_for
 from explorer.survey.sentences import truth
@@ -143,6 +145,21 @@ def test_a_check_stands_beside_what_the_recipe_could_be(llama: Model, survey: Su
     assert "INT4 group 64 (" in truth(check) and "compressed-tensors" in truth(check) and not check.uniform
     one = recipe_of(survey, frontier(survey, "weight", Constraints(schemes=("nvfp4",))).at(5), "weight")
     assert check_recipe(one, llama, HELD_OUT).uniform, "beside the second best it would seem to save"
+
+
+def test_a_check_has_one_network_beside_the_original(llama: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before stayed while the next was made."""
+    made: list[weakref.ref[torch.nn.Module]] = []
+
+    def assembled(*args: Any, **options: Any) -> Assembled:
+        assert all(one() is None for one in made)
+        found = assemble_recipe(*args, **options)
+        made.append(weakref.ref(found.network))
+        return found
+
+    monkeypatch.setattr(check, "assemble_recipe", assembled)
+    check_recipe(recipe_for({QUERY: "int4_group64", UP: "int8_row"}), llama, HELD_OUT)
+    assert len(made) > 2
 
 
 def test_a_check_stands_beside_what_it_must(llama: Model, survey: Survey) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -120,6 +122,18 @@ LOCAL = Limits(
     recording_bytes=64 << 20,
     recordings=8,
 )
+RUN_MODELS = "EXPLORER_RUN_MODELS"
+
+
+def hosted_sources() -> SourceLimits:
+    """``source_limits.HOSTED`` with the models that the environment names: Hub ids, or * for all."""
+    named = os.environ.get(RUN_MODELS, "").replace(",", " ").split()
+    if wrong := [name for name in named if name != "*" and not re.fullmatch(r"[\w.-]+/[\w.-]+", name)]:
+        raise ValueError(f"{RUN_MODELS} has {wrong[0]!r}: expected Hub ids (owner/name), or * for all models")
+    runs = None if "*" in named else tuple(named) or sources.HOSTED.runs
+    return dataclasses.replace(sources.HOSTED, runs=runs)
+
+
 HOSTED = Limits(
     hosted=True,
     elements=1 << 24,
@@ -139,7 +153,7 @@ HOSTED = Limits(
     sessions=256,
     visit_bytes=256 << 20,
     keep_seconds=3600,
-    sources=sources.HOSTED,
+    sources=hosted_sources(),
     listed=5_000,
     product_elements=1 << 26,
     product_terms=1 << 34,

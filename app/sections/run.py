@@ -27,6 +27,7 @@ from app.state.selection import NothingChosenError
 from app.state.visits import visit
 from explorer.core.backend import work_device
 from explorer.methods.recipe import Recipe
+from explorer.models.capture import check_runs
 from explorer.progress import Progress, StoppedError
 from explorer.running import Comparison, Engine, Subject, Writing, compare, open_engine, subject_of
 from explorer.running.choice import AUTO
@@ -114,6 +115,7 @@ def write(query: Query) -> Iterator[Shown]:
     model = subject.subject(query)
     if not model.named and model.which != subject.OWN:
         raise NothingChosenError(NO_MODEL)
+    check_runs(model.place, model.revision, limits.current().sources)
     check_runnable(model.place, model.revision)
     opened = subject_of(model.place, None, model.revision or None, limits.current().sources)
     run = _Run(opened, prompt, count, _model(query))

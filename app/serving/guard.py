@@ -174,7 +174,7 @@ class Guard:
     async def _streaming(self, scope: Scope, receive: Receive, send: Send) -> None:
         session = session_of(scope, _queue(scope))
         if session is None:
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, _as_requests(scope, send))
             return
         if session not in _queue(scope).pending_messages_per_session:
             REFUSED.labels("session").inc()
@@ -224,6 +224,18 @@ class Guard:
                 await _refuse(refused, scope, body, send)
             elif not uploads.removed():  # Gradio moves files once it has answered
                 raise
+
+
+def _as_requests(scope: Scope, send: Send) -> Send:
+    """``send`` that waits as the requests of its address do: a download on its way takes time of the thread
+    that reads them."""
+
+    async def sent(message: Message) -> None:
+        while _seconds_left(scope):
+            await asyncio.sleep(_PAUSE_SECONDS)
+        await send(message)
+
+    return sent
 
 
 def _end(queue: Queue, values: dict[str, Any]) -> None:

@@ -112,7 +112,8 @@ class _Answer:
 
 
 HTML = "text/html; charset=utf-8"
-DESCRIPTIONS = ("/", *(f"{path}{end}" for path in ("/config", f"{API_PREFIX}/info") for end in ("", "/")),
+INFO, NAMED_CALLS = f"{API_PREFIX}/info", f"{API_PREFIX}/call/v2/"
+DESCRIPTIONS = ("/", *(f"{path}{end}" for path in ("/config", INFO) for end in ("", "/")),
                 f"{API_PREFIX}/openapi.json")  # fmt: skip
 """The page, and what describes it for programs."""
 KEPT = ("content-type", "content-disposition", "cache-control", "etag", "last-modified")
@@ -139,18 +140,17 @@ class MadeOnce:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = get_route_path(scope) if scope["type"] == "http" else ""
+        if path.startswith(NAMED_CALLS):  # of which Gradio keeps the first one's host for ``INFO``
+            await self._ready((INFO, b""), scope)
         if path not in DESCRIPTIONS and not _ASSET.fullmatch(path):
             await self.app(scope, receive, send)
             return
         query = b"all_endpoints=true" if b"all_endpoints" in scope["query_string"] else b""
         key = path, query if path in DESCRIPTIONS else b""
-        if key not in self._kept:
-            async with self._making:
-                status = 200 if key in self._kept else await self._make(key, scope)
-            if status != 200:  # the next one may succeed
-                words = "the page could not be made" if status >= 500 else "this page has no such address"
-                await JSONResponse({"detail": words}, status)(scope, receive, send)
-                return
+        if (status := await self._ready(key, scope)) != 200:  # the next one may succeed
+            words = "the page could not be made" if status >= 500 else "this page has no such address"
+            await JSONResponse({"detail": words}, status)(scope, receive, send)
+            return
         kept = self._kept[key]
         headers, body = {**kept.headers, "vary": "Accept-Encoding"}, kept.body
         if kept.names_page:
@@ -162,6 +162,13 @@ class MadeOnce:
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         await in_pieces(body, send)
+
+    async def _ready(self, key: tuple[str, bytes], scope: Scope) -> int:
+        """Make an answer, unless it is kept; its status."""
+        if key in self._kept:
+            return 200
+        async with self._making:
+            return 200 if key in self._kept else await self._make(key, scope)
 
     async def _make(self, key: tuple[str, bytes], scope: Scope) -> int:
         """Keep Gradio's answer, asked for under a host that does not exist; its status."""
@@ -180,8 +187,9 @@ class MadeOnce:
             return unread.pop()
 
         headers = [(b"host", NOWHERE.encode())]
-        bare: Scope = {"method": "GET", "query_string": key[1], "headers": headers, "scheme": "http"}
-        await self.app({**scope, **bare}, request, received)
+        path = scope.get("root_path", "") + key[0]
+        bare: Scope = {"method": "GET", "path": path, "raw_path": path.encode(), "scheme": "http"}
+        await self.app({**scope, **bare, "query_string": key[1], "headers": headers}, request, received)
         if status == 200:
             self._kept[key] = await run_in_threadpool(_Answer.of, key[0], b"".join(parts), given)
         return status

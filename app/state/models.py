@@ -12,7 +12,7 @@ from app.state.selection import model_source
 from explorer import SourceError
 from explorer.core.backend import work_device
 from explorer.methods.recipe import Recipe
-from explorer.models.capture import Model, load_model
+from explorer.models.capture import Model, check_runs, load_model
 from explorer.models.files import linear_names
 from explorer.sources.models import folder_stamp
 from explorer.survey.recipe import ModelRecipe
@@ -23,6 +23,7 @@ _MODELS = Memo[Model](1 << 30)
 def runnable_model(where: str, head: bool = False, revision: str = "") -> Model:
     """The model in a folder or under a Hub id, with ``head`` a causal one with its head. ``SourceError`` for
     one larger than may be run here, before it is loaded, and for a folder where folders may not be named."""
+    check_runs(where.strip(), revision, limits.current().sources)
     size = 4 * check_runnable(where, revision)
     bounds, device = limits.current().sources, work_device().type
     key = (where.strip(), revision, folder_stamp(where, bounds), device, bounds, head)

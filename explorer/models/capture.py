@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from explorer.export.files import write_tensors
 from explorer.models.skeleton import auto_class, check_counts, few_modules
 from explorer.models.texts import AnyTexts, texts_of, token_sequences
-from explorer.models.trial import MOST_MODULES, try_out
 from explorer.progress import Progress, StoppedError, checkpoint
 from explorer.sources.base import SourceError, TensorSource, first_line
 from explorer.sources.coded import CONFIG, SETTINGS, as_in_network, stored_dtype
@@ -30,6 +29,8 @@ from explorer.sources.fetched import fetch_model
 from explorer.sources.models import HubModel, local_folder, open_model
 from explorer.sources.source_limits import LOCAL, SourceLimits
 
+MOST_MODULES = 20_000
+"""Modules of a network that is run; layers times experts, blocks or labels of its config."""
 LANGUAGE_PART = "language part"
 LONGEST = 512
 """Largest number of tokens of a text that are run."""
@@ -73,13 +74,14 @@ def load_model(
     """Load a transformers model and its tokenizer from a folder or the Hub.
 
     With ``head`` a causal language model, by its config's architecture, gets its output head. ``SourceError``
-    if loading fails, and for a model with files that lack weights of its config: transformers would draw
-    them at random.
+    if loading fails, for a model that ``limits`` do not run, and for one with files that lack weights of its
+    config: transformers would draw them at random.
     """
     import transformers
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     where = where.strip()
+    check_runs(where, revision, limits)
     source = open_model(where, revision, limits)  # refuses in our words, without transformers' retries
     if source.problems:
         raise SourceError(source.problems[0])
@@ -97,8 +99,6 @@ def load_model(
     with loading(where):
         stated = source.config() if folder is None else json.loads((folder / CONFIG).read_bytes())
         check_counts(stated, source.origin, MOST_MODULES)
-        if folder is not None and not limits.folders:
-            try_out(folder, where)
         config = AutoConfig.from_pretrained(name, **options)
         check_config(config, source)
         causal = head and is_causal(config)
@@ -127,6 +127,18 @@ def load_model(
     part = LANGUAGE_PART if causal and config.get_text_config() is not config else ""
     dtype = stored_dtype(getattr(config, "dtype", None), source.infos)
     return Model(network.eval().to(device), tokenizer, torch.device(device), shown, causal, part, dtype)
+
+
+def check_runs(where: str, revision: str | None, limits: SourceLimits) -> None:
+    """``SourceError`` for a model that is not run under ``limits``. Of those that are, only what their owners
+    put there: anybody can ask for a change, which then has a revision in their repository."""
+    if limits.runs is None or (where in limits.runs and not revision):
+        return
+    what = f"{where} at the revision {revision}" if where in limits.runs else where
+    raise SourceError(
+        f"{what} is not run on text on this page, only read: install the explorer and run it on your own "
+        f"machine. This page runs {', '.join(limits.runs)}"
+    )
 
 
 def network_of(opens: Any, config: Any, weights: Mapping[str, Tensor]) -> tuple[nn.Module, dict[str, Any]]:

@@ -39,7 +39,8 @@ def open_csv(path: Path, origin: str, limits: SourceLimits) -> TensorSource:
     if first is None:
         raise SourceError(f"{origin} is empty")
     delimiter = max(",;\t", key=first.count)
-    rows = itertools.chain([first], lines) if all(map(_is_number, _cells(first, delimiter))) else lines
+    cells = _cells(first.partition("#")[0], delimiter)  # the rest is a comment, in any row
+    rows = itertools.chain([first], lines) if all(map(_is_number, cells)) else lines
     parts: list[np.ndarray] = []
     before = 0
     for some in _together(rows):

@@ -40,6 +40,9 @@ _ACCEPTED = ("1", "L", "LA", "P", "RGB", "RGBA", _WIDE)
 _MODES = "grey, colours (RGB) or a palette, transparent or not"
 _SPARE = 1 << 20
 """Bytes of a file beyond the four for each pixel that it may have."""
+_LONGEST = 65_535
+"""Largest accepted side, JPEG's own. Pillow keeps up to 16 bytes for each row beside its pixels, in each of
+its copies."""
 _MOST_PARTS = 200_000
 """Largest accepted number of chunks or markers: writers cut a PNG's data into chunks of some kilobytes."""
 _MOST_SCANS = 100
@@ -231,6 +234,10 @@ def _opened(file: _Fed, kind: str, origin: str, limits: SourceLimits) -> Image.I
         raise SourceError(f"{origin} is not a readable {kind} file: {first_line(error)}") from error
     if image.width * image.height > limits.pixels:
         raise too_many
+    if max(image.size) > _LONGEST:
+        raise SourceError(
+            f"{origin} has {image.width:,} × {image.height:,} pixels; a side has at most {_LONGEST:,}"
+        )
     if image.format == "PNG" and getattr(image, "is_animated", False):
         raise SourceError(f"{origin} is animated; accepted are still pictures: save one of its frames")
     if image.mode not in _ACCEPTED:

@@ -35,6 +35,9 @@ class SourceLimits:
     requests: to the Hub at the same time, for everyone together.
     fetch_bytes: of one model that is fetched to be run.
     cache_bytes: of all fetched models together; the least recently used are deleted.
+    runs: Hub ids of the models that are run on text, at their default revision; None for all models. Running
+        one reads its configuration, tokenizer and chat template as programs: who writes them can take all
+        memory and time.
     """
 
     suffixes: tuple[str, ...]
@@ -53,6 +56,7 @@ class SourceLimits:
     requests: int
     fetch_bytes: int
     cache_bytes: int
+    runs: tuple[str, ...] | None
 
 
 LOCAL = SourceLimits(
@@ -72,6 +76,7 @@ LOCAL = SourceLimits(
     requests=16,
     fetch_bytes=64 << 30,
     cache_bytes=64 << 30,
+    runs=None,
 )
 HOSTED = SourceLimits(
     suffixes=tuple(suffix for suffix in SUFFIXES if suffix not in PICKLED),
@@ -90,4 +95,15 @@ HOSTED = SourceLimits(
     requests=16,
     fetch_bytes=2 << 30,
     cache_bytes=8 << 30,
+    runs=(
+        "BAAI/bge-small-en-v1.5",
+        "EleutherAI/pythia-70m",
+        "EleutherAI/pythia-160m",
+        "HuggingFaceTB/SmolLM2-135M",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "HuggingFaceTB/SmolLM2-360M",
+        "HuggingFaceTB/SmolLM2-360M-Instruct",
+        "google-bert/bert-base-uncased",
+        "sentence-transformers/all-MiniLM-L6-v2",
+    ),
 )

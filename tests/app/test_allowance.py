@@ -119,14 +119,18 @@ def test_a_request_that_takes_long_counts_as_several(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_on_its_way_waits_as_requests_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uploads of false boundaries took half of the thread that reads all requests, for minutes; and refused
-    requests were read on without end, five hundred at once."""
+    """Uploads of false boundaries took half of the thread that reads all requests, for minutes; refused
+    requests were read on without end, five hundred at once; and four hundred downloads made runs of others
+    take nine times as long."""
     monkeypatch.setenv("EXPLORER_HOSTED", "1")
     clock, pieces = Clock(), list[str]()
 
     async def sleep(seconds: float) -> None:
         pieces.append("waits")
         clock.now += 1
+
+    async def send(message: Any) -> None:
+        pieces.append("sent")
 
     async def receive() -> Any:
         pieces.append("read")
@@ -150,3 +154,7 @@ def test_what_is_on_its_way_waits_as_requests_do(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(guard, "_read_on", Counter({"192.0.2.1": guard.READ_ON}))
     loops.run(asyncio.run, guard._Body(receive).read_on(scope))
     assert pieces == ["read"], "neither of who has made too many requests, nor of many at once"
+    pieces.clear()
+    requests.use("192.0.2.1", 5 + 2)
+    loops.run(asyncio.run, guard._as_requests(scope, send)({}))
+    assert pieces == ["waits", "waits", "sent"]

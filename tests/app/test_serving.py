@@ -229,6 +229,14 @@ def test_scripts_and_styles_are_compressed_once(client: TestClient, monkeypatch:
     assert answer.status_code == 404
 
 
+def made_once(app: Any) -> Any:
+    """The page's answers for everybody, in its middleware."""
+    found = app.middleware_stack
+    while not isinstance(found, MadeOnce):
+        found = found.app
+    return found
+
+
 @pytest.mark.parametrize("path", ["config", "config/", "gradio_api/info", "gradio_api/openapi.json"])
 def test_what_programs_ask_first_is_made_once(
     client: TestClient, path: str, monkeypatch: pytest.MonkeyPatch
@@ -242,6 +250,12 @@ def test_what_programs_ask_first_is_made_once(
     assert "evil.example" not in plain.text and "page.invalid" not in plain.text
     assert plain.headers["cache-control"] == "no-store" and plain.json().keys() == evil.json().keys()
     assert ('Client(\\"http://localhost' in plain.text) is path.endswith("info")
+    with monkeypatch.context() as patch:  # asked for first, before the description
+        patch.setattr(client.app, "api_info", None)
+        patch.setattr(made_once(client.app), "_kept", {})
+        headers = {"x-forwarded-host": "evil.example"}
+        asked = client.post("/gradio_api/call/v2/wait", json={"text": "x"}, headers=headers)
+        assert asked.status_code == 200 and "evil.example" not in client.get(f"/{path}").text
     every = client.get("/gradio_api/info?all_endpoints=true").json()["named_endpoints"]
     assert every.keys() == client.get("/gradio_api/info").json()["named_endpoints"].keys()
 
@@ -1163,6 +1177,21 @@ def test_a_view_that_takes_long_leaves_time_for_others(monkeypatch: pytest.Monke
         assert cores.SECONDS.left("192.0.2.1") < -10
     cores.WORKING.add(-1, "192.0.2.2")
     assert 60 < now[0] <= 80 + 1, "three quarters of the time are others'"
+
+
+def test_a_moment_of_others_takes_little_of_a_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who asked for 5 ms of work now and then made long requests of others take twice as long."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda took: now.__setitem__(0, now[0] + took))
+    monkeypatch.setattr(work, "time", clock)
+    monkeypatch.setattr(work, "charge", lambda: None)
+    others = itertools.cycle([True, *[False] * 9])
+    monkeypatch.setattr(work, "has_had", lambda who: next(others))
+    check = check_of_this_run()
+    for _ in range(200):
+        now[0] += 0.1
+        check()
+    assert 20 + 20 * 0.3 - 1 < now[0] < 20 + 20 * 0.3 + 1
 
 
 def test_one_request_has_few_schemes() -> None:

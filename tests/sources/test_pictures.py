@@ -111,6 +111,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "cut.jpg": (lambda: encoded(Image.effect_noise((64, 64), 80), "JPEG")[:900], "cut short or damaged"),
     "nothing.png": (lambda: png(1 << 13, 1 << 11, b""), "cut short or damaged"),
     "bomb.png": (lambda: png(1 << 14, 1 << 13, b""), "more than 67,108,864 pixels"),
+    "narrow.png": (lambda: png(1, 65_536, b""), "a side has at most 65,535"),
     "colour-of-wide.png": (
         lambda: encoded(Image.fromarray(np.array(WIDE, np.uint16)), transparency=1), "transparent",
     ),

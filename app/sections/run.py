@@ -87,9 +87,9 @@ def _recorded() -> Shown:
         columns.append(TextColumn(one.scheme or ORIGINAL, label, mark=html.short_name(label), transcript=one))
     first, second = recording.rows[:2]
     options = [_scheme(second.scheme)]
-    said = (
-        f"A recorded run of {first.model}, {recording.source}. Open a model in the bar for one of your own."
-    )
+    runs = limits.current().sources.runs
+    which = "a model" if runs is None else f"one of the models that this page runs ({', '.join(runs)})"
+    said = f"A recorded run of {first.model}, {recording.source}. Open {which} in the bar for one of your own."
     return {
         "source": html.sentence(said),
         "texts": texts(first.prompt, columns),

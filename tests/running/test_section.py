@@ -208,6 +208,7 @@ def test_what_cannot_be_run_is_said(llama: Path, tmp_path: Path) -> None:
 
 def test_a_public_page_has_its_limits(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXPLORER_HOSTED", "1")
+    assert run.EXAMPLE in str(run.view(Query({}))["source"]), "what it runs"
     for asked, words in (({"tokens": 65}, "64"), ({"prompt": "x" * 2_001}, "2,000"), ({}, "folders")):
         assert words in refused(**({"where": llama} | asked))
 

@@ -89,7 +89,9 @@ def _recorded() -> Shown:
     options = [_scheme(second.scheme)]
     runs = limits.current().sources.runs
     which = "a model" if runs is None else f"one of the models that this page runs ({', '.join(runs)})"
-    said = f"A recorded run of {first.model}, {recording.source}. Open {which} in the bar for one of your own."
+    said = (
+        f"A recorded run of {first.model}, {recording.source}. Open {which} in the bar for one of your own."
+    )
     return {
         "source": html.sentence(said),
         "texts": texts(first.prompt, columns),

@@ -90,6 +90,11 @@ def checked_shape(shape: Shape, on_cpu: bool) -> Shape:
             raise ValueError(
                 f"{what} would have {size:,} elements; here a matrix of a timed product may have {most:,}"
             )
+    longest = limits.current().side
+    if on_cpu and max(shape) > longest:
+        raise ValueError(
+            f"{text_of(shape)} has a side of {max(shape):,}; timed on the CPU are up to {longest:,}"
+        )
     if on_cpu and m * n * k > limits.current().product_terms:
         raise ValueError(
             f"{text_of(shape)} is {m * n * k:,} multiplications; here a product that is timed on the CPU may "

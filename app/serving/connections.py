@@ -69,6 +69,7 @@ def limit_log() -> None:
     for name in ("", "uvicorn"):  # its messages come to no other handler
         for handler in logging.getLogger(name).handlers:
             handler.addFilter(FewPerSecond(LINES_A_SECOND))
+    logging.captureWarnings(True)
     sys.unraisablehook = _log_unraised
 
 
@@ -85,6 +86,9 @@ FIELDS = 100
 CONNECTIONS_AT_ONCE, CONNECTIONS_A_SECOND = 1_000, 50
 """New connections of one address that is no proxy, to a public page; a browser opens six."""
 _NEW = Allowance(CONNECTIONS_AT_ONCE, CONNECTIONS_A_SECOND)
+
+
+_BODILESS = (b"GET", b"HEAD", b"OPTIONS")
 
 
 class _BoundedHeads(Connection):
@@ -110,6 +114,8 @@ class _BoundedHeads(Connection):
         event = super().next_event()
         if isinstance(event, Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
             self._refuse("a request says the length of its body, and has no chunks")
+        if isinstance(event, Request) and event.method in _BODILESS and _has_body(event):
+            self._refuse("such a request has no body")  # it would be read to its end, without a limit
         return event
 
     def _look_through(self, given: bytes) -> None:
@@ -124,6 +130,10 @@ class _BoundedHeads(Connection):
     def _refuse(self, words: str) -> NoReturn:
         self.refusal = words
         raise RemoteProtocolError(words)
+
+
+def _has_body(request: Request) -> bool:
+    return any(name == b"content-length" and value.strip(b"0") for name, value in request.headers)
 
 
 class BoundedProtocol(H11Protocol):

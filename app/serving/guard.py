@@ -169,12 +169,13 @@ class Guard:
             with counted(_streams, who):
                 await self._streaming(scope, receive, send)
         else:
-            await self._streaming(scope, receive, send)
+            with suppress(ClientDisconnect):
+                await self._streaming(scope, receive, _as_requests(scope, receive, send))
 
     async def _streaming(self, scope: Scope, receive: Receive, send: Send) -> None:
         session = session_of(scope, _queue(scope))
         if session is None:
-            await self.app(scope, receive, _as_requests(scope, send))
+            await self.app(scope, receive, send)
             return
         if session not in _queue(scope).pending_messages_per_session:
             REFUSED.labels("session").inc()
@@ -226,16 +227,31 @@ class Guard:
                 raise
 
 
-def _as_requests(scope: Scope, send: Send) -> Send:
-    """``send`` that waits as the requests of its address do: a download on its way takes time of the thread
-    that reads them."""
+LARGE = 1 << 14
+"""Bytes of a part of an answer that waits as the requests of its address do."""
+
+
+def _as_requests(scope: Scope, receive: Receive, send: Send) -> Send:
+    """``send`` that waits with large parts as the requests of its address do, and ends once its client has
+    left: a download on its way takes time of the thread that reads all requests."""
 
     async def sent(message: Message) -> None:
-        while _seconds_left(scope):
-            await asyncio.sleep(_PAUSE_SECONDS)
+        seconds = _seconds_left(scope) if len(message.get("body", b"")) >= LARGE else 0.0
+        if seconds and await _leaves(receive, min(seconds, PACED_SECONDS)):
+            raise ClientDisconnect
         await send(message)
 
     return sent
+
+
+async def _leaves(receive: Receive, seconds: float) -> bool:
+    """Wait so long, or until the client of an answer leaves; True if it has."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return True
+    return False
 
 
 def _end(queue: Queue, values: dict[str, Any]) -> None:

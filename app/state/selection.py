@@ -15,6 +15,7 @@ from typing import TypeVar
 from app import limits
 from app.serving.sessions import current_request
 from app.state.controls import DEFAULT_SAMPLE, DEFAULT_SCHEME
+from app.state.gpu_lock import room
 from app.state.memo import Memo
 from app.state.places import Places
 from explorer import SourceError
@@ -22,6 +23,7 @@ from explorer.core.backend import place
 from explorer.methods.recipe import Recipe
 from explorer.sources import load_sample, open_tensors
 from explorer.sources.models import folder_stamp, open_model
+from explorer.sources.safetensors_header import bytes_of
 from explorer.sources.stamped import stamp_of
 from explorer.sources.tensors import Matrix, Progress, TensorInfo, TensorSource
 
@@ -62,7 +64,10 @@ _SOURCES = Memo[TensorSource](256 << 20)
 _REFUSED = Memo[str](1 << 20)
 """Why a file was refused."""
 Opened = TypeVar("Opened")
-_OPENING, _READING = Places(of_one=2, of_all=8), Places(of_one=1, of_all=4)
+_OPENING, _READING, _VISITING = Places(2, 8), Places(1, 4), Places(2, 8)
+"""Files that are opened, tensors of them that are read, and models that are opened."""
+_OF_CODES = 32
+"""Bytes that it takes to restore an element of a weight of codes."""
 
 
 def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
@@ -92,7 +97,10 @@ def matrix_of(chosen: Selection, progress: Progress | None = None) -> Matrix:
 def read_within(source: TensorSource, name: str | None, progress: Progress | None = None) -> Matrix:
     """A tensor, or its first rows, as many as the limits have."""
     info = source.info(name)
-    return source.matrix(info.name, limits.current().most_of(info), progress)
+    most = limits.current().most_of(info)
+    parts = sum(map(bytes_of, source.parts_of(info.name)))
+    with room(_OF_CODES * min(info.elements, most or info.elements) + parts if parts else 0):
+        return source.matrix(info.name, most, progress)
 
 
 def is_read(chosen: Selection) -> bool:
@@ -164,7 +172,11 @@ def model_source(model: str, revision: str) -> TensorSource:
     """The named model, its headers read once."""
     bounds, commit = limits.current().sources, revision.strip()
     key = ("model", model.strip(), commit, folder_stamp(model, bounds), bounds)
-    return _SOURCES.get(key, lambda: open_model(model, commit or None, bounds), _kept_bytes)
+
+    def opened() -> TensorSource:
+        return _SOURCES.get(key, lambda: open_model(model, commit or None, bounds), _kept_bytes)
+
+    return opened_once(key, lambda: _SOURCES.peek(key), opened, _VISITING)
 
 
 def _kept_bytes(source: TensorSource) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,9 @@ from explorer.schemes import Scheme
 TORCH = Library("torch", ("torch",), "pip install torch")
 _INNER_TILES = 1
 """Argument of the packing that the CPU's layout does not use."""
+_FBGEMM_TILE, _FBGEMM_MOST = (64, 512), 1 << 30
+"""Rows and columns to which FBGEMM pads W, at most, and a bound on the padded size: its packing counts in 32
+bits, and ends the process where 4,194,304 × 1 becomes 2^31."""
 _VECTOR = 32
 """BF16 values of the widest vector of a CPU (AVX-512)."""
 
@@ -43,6 +47,8 @@ BFLOAT16 = plain(torch.bfloat16, BF16)
 def _dynamic(w: Tensor, scheme: Scheme) -> Held:
     """Multiply like ``torch.ao.quantization.quantize_dynamic``: a scale a row of W; X as uint8 with one
     scale, found in every call, in seven bits, so that 16-bit sums of two products cannot overflow."""
+    if math.prod(-(-n // tile) * tile for n, tile in zip(w.shape, _FBGEMM_TILE, strict=True)) > _FBGEMM_MOST:
+        raise ValueError(f"linear_prepack takes no W of {w.shape[0]:,} × {w.shape[1]:,}, padded to its tiles")
     q = quantize(w, scheme)
     codes, scale = q.codes.view(torch.int8), q.scales.scale.reshape(-1)
     rows = scale.numel()

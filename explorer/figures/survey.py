@@ -476,7 +476,8 @@ def _names(
     and the ranges of the axes."""
     every = [*(at for _, at in points), *unnamed]
     xs = np.r_[line[0], [x for x, _ in every]]
-    ys = np.log10(np.r_[line[1][line[1] > 0], [y for _, y in every]])
+    above = [*line[1][line[1] > 0], *(y for _, y in every if y > 0)] or [1.0]  # a survey may lose nothing
+    ys = np.log10(above)
     wide, tall = float(np.ptp(xs)) or 1.0, float(np.ptp(ys)) or 1.0
     low_x, low_y = float(xs.min()) - 0.05 * wide, float(ys.min()) - 0.08 * tall
     wide, tall = 1.1 * wide, 1.16 * tall

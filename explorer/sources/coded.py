@@ -33,6 +33,7 @@ from explorer.sources.quantized_forms import (
     form_of,
 )
 from explorer.sources.safetensors_header import NAMES, bytes_of
+from explorer.sources.source_limits import LOCAL, SourceLimits
 from explorer.words import plain
 
 CONFIG = "config.json"
@@ -57,6 +58,9 @@ _CODES_END = re.compile(
 )
 _WEIGHTS = {form.weight for form in FORMS}
 """Endings of weights' names."""
+_PARTS_OF_AN_ELEMENT, _PARTS_BESIDE = 4, 4096
+"""Largest accepted number of codes and scales of a weight: so many for each of its values, and so many
+more."""
 _SMALL = 1 << 14
 """Largest accepted number of bytes of a tensor that describes a weight: a shape, or some words of JSON."""
 _MOST_WORDS = 16
@@ -125,6 +129,7 @@ class CodedSource(TensorSource):
 
     stored: tuple[TensorInfo, ...]
     _coded: Mapping[str, CodedWeight] = {}
+    _limits: SourceLimits = LOCAL
 
     @abstractmethod
     def read_stored(self, info: TensorInfo, rows: int | None, progress: Progress | None) -> Tensor:
@@ -203,6 +208,11 @@ class CodedSource(TensorSource):
                 if more or sum(end in parts for end in scales) > 1:
                     raise ValueError(f"beside {', '.join(parts)} there are {', '.join(more) or 'two scales'}")
                 shape = tuple(form.shape(layer, self._read_small))
+                held = sum(math.prod(part.shape) for part in parts.values())
+                if held > _PARTS_OF_AN_ELEMENT * math.prod(shape) + _PARTS_BESIDE:
+                    raise ValueError(
+                        f"{held:,} codes and scales are too many for {math.prod(shape):,} values"
+                    )
                 bits = 8 * sum(map(bytes_of, parts.values())) / max(math.prod(shape), 1)
                 return CodedWeight(
                     TensorInfo(name, shape, f"{form.label(layer)} · {bits:.7g} bits"), layer, form
@@ -239,6 +249,10 @@ class CodedSource(TensorSource):
             return self.read_stored(info, rows, progress)
         if info.name.endswith(STORED):
             return self.read_stored(weight.layer.codes, rows, progress)
+        size, most = sum(map(bytes_of, weight.layer.infos.values())), self._limits.coded_bytes
+        if size > most and (rows is None or weight.form is None or weight.form.along != 0):
+            what = f"{plain(info.name, 80)} has {size:,} bytes of codes and scales"
+            raise SourceError(f"{what}, which are read whole; here up to {most:,} are")
         return weight.restore(self.read_stored, rows, progress).values
 
     def parts_of(self, name: str) -> tuple[TensorInfo, ...]:

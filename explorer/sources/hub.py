@@ -23,7 +23,7 @@ from explorer.sources.index import INDEX, ShardedSource, is_plain_name, weight_f
 from explorer.sources.safetensors_header import PREFIX, Entry, decode, entries, header_length, parse_json
 from explorer.sources.source_limits import LOCAL, SourceLimits
 
-_CONNECTIONS = 8
+_CONNECTIONS = 4
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9][\w.+-]*(/[\w.+-]+)*", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")

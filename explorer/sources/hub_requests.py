@@ -8,7 +8,6 @@ sockets when its time is up, however slowly the server sends.
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -21,6 +20,7 @@ from huggingface_hub import constants
 
 from explorer.progress import Progress, checkpoint
 from explorer.sources.base import SourceError, UnreachableError, Watched
+from explorer.sources.safetensors_header import parse_json
 from explorer.sources.source_limits import SourceLimits
 
 _SLOTS: dict[int, threading.BoundedSemaphore] = {}
@@ -54,10 +54,7 @@ class Visit:
         body = self._get(
             f"{self._endpoint}/api/models/{self._repo}{at}", None, self._limits.header_bytes, None
         )
-        try:
-            return json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise SourceError(f"{self._origin}: the Hub's answer is not valid JSON") from error
+        return parse_json(body, self._origin, "answer of the Hub", self._limits)
 
     def file(self, name: str, commit: str, most: int) -> bytearray:
         """Fetch a whole file of the repository, of at most ``most`` bytes."""

@@ -437,7 +437,7 @@ class _PackedIntegers(CodeForm):
         rows, columns = parts[_SHAPE].tolist()
         if columns < 1 or rows != held:
             raise ValueError(f"its {_SHAPE} says [{rows}, {columns}], and it has codes of {held} rows")
-        bits, rows = _WORD * packed.shape[1] // columns, len(packed)
+        bits, rows = self._bits(layer, packed.shape[1], columns), len(packed)
         codes, zeros = codes_in_words(packed, bits, columns), parts.get(".weight_zero_point")
         if zeros is not None and zeros.dtype is torch.int32:
             zeros = codes_in_words(zeros.t(), bits, rows).t()
@@ -447,6 +447,17 @@ class _PackedIntegers(CodeForm):
         if groups is not None:
             groups = None if bool((groups == -1).any()) else _groups_of(groups, columns, scales.shape[1])
         return _integers(codes, zeros, scales, bits, layer, groups)
+
+    @staticmethod
+    def _bits(layer: CodedLayer, words: int, columns: int) -> int:
+        """The stated bits of a code, else the only ones, of powers of two first, with so many ``words`` a
+        row; ``ValueError`` if none fit, or several."""
+        fitting = [bits for bits in range(1, 9) if -(-columns * bits // _WORD) == words]
+        for some in ({layer.stated_bits()}, {2, 4, 8}, {*fitting}):
+            if len(found := [bits for bits in fitting if bits in some]) == 1:
+                return found[0]
+        sizes = " or ".join(map(str, fitting)) or "no number of"
+        raise ValueError(f"{words:,} words hold a row of {columns:,} codes: {sizes} bits a code fit")
 
 
 class _Nvfp4(CodeForm):

@@ -28,6 +28,7 @@ class SourceLimits:
     text_bytes: of a table of text, which is parsed whole.
     pixels: of a picture, which is decoded whole.
     inflated_bytes: of one compressed array that has to be inflated to its end.
+    coded_bytes: of the codes and scales of one weight, where they are read whole.
     pickle_seconds, pickle_bytes: processor time and memory of the process that reads a pickle.
     shards: files of one model.
     request_seconds: until the Hub's answer to one request begins, and between two pieces of it.
@@ -48,6 +49,7 @@ class SourceLimits:
     text_bytes: int
     pixels: int
     inflated_bytes: int
+    coded_bytes: int
     pickle_seconds: int
     pickle_bytes: int
     shards: int
@@ -68,6 +70,7 @@ LOCAL = SourceLimits(
     text_bytes=1 << 30,
     pixels=1 << 26,
     inflated_bytes=64 << 30,
+    coded_bytes=64 << 30,
     pickle_seconds=20,
     pickle_bytes=1 << 30,
     shards=2000,
@@ -87,6 +90,7 @@ HOSTED = SourceLimits(
     text_bytes=32 << 20,
     pixels=1 << 25,
     inflated_bytes=1 << 30,
+    coded_bytes=256 << 20,
     pickle_seconds=2,
     pickle_bytes=256 << 20,
     shards=200,

@@ -161,6 +161,9 @@ def test_this_cpu_times_a_and_b_beside_the_recorded_times(monkeypatch: pytest.Mo
     with monkeypatch.context() as patch, pytest.raises(ValueError, match="549,755,813,888 multiplications"):
         patch.setattr(limits, "current", lambda: limits.HOSTED)
         list(speed.SECTION.runs["measure"](Query(asked | {"shape": "8192x8192x8192"})))
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="a side of 4,194,304"):
+        patch.setattr(limits, "current", lambda: limits.HOSTED)
+        list(speed.SECTION.runs["measure"](Query(asked | {"shape": "1x4194304x1"})))
     usual = Query({"scheme": "nvfp4", "shape": "4x32x64", "timed": "usual"})
     rest = list(speed.SECTION.runs["measure"](usual))
     assert "get it" in str(rest[-1]["status"])

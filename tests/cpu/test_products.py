@@ -13,7 +13,7 @@ from torch import Tensor
 
 from explorer.analysis.report import sqnr_of
 from explorer.core.quantize import quantize
-from explorer.cpu import kernels, llama
+from explorer.cpu import kernels, llama, torch_kernels
 from explorer.cpu.kernels import Library, thread_counts, torch_threads
 from explorer.cpu.products import CPU_PRODUCTS, FIRST, FORMER, ROWS, find, in_order, product_of, products_for
 from explorer.cpu.sentences import TERNARY
@@ -86,6 +86,13 @@ def test_what_torch_would_read_beyond_its_end_is_refused(columns: int) -> None:
     row = CPU_PRODUCTS["w8_row"]
     with pytest.raises(ValueError, match="multiple of 32"):
         row.kernels[0].hold(torch.ones(3, columns), row.w)
+
+
+@pytest.mark.parametrize("shape", [(1 << 22, 1), (1 << 22, 16), (1, 1 << 26)])
+def test_what_torch_would_write_beyond_its_end_is_refused(shape: tuple[int, int]) -> None:
+    """The page ended for everybody, by one link."""
+    with pytest.raises(ValueError, match="linear_prepack"):
+        torch_kernels.DYNAMIC.hold(torch.ones(1).expand(shape), SCHEMES["int8_row"])
 
 
 def test_groups_of_uneven_rows_are_refused_in_words() -> None:

@@ -5,6 +5,7 @@ If these fail, a survey or an export is of other weights than the model's.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor
 from explorer import SourceError, load_matrix, open_source
 from explorer.checkpoints.integer_words import int32_words
 from explorer.sources.models import HubModel, LocalModel, folder_stamp
+from explorer.sources.source_limits import LOCAL
 from tests.sources.coded_models import FP8, MXFP4, fp8_parts, mxfp4_parts, tiles
 
 LAYER = "model.layers.0.mlp.up_proj"
@@ -252,6 +254,43 @@ def test_first_rows_of_odd_widths(bits: int, tmp_path: Path) -> None:
     assert torch.allclose(whole, (codes.float() - each[0]) * each[1])
     for rows in (1, 33, 63, 100):
         assert torch.equal(source.read(f"{LAYER}.weight", max_elements=rows * 64), whole[:rows])
+
+
+@pytest.mark.parametrize("columns", [4, 9, 12, 17, 20])
+def test_few_columns_have_the_stated_bits(columns: int, tmp_path: Path) -> None:
+    """Twelve codes of 4 bits in two words were read as codes of 5."""
+    codes = torch.randint(0, 16, (8, columns)).to(torch.uint8)
+    parts = {
+        "weight_packed": int32_words(codes, 4), "weight_scale": torch.ones(8, 1),
+        "weight_shape": torch.tensor([8, columns]),
+    }  # fmt: skip
+    tensors = {f"{LAYER}.{end}": part for end, part in parts.items()}
+    stated = {"config_groups": {"group_0": {"weights": {"num_bits": 4}}}}
+    source = open_source(str(folder_of(tmp_path, tensors, stated)))
+    assert torch.equal(source.read(f"{LAYER}.weight"), codes.float() - 8)
+    unstated = open_source(str(folder_of(tmp_path, tensors, {})))
+    if columns == 4:
+        with pytest.raises(ValueError, match="1 words hold a row of 4 codes"):
+            unstated.read(f"{LAYER}.weight")
+    else:
+        assert torch.equal(unstated.read(f"{LAYER}.weight"), codes.float() - 8)
+
+
+def test_codes_and_scales_are_bounded(tmp_path: Path) -> None:
+    """An archive of 0.6 MB held 30 million scales of 256 values, and took 5 GB. What is read whole has a
+    limit: a weight whose first rows are shown may be of any size."""
+    parts = {"qweight": torch.zeros(2, 16, dtype=torch.int32), "scales": torch.ones(1 << 12, 16).half()}
+    parts["qzeros"] = torch.zeros(1 << 12, 2, dtype=torch.int32)
+    source = open_source(
+        str(folder_of(tmp_path / "a", {f"{LAYER}.{end}": p for end, p in parts.items()}, {}))
+    )
+    assert "too many for 256 values" in source.problems[0]
+    nf4 = {f"{LAYER}.{end}": part for end, part in flat_parts("nf4", 64, 96).items()}
+    few = dataclasses.replace(LOCAL, coded_bytes=3000)
+    where = str(folder_of(tmp_path / "b", nf4, {}))
+    with pytest.raises(SourceError, match="which are read whole; here up to 3,000 are"):
+        open_source(where, limits=few).matrix(max_elements=96)
+    assert open_source(where).matrix(max_elements=96).values.shape == (1, 96)
 
 
 CHANGING = ("zero_point", "weight_zp", "weight_zeros", "offset", "weight_min", "pre_quant_scale")

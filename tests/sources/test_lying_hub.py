@@ -7,6 +7,7 @@ memory, or shows a traceback.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import threading
 from pathlib import Path
@@ -60,6 +61,13 @@ def test_a_flood_is_refused(name: str) -> None:
     with serve(FLOODS[name]()) as hub:
         assert fault(lambda: read_first(hub, PATIENT), (SourceError,), seconds=10, megabytes=200) is None
         assert len(hub.asked) < 12
+
+
+def test_an_answer_of_many_keys_is_not_parsed() -> None:
+    """A million took 400 MB, and Python's lock for a second."""
+    many = json.dumps(dict.fromkeys(map(str, range(30_000)))).encode()
+    with serve({"": body(many)}) as hub, pytest.raises(SourceError, match="more parts than 20,000 tensors"):
+        read_first(hub, PATIENT)
 
 
 @pytest.mark.parametrize("name", ODD)

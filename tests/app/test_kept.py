@@ -17,10 +17,11 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace, coroutine
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import quote
 
 import gradio as gr
@@ -38,7 +39,7 @@ from app.state.files import fresh_folder
 from app.state.memo import Memo
 from explorer import SourceError
 from explorer.progress import StoppedError, checkpoint, stoppable
-from explorer.sources.base import InMemory
+from explorer.sources.base import InMemory, TensorInfo, TensorSource
 from explorer.sources.tensors import Matrix
 from tests import loops
 from tests.app.servers import until
@@ -519,6 +520,43 @@ def test_few_files_are_opened_at_once(opening: ThreadPoolExecutor) -> None:
     Opened.all.set()
     assert [each.result(60) for each in first] == [f"one {i}" for i in range(5)]
     assert [each.result(60) for each in others] == [f"{i}" for i in range(10)] and len(Opened.began) == 15
+
+
+def test_one_addresss_models_leave_connections_for_others(
+    opening: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of a slow Hub took all of them, and another's view of a model half a minute."""
+    began, go_on = list[str](), threading.Event()
+
+    def opens(name: str, *_: Any) -> TensorSource:
+        began.append(name)
+        assert go_on.wait(60)
+        return InMemory(name, "x", torch.ones(1, 1))
+
+    def asks(name: str) -> str:
+        with answering(CurrentRequest(address=name[0])):
+            return selection.model_source(name, "").origin
+
+    monkeypatch.setattr(selection, "open_model", opens)
+    asked = [opening.submit(asks, name) for name in ("a/1", "a/2", "a/3", "b/1")]
+    until(lambda: len(began) == 3 and len(selection._VISITING.waiting) == 1)
+    assert "b/1" in began
+    go_on.set()
+    assert [one.result(60) for one in asked] == ["a/1", "a/2", "a/3", "b/1"]
+
+
+def test_codes_are_restored_in_memory_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two addresses' took 4.5 GB: each what it read, and four times what that became."""
+    held, part = list[int](), TensorInfo("x.scales", (100, 10), "F16")
+    monkeypatch.setattr(selection, "room", lambda size: held.append(size) or nullcontext())
+    for parts in ((), (part,)):
+        source: Any = SimpleNamespace(
+            info=lambda name: TensorInfo("x", (10, 10), "F32"),
+            matrix=Mock(),
+            parts_of=lambda name, p=parts: p,
+        )
+        selection.read_within(source, "x")
+    assert held == [0, 32 * 100 + 2000]
 
 
 def test_a_tensor_is_read_once_for_all_who_ask_for_it(

@@ -263,6 +263,18 @@ def test_a_long_frontier_is_drawn_at_the_points_of_a_plot(made_up: Survey) -> No
     assert len(few.x) == (front.loss > 0).sum()
 
 
+def test_a_survey_that_loses_nothing_has_a_figure(made_up: Survey) -> None:
+    """Its words were NumPy's: a reduction of no elements."""
+    free = [
+        dataclasses.replace(
+            one, costs={signal: dict.fromkeys(costs, 0.0) for signal, costs in one.costs.items()}
+        )
+        for one in made_up.layers
+    ]
+    front = frontier(dataclasses.replace(made_up, layers=tuple(free)))
+    assert budget_figure(made_up, front, front.at(4.5)).layout.yaxis.type == "log"
+
+
 @pytest.mark.parametrize("kinds", [1, 2, 3])
 @pytest.mark.parametrize("schemes", [1, 4])
 @pytest.mark.parametrize("count", [1, 96, 300])

@@ -27,7 +27,7 @@ from app.theme import ASSETS, SCRIPT
 
 NAME_LENGTH = 64
 """Characters of a session, an event or an upload: a browser sends 32 at most, and the server keeps them."""
-_NAME = re.compile(rf"[!-~]{{1,{NAME_LENGTH}}}")
+_NAME = re.compile(rf"[A-Za-z0-9._:-]{{1,{NAME_LENGTH}}}")
 UNKNOWN = "this page has no such address"
 SANDBOX = "default-src 'none'; sandbox"
 """The policy of a visitor's file: opened in a browser it runs nothing, and is of no site."""
@@ -168,8 +168,8 @@ def served(scope: Scope) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """True if ``text`` is a valid name of a session, an event or an upload: 1 to 64 visible ASCII
-    characters. An empty name stops Gradio's queue."""
+    """True if ``text`` is a valid name of a session, an event or an upload: 1 to 64 letters, digits and marks
+    of ASCII. An empty name stops Gradio's queue; with "<gradio-sep>" in a name, Gradio cancels nothing."""
     return _NAME.fullmatch(text) is not None
 
 

@@ -564,7 +564,7 @@ def _values(body: bytes) -> Any:
     for name in ("session_hash", "event_id"):  # Gradio keeps them
         text = values.get(name) if isinstance(values, dict) else None
         if isinstance(text, str) and not addresses.is_name(text):
-            most = f"1 to {addresses.NAME_LENGTH} visible ASCII characters"
+            most = f"1 to {addresses.NAME_LENGTH} letters, digits, and . _ : -"
             raise TooMuchError(422, f"{name} has {most}", "body")
     _check_parts(values)
     return values

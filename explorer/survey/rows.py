@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -57,8 +56,6 @@ RECIPE_KEY = "explorer_recipe"
 FIRST = b'{"model":'
 """Beginning of a survey's file."""
 _LONGEST_DTYPE = 100
-_HALF = re.compile("[\ud800-\udfff]")
-"""Half of a character, which JSON can spell and no text can hold."""
 _MOST_WORDS = 600
 """Characters of a refusal."""
 DIGITS = 7
@@ -329,11 +326,8 @@ def _check_cells(head: Head, layer: Layer, name: str) -> None:
             f"folds; a name has at most {LONGEST_NAME} characters, a layer at most {FOLDS} folds, and a kind "
             f"is one of {', '.join(KINDS)}"
         )
-    if len(layer.dtype) > _LONGEST_DTYPE or _HALF.search(layer.name):
-        raise ValueError(
-            f"{name}: {layer.name[:40]!r} has half a character in its name, or more than {_LONGEST_DTYPE} in "
-            "its dtype"
-        )
+    if len(layer.dtype) > _LONGEST_DTYPE:
+        raise ValueError(f"{name}: {layer.name[:40]!r} has a dtype of more than {_LONGEST_DTYPE} characters")
     if not all(1 <= axis <= MOST for axis in layer.shape):
         raise ValueError(f"{name}: {layer.name} has the shape {layer.shape}; axes are from 1 to {MOST:,}")
     wanted, cells = set(head.schemes), [layer.bits, *layer.costs.values(), *layer.methods.values()]

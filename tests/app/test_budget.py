@@ -253,6 +253,16 @@ def test_a_pattern_of_no_layer_is_said_and_left_out() -> None:
         next(budget.write(Query({"keep": "zzz"})))
 
 
+def test_a_name_that_no_text_holds_is_refused(tmp_path: Path) -> None:
+    """It was a defect of the page, with a traceback for each request."""
+    odd = tmp_path / "odd.jsonl"
+    head, first, *rest = subject.recorded()["all-MiniLM-L6-v2"].read_text().splitlines(True)
+    name = json.loads(first)["name"]
+    odd.write_text("".join([head, first.replace(name, f"{name}\\ud800", 1), *rest]))
+    with pytest.raises(ValueError, match="half a character"):
+        subject.survey_at(odd)
+
+
 def test_a_frontier_counts_with_what_is_found_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Memo[Frontier](1 << 30)
     monkeypatch.setattr(budget, "_FRONTIERS", kept)

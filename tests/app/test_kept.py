@@ -45,11 +45,12 @@ from tests import loops
 from tests.app.servers import until
 
 LONG = "x" * (addresses.NAME_LENGTH + 1)
-ODD = ("", LONG, "a b", "a\nb", "\x00", "é")
+ODD = ("", LONG, "a b", "a\nb", "\x00", "é", "a<gradio-sep>b")
 
 
 def test_names_that_are_kept_are_short_and_plain(client: TestClient) -> None:
-    """A long name fills the memory, an empty one ends Gradio's queue, a line break writes the log."""
+    """A long name fills the memory, an empty one ends Gradio's queue, a line break writes the log, and with
+    Gradio's own separator in one that runs nobody's Stop worked."""
     for name in ODD:
         for key in ("session_hash", "event_id"):
             body = {"data": ["x"], "fn_index": 0, "session_hash": "a", "event_id": "b"} | {key: name}

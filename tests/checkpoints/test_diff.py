@@ -496,7 +496,7 @@ LYING = [
     (_nf4([8, 64], blocksize=0), "blocks of 0"),
     (_nf4([8, 64], nested_blocksize=-1, nested_offset=0), "blocks of -1"),
     (_nf4([HUGE, HUGE]), "it has 512 codes"),
-    (_gptq(64, 8, torch.zeros(HUGE >> 30)), "groups of 1,048,576 inputs, and codes of 64"),
+    (_gptq(64, 8, torch.zeros(HUGE >> 30)), "1,048,649 codes and scales are too many for 512 values"),
     (_gptq(64, 8, torch.ones(64)), "a group other than 0 to 0"),
     (_gptq(64, 8, -torch.ones(64)), "a group other than 0 to 0"),
     (_gptq(64, 16, torch.zeros(64)), "1,024 elements; up to 1,000"),

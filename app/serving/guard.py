@@ -256,10 +256,13 @@ async def _leaves(receive: Receive, seconds: float) -> bool:
 
 def _end(queue: Queue, values: dict[str, Any]) -> None:
     """End the request that a session cancels at its next checkpoint: Gradio waits up to a minute until a
-    generator's step is over."""
+    generator's step is over. Refused for another session's: Gradio would begin it anew."""
     event = queue.event_ids_to_events.get(str(values.get("event_id")))
-    if event is not None and event.session_hash == values.get("session_hash"):
-        event.alive = False
+    if event is None:
+        return
+    if event.session_hash != values.get("session_hash"):
+        raise TooMuchError(404, NOT_ASKED, "session")
+    event.alive = False
 
 
 async def _refuse(refused: TooMuchError, scope: Scope, body: _Body, send: Send) -> None:

@@ -220,14 +220,26 @@ def diff(opened: Opened, only: str = "", progress: Progress | None = None) -> Di
 def compared(opened: Opened, pairs: Sequence[Pair], most: int | None = None) -> Iterator[Row]:
     """Yield a row for each of ``pairs``. Vectors come first, because norms show folded factors. Weights of
     more than ``most`` elements are not read."""
-    norms: Norms = {}
+    norms, before = Norms(), 0
     for pair in sorted(pairs, key=opened.is_matrix):
         checkpoint()
         try:
-            opened.check_size(pair, most)
+            before = _checked(opened, pair, most, before)
             yield _row(opened, pair, *_both(opened, pair, norms))
         except (ValueError, OverflowError) as error:
             yield Reshaped(pair.name, plain(str(error), 300))
+
+
+def _checked(opened: Opened, pair: Pair, most: int | None, before: int) -> int:
+    """``check_size`` of a pair, and of a vector with the elements ``before`` it: those that differ are kept.
+    Returns the elements before the next."""
+    opened.check_size(pair, most)
+    if opened.is_matrix(pair):
+        return before
+    size = before + math.prod(opened.shape(pair))
+    if most is not None and size > most:
+        raise SourceError(f"{pair.name} and the vectors before it have more than {most:,} elements together")
+    return size
 
 
 def assembled(opened: Opened, pairs: Sequence[Pair], rows: Sequence[Row]) -> Diff:
@@ -253,11 +265,12 @@ def analysis_of(opened: Opened, name: str, most: int | None = None) -> tuple[Ten
     The analysis holds the restored values without codes and scales; folded factors are undone.
     ``SourceError`` for a weight of more than ``most`` elements, or one that cannot be compared.
     """
-    pair, norms = opened.pair(name), Norms()
+    pair, norms, before = opened.pair(name), Norms(), 0
     opened.check_size(pair, most)
     for other in opened.pairs.pairs:
         if not opened.is_matrix(other) and depth_of(other.name) == depth_of(pair.name):
             checkpoint()
+            before = _checked(opened, other, most, before)
             _both(opened, other, norms)
     x, restored, factors = _both(opened, pair, norms)
     values = restored.values if factors is None else factors.undo(restored.values)

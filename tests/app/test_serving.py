@@ -1086,8 +1086,8 @@ def test_leaving_stops_the_work(real: Any, number: int, stops: bool, monkeypatch
             lines = messages.iter_lines()  # held: an iterator that is dropped closes its connection
             assert any("process_starts" in line for line in lines)
             assert ended.get(timeout=60) == "began"  # who leaves earlier finds nothing to stop
-            if stops and number == 0:
-                assert client.post("cancel", json=body | {"session_hash": "other"}).status_code == 200
+            if stops:  # Gradio would begin a generator anew, with all its time
+                assert client.post("cancel", json=body | {"session_hash": "other"}).status_code == 404
                 assert blocks._queue.event_ids_to_events[body["event_id"]].alive and ended.empty()
             if stops:
                 assert client.post("cancel", json=body).status_code == 200

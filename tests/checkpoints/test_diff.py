@@ -465,6 +465,23 @@ def test_what_cannot_be_compared_is_said(llama: Path, written: Path, tmp_path: P
         analysis_of(opened, Q, most=100)
 
 
+@pytest.mark.parametrize(
+    ("norms", "words"), [([2000], "2,000 elements"), ([600, 600], "b.norm.weight and the")]
+)
+def test_vectors_are_read_within_the_limit(norms: list[int], words: str, tmp_path: Path) -> None:
+    """They are read for a matrix as well, and those that differ are kept: two headers took 4 GB, and a file
+    of 45 vectors as much."""
+    vectors = {f"{name}.norm.weight": torch.ones(n) for name, n in zip("abc", norms, strict=False)}
+    wide = {"a.weight": torch.ones(8, 64), **vectors}
+    opened = open_pair(str(made(tmp_path / "one", wide)), str(made(tmp_path / "two", wide)))
+    with pytest.raises(SourceError, match=words):
+        analysis_of(opened, "a.weight", most=1000)
+    rows = compared(opened, opened.pairs.pairs, most=1000)
+    unread = [row for row in rows if not isinstance(row, LayerDiff)]
+    assert len(unread) == 1 and words in unread[0].why
+    assert analysis_of(opened, "a.weight")[2].equal, "the user's own machine sets no limit"
+
+
 def _nf4(shape: list[int], **state: int) -> dict[str, Tensor]:
     """8 x 64 codes of bitsandbytes whose state says ``shape`` and more."""
     said = {"quant_type": "nf4", "shape": shape, "dtype": "float32", "blocksize": 64, **state}

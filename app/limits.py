@@ -185,6 +185,9 @@ def current() -> Limits:
     return HOSTED if _decided()[0] else LOCAL
 
 
+sources.bound_process(lambda: current().sources)
+
+
 def why() -> str:
     """Return the reason for ``LOCAL`` or ``HOSTED``, in words."""
     return _decided()[1]

@@ -34,7 +34,7 @@ from explorer.sources.models import local_folder
 from explorer.sources.quantized_forms import Restored
 from explorer.sources.safetensors_file import SafetensorsFile
 from explorer.sources.safetensors_header import bytes_of
-from explorer.sources.source_limits import LOCAL, SourceLimits
+from explorer.sources.source_limits import LOCAL, SourceLimits, within
 from explorer.words import plain
 
 SAFETENSORS = ".safetensors"
@@ -83,6 +83,7 @@ class Checkpoint(ABC):
 
 def open_checkpoint(where: str, revision: str | None = None, limits: SourceLimits = LOCAL) -> Checkpoint:
     """Open a folder, a file (.safetensors, .gguf) or a Hub id; ``SourceError`` says what is accepted."""
+    limits = within(limits)
     gguf = gguf_of(where, limits)
     if gguf is not None:
         return GgufCheckpoint(open_gguf(gguf))
@@ -94,7 +95,7 @@ def open_checkpoint(where: str, revision: str | None = None, limits: SourceLimit
 
 def gguf_of(where: str, limits: SourceLimits) -> Path | None:
     """The GGUF file that ``where`` names, or the only one of a folder without safetensors files."""
-    if not limits.folders:
+    if not within(limits).folders:
         return None
     if where.strip().lower().endswith(GGUF):
         return Path(where.strip()).expanduser()

@@ -27,7 +27,7 @@ from explorer.sources.base import SourceError, TensorSource, first_line
 from explorer.sources.coded import CONFIG, SETTINGS, as_in_network, stored_dtype
 from explorer.sources.fetched import fetch_model
 from explorer.sources.models import HubModel, local_folder, open_model
-from explorer.sources.source_limits import LOCAL, SourceLimits
+from explorer.sources.source_limits import LOCAL, SourceLimits, within
 
 MOST_MODULES = 20_000
 """Modules of a network that is run; layers times experts, blocks or labels of its config."""
@@ -80,7 +80,7 @@ def load_model(
     import transformers
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-    where = where.strip()
+    where, limits = where.strip(), within(limits)
     check_runs(where, revision, limits)
     source = open_model(where, revision, limits)  # refuses in our words, without transformers' retries
     if source.problems:

@@ -20,7 +20,8 @@ from explorer.sources.base import SourceError, TensorInfo, TensorSource
 from explorer.sources.coded import CONFIG, stored_bits
 from explorer.sources.models import config_in
 from explorer.sources.models import layers as in_order
-from explorer.sources.source_limits import LOCAL, SourceLimits
+from explorer.sources.source_limits import LOCAL, SourceLimits, within
+from explorer.words import plain
 
 FLOATS = {"F64", "F32", "F16", "BF16", "float64", "float32", "float16", "bfloat16"}
 """Names in files of the dtypes that hold trained weights; 8-bit codes are absent, as their scales are stored
@@ -161,7 +162,10 @@ def linear_names(source: TensorSource) -> tuple[str, ...]:
 
 
 def folder_of(model: str, revision: str | None = None) -> Path:
-    """The folder of a model's files on this machine; ``ValueError`` for one that is only on the Hub."""
+    """The folder of a model's files on this machine; ``ValueError`` for one that is only on the Hub, and on a
+    public page, which opens no folder."""
+    if not within(LOCAL).folders:
+        raise ValueError(f"this page opens no folder: {plain(model, 80)} is written on your own machine")
     paths = open_source(model, revision).paths
     if not paths:
         raise ValueError(f"{model} is not on this machine: fetch it first (`hf download {model}`)")

@@ -13,7 +13,7 @@ from explorer.sources.coded import STORED
 from explorer.sources.matrix import Matrix
 from explorer.sources.models import open_model
 from explorer.sources.samples import SAMPLES
-from explorer.sources.source_limits import LOCAL, SourceLimits
+from explorer.sources.source_limits import LOCAL, SourceLimits, within
 from explorer.sources.tensors import SUFFIXES, open_tensors
 
 SAMPLE_PREFIX = "sample:"
@@ -54,6 +54,7 @@ def open_source(where: str, revision: str | None = None, limits: SourceLimits = 
 
     If ``limits`` allow no folders, it is always a model.
     """
+    limits = within(limits)
     if limits.folders and Path(where).suffix.lower() in SUFFIXES:
         return open_tensors(where, limits=limits)
     return open_model(where, revision, limits)

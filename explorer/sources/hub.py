@@ -21,7 +21,7 @@ from explorer.sources.coded import CONFIG
 from explorer.sources.hub_requests import Visit
 from explorer.sources.index import INDEX, ShardedSource, is_plain_name, weight_files, weight_map
 from explorer.sources.safetensors_header import PREFIX, Entry, decode, entries, header_length, parse_json
-from explorer.sources.source_limits import LOCAL, SourceLimits
+from explorer.sources.source_limits import LOCAL, SourceLimits, within
 
 _CONNECTIONS = 4
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
@@ -64,6 +64,7 @@ class HubModel(ShardedSource):
         if not is_hub_id(repo_id):
             raise SourceError(f"{repo_id[:200]!a} is no Hub id (owner/name)")
         check_revision(revision)
+        limits = within(limits)
         self.origin = f"{repo_id}@{revision}" if revision else repo_id
         self._id, self._endpoint, self._limits = repo_id, endpoint, limits
         visit = self.visit()

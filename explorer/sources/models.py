@@ -23,7 +23,7 @@ from explorer.sources.gguf_file import GgufFile
 from explorer.sources.hub import HubModel, check_revision, is_hub_id
 from explorer.sources.index import INDEX, ShardedSource, local_weight_map, weight_files
 from explorer.sources.safetensors_file import SafetensorsFile, config_in
-from explorer.sources.source_limits import LOCAL, SUFFIXES, SourceLimits
+from explorer.sources.source_limits import LOCAL, SUFFIXES, SourceLimits, within
 from explorer.sources.stamped import stamp_of
 
 __all__ = ["HubModel", "LocalModel", "folder_stamp", "layers", "local_folder", "open_model"]
@@ -36,7 +36,7 @@ def open_model(where: str, revision: str | None = None, limits: SourceLimits = L
     ``limits.folders`` off the answer does not depend on this machine's files. ``SourceError`` distinguishes
     missing, gated and offline models, and those without safetensors.
     """
-    where = where.strip()
+    where, limits = where.strip(), within(limits)
     if not where:
         raise SourceError("name a model: a folder on this machine, or a Hub id such as owner/name")
     check_revision(revision)
@@ -70,12 +70,12 @@ def _existing(where: str, is_one: Callable[[Path], bool]) -> Path | None:
 
 def local_folder(where: str, limits: SourceLimits = LOCAL) -> Path | None:
     """The folder at the path ``where``; None if there is none, or ``limits`` allow no folders."""
-    return _existing(where, Path.is_dir) if limits.folders else None
+    return _existing(where, Path.is_dir) if within(limits).folders else None
 
 
 def _gguf_file(where: str, limits: SourceLimits) -> Path | None:
     """The GGUF file at the path ``where``; None if there is none, or ``limits`` allow no folders."""
-    file = _existing(where, Path.is_file) if limits.folders else None
+    file = _existing(where, Path.is_file) if within(limits).folders else None
     return file if file is not None and file.suffix.lower() == GGUF else None
 
 

@@ -6,6 +6,7 @@ on a header hold before the header is parsed, those on a tensor before its bytes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth", ".csv", ".png", ".jpg", ".jpeg")
@@ -111,3 +112,17 @@ HOSTED = SourceLimits(
         "sentence-transformers/all-MiniLM-L6-v2",
     ),
 )
+
+
+_OF_PROCESS: list[Callable[[], SourceLimits]] = []
+
+
+def bound_process(bounds: Callable[[], SourceLimits]) -> None:
+    """From now on ``bounds`` take the place of ``LOCAL`` wherever this process opens something: what forgets
+    to pass a public page's limits on has them nevertheless."""
+    _OF_PROCESS[:] = [bounds]
+
+
+def within(limits: SourceLimits) -> SourceLimits:
+    """``limits``; instead of ``LOCAL``, which every loader takes by default, those of this process."""
+    return _OF_PROCESS[0]() if limits is LOCAL and _OF_PROCESS else limits

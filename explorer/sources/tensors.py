@@ -22,7 +22,7 @@ from explorer.sources.matrix import MATRIX_RULE, Matrix, as_matrix, matrix_shape
 from explorer.sources.numpy_file import NpyFile, NpzFile
 from explorer.sources.picture_file import PictureFile
 from explorer.sources.safetensors_file import SafetensorsFile
-from explorer.sources.source_limits import LOCAL, PICKLED, SUFFIXES, SourceLimits
+from explorer.sources.source_limits import LOCAL, PICKLED, SUFFIXES, SourceLimits, within
 from explorer.sources.torch_file import TorchFile
 
 __all__ = [
@@ -49,7 +49,7 @@ def open_tensors(path: str | Path, name: str | None = None, limits: SourceLimits
     Raises ``SourceError`` for a suffix that ``limits`` excludes, a missing file, and a file that does not
     match its suffix.
     """
-    path = Path(path)
+    path, limits = Path(path), within(limits)
     origin = name or path.name
     suffix = path.suffix.lower()
     if suffix not in limits.suffixes:

@@ -20,13 +20,16 @@ from safetensors.torch import save_file
 from app.parts.section import drawn
 from app.sections import budget, layers, sizes, subject
 from app.serving import uploads
+from app.state import files
 from app.state.memo import Memo
 from app.state.query import Query
 from app.state.visits import VisitData
+from explorer import SourceError, open_source
 from explorer.analysis.memory import estimate
 from explorer.checkpoints import EXPORTS
 from explorer.progress import stoppable
 from explorer.schemes import Scheme
+from explorer.sources.models import HubModel
 from explorer.survey import Frontier, Survey, load_survey
 from explorer.survey.recipe import ModelRecipe
 from explorer.survey.rows import line_of
@@ -251,6 +254,29 @@ def test_a_pattern_of_no_layer_is_said_and_left_out() -> None:
     assert "'zzz'" in asked.problems["keep"] and "At 4.50 bits" in words(shown["headline"])
     with pytest.raises(ValueError, match="zzz"):
         next(budget.write(Query({"keep": "zzz"})))
+
+
+def test_a_surveys_model_is_no_place_on_a_public_page(
+    minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A survey's file named a folder, and the page handed it out with all that lay in it; or a model of the
+    Hub, which was asked for with the machine's token."""
+    asked, record = list[str](), {"survey": "own", "for": "compressed-tensors"}
+    monkeypatch.setattr(HubModel, "__init__", lambda self, repo, *_, **__: asked.append(repo))
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "store"))
+    head, *rest = subject.recorded()["all-MiniLM-L6-v2"].read_text().splitlines(True)
+    for place in (str(minilm), "corp/secret"):
+        with monkeypatch.context() as patch:
+            patch.setenv("EXPLORER_HOSTED", "1")
+            own = files.fresh_folder() / "own.jsonl"
+            own.write_text("".join([json.dumps(json.loads(head) | {"model": place}) + "\n", *rest]))
+            query = Query(record | {"surveyfile": str(own)})
+            assert budget.view(query)
+            with pytest.raises(ValueError, match="this page opens no folder"):
+                list(budget.write(query))
+            with pytest.raises(SourceError):
+                open_source(str(minilm))
+        assert open_source(str(minilm)).paths and not asked
 
 
 def test_a_name_that_no_text_holds_is_refused(tmp_path: Path) -> None:

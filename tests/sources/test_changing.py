@@ -140,13 +140,17 @@ def test_a_hosted_page_says_the_same_of_every_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hosted")
-def test_a_hosted_page_takes_no_pickles(tmp_path: Path) -> None:
-    """Refused by its suffix, before anything is read; elsewhere it is taken."""
+def test_a_hosted_page_takes_no_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused by its suffix, before anything is read, whoever forgets to say so; elsewhere it is taken."""
     for kind in PICKLED:
         _write(tmp_path / f"x{kind}", 1)
         with pytest.raises(SourceError, match=r"pickles; save as \.safetensors"):
             file_source(str(tmp_path / f"x{kind}"))
-        assert open_tensors(tmp_path / f"x{kind}", limits=LOCAL).infos
+        with pytest.raises(SourceError, match="not read here"):
+            open_tensors(tmp_path / f"x{kind}", limits=LOCAL)
+        with monkeypatch.context() as patch:
+            patch.setattr(limits, "current", lambda: limits.LOCAL)
+            assert open_tensors(tmp_path / f"x{kind}", limits=LOCAL).infos
 
 
 def test_a_table_larger_than_its_limit(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_a_hosted_page_takes_no_pickles(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(SourceError, match="not read here"):
             open_tensors(tmp_path / f"x{kind}", limits=LOCAL)
         with monkeypatch.context() as patch:
-            patch.setattr(limits, "current", lambda: limits.LOCAL)
+            patch.setattr(page_limits, "current", lambda: page_limits.LOCAL)
             assert open_tensors(tmp_path / f"x{kind}", limits=LOCAL).infos
 
 

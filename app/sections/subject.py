@@ -47,8 +47,6 @@ BESIDE = {Role.EMBEDDING: "embeddings", Role.OTHER_EMBEDDING: "embeddings", Role
 """What stands beside the linear layers, by its role."""
 _AT_REVISION = re.compile(r"([\w.-]+/[\w.-]+)@(\S+)")
 """A Hub id with a revision."""
-_HALF = re.compile("[\ud800-\udfff]")
-"""Half of a character, which JSON can spell and no text can hold."""
 _SURVEYS = Memo[Survey | str](128 << 20)
 _SUBJECTS = Memo["ModelSubject"](128 << 20)
 _MADE = Memo[dict[str, Path]](1 << 20)
@@ -101,10 +99,9 @@ def survey_at(path: str | Path) -> Survey:
         try:
             found = load_survey(path)
             check_complete(found)
-            if _HALF.search("".join([found.head.model, *(one.name for one in found.layers)])):
-                raise ValueError(
-                    f"{Path(path).name} has a name with half a character, which no page can show"
-                )
+            "".join([found.head.model, *(one.name for one in found.layers)]).encode()
+        except UnicodeEncodeError:
+            return f"{Path(path).name} has a name with half a character, which no page can show"
         except ValueError as error:
             return str(error)
         return found

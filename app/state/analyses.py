@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import TypeVar, cast
 
 from app.serving.cores import share_of_this_request, take_share
@@ -207,7 +207,8 @@ def reported(
         if silent is not None:
             yield silent
     held.callback(_PLACES.give_back, address)
-    held.enter_context(room or nullcontext())
+    if room is not None:
+        held.enter_context(room)
     try:
         # In the context of the caller: it has the check which stops the work when its visitor leaves.
         threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()

@@ -29,12 +29,10 @@ from explorer.sources.fetched import fetch_model
 from explorer.sources.models import HubModel, local_folder, open_model
 from explorer.sources.source_limits import LOCAL, SourceLimits, within
 
-MOST_MODULES = 20_000
-"""Modules of a network that is run; layers times experts, blocks or labels of its config."""
 LANGUAGE_PART = "language part"
 LONGEST = 512
 """Largest number of tokens of a text that are run."""
-_MOST_BUFFERS = 1 << 26
+_MOST_MODULES, _MOST_BUFFERS = 20_000, 1 << 26
 _NOTHING = "give at least one line of text, one layer, and one token to keep"
 
 
@@ -98,7 +96,7 @@ def load_model(
     }
     with loading(where):
         stated = source.config() if folder is None else json.loads((folder / CONFIG).read_bytes())
-        check_counts(stated, source.origin, MOST_MODULES)
+        check_counts(stated, source.origin, _MOST_MODULES)
         config = AutoConfig.from_pretrained(name, **options)
         check_config(config, source)
         causal = head and is_causal(config)
@@ -190,7 +188,7 @@ def check_config(config: Any, source: TensorSource) -> None:
 
     if not getattr(config.get_text_config(), "vocab_size", None):  # of images, which may take long to build
         raise SourceError(f"{source.origin} reads no text: its config has no vocab_size")
-    with torch.device("meta"), few_modules(source.origin, MOST_MODULES):
+    with torch.device("meta"), few_modules(source.origin, _MOST_MODULES):
         network = AutoModel.from_config(config, trust_remote_code=False)
     needed = sum(p.numel() for p in network.parameters())
     held = sum(info.elements for info in source.infos)

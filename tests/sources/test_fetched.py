@@ -18,6 +18,7 @@ from lying_hub import Answer, LyingHub, body, info, named, ranged, serve
 from safetensors.torch import save
 from torch import nn
 
+from app import limits as page_limits
 from explorer import SourceError
 from explorer.models import capture, skeleton
 from explorer.models.capture import load_model
@@ -115,7 +116,7 @@ def test_a_network_is_built_of_few_modules(
         endpoint(hub)
         model = load_model("a/b", limits=LIMITS)
         assert {parameter.dtype for parameter in model.network.parameters()} == {torch.float32}
-        monkeypatch.setattr(capture, "MOST_MODULES", 20)
+        monkeypatch.setattr(capture, "_MOST_MODULES", 20)
         with pytest.raises(SourceError, match="more than 20 modules"):
             load_model("a/b", limits=LIMITS)
 
@@ -191,3 +192,13 @@ def test_a_strangers_model_is_not_run(endpoint: Callable[[LyingHub], None]) -> N
                 load_model(where, revision, limits=bounds)
         assert not hub.asked
         assert load_model(" a/b", limits=listed).name == "a/b"
+
+
+def test_a_host_names_the_models_that_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is none would run no model, without a word."""
+    for text, runs in (("", HOSTED.runs), ("a/b, c/d", ("a/b", "c/d")), ("*", None)):
+        monkeypatch.setenv(page_limits.RUN_MODELS, text)
+        assert page_limits.hosted_sources().runs == runs
+    monkeypatch.setenv(page_limits.RUN_MODELS, "a/b nonsense")
+    with pytest.raises(ValueError, match="nonsense"):
+        page_limits.hosted_sources()

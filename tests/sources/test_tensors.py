@@ -56,6 +56,13 @@ def test_each_kind_reads_back(kind: str, tmp_path: Path) -> None:
             source.matrix("zzz")
 
 
+@pytest.mark.parametrize("comment", ["", " # of the row"])
+def test_a_row_of_numbers_is_no_heading(comment: str, tmp_path: Path) -> None:
+    """One with a comment was left out."""
+    (tmp_path / "x.csv").write_text(f"1,2{comment}\n3,4\n")
+    assert open_tensors(tmp_path / "x.csv").matrix().values.tolist() == [[1, 2], [3, 4]]
+
+
 def test_headers_are_parsed_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python 3.11's parser keeps its depth for all threads: one visitor's archive failed beside another's."""
     parse = np.lib.format.read_array_header_1_0

@@ -88,7 +88,8 @@ def _recorded() -> Shown:
     first, second = recording.rows[:2]
     options = [_scheme(second.scheme)]
     runs = limits.current().sources.runs
-    which = "a model" if runs is None else f"one of the models that this page runs ({', '.join(runs)})"
+    example = EXAMPLE if runs is None or EXAMPLE in runs else runs[0]
+    which = "a model" if runs is None else f"a model that this page runs, such as {example},"
     said = (
         f"A recorded run of {first.model}, {recording.source}. Open {which} in the bar for one of your own."
     )
